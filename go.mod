@@ -1,0 +1,3 @@
+module sigmaos.dev
+
+go 1.26

@@ -1,0 +1,198 @@
+package sigma
+
+import (
+	"context"
+	"os"
+	"time"
+)
+
+// FileKind is what a name stands for. Kinds are distinct types and never guessed from content (lessons: names).
+type FileKind uint8
+
+// The kinds of files.
+const (
+	KindFile     FileKind = iota // bytes
+	KindDir                      // entries
+	KindSymlink                  // another path, absolute in the realm, or relative to the link's directory
+	KindEndpoint                 // an Endpoint; walking through it continues at the server it names
+	KindDevice                   // a file of a server whose content is computed (/proc/PID/status)
+	KindCallable                 // a file that answers calls (Caller)
+)
+
+func (k FileKind) String() string {
+	return [...]string{"file", "dir", "symlink", "endpoint", "device", "callable"}[min(k, 5)]
+}
+
+// FileID identifies a file within its server: two handles with equal FileID.Path are the same file.
+type FileID struct {
+	Kind    FileKind
+	Path    uint64 // never reused by a server during its life
+	Version Version
+}
+
+// Stat describes a file.
+type Stat struct {
+	ID        FileID
+	Name      string // last component; "" at a root
+	Perm      uint32 // mode bits 0777
+	Size      uint64 // bytes; number of entries is not told
+	Modified  time.Time
+	Owner     string // principal, "" = the realm
+	Ephemeral bool   // vanishes with its lease
+}
+
+// DirEntry is one entry of a directory listing.
+type DirEntry struct {
+	Name string
+	ID   FileID
+	Size uint64 // 0 where the server would have to look it up
+}
+
+// OpenFlags say what a handle is opened for.
+type OpenFlags uint32
+
+// Open flags. OpenRead is the zero value.
+const (
+	OpenRead      OpenFlags = 0
+	OpenWrite     OpenFlags = 1 << iota // 2: write only, unless OpenReadWrite
+	OpenReadWrite                       // 4
+	OpenTruncate                        // 8: cut to 0 bytes first
+	OpenAppend                          // 16: every write goes to the end
+	OpenExclusive                       // 32: with Create: fail with KindExists if the name is taken
+)
+
+// Writes reports whether f opens for writing.
+func (f OpenFlags) Writes() bool { return f&(OpenWrite|OpenReadWrite|OpenTruncate|OpenAppend) != 0 }
+
+// Principal is on whose behalf a request is made. It is stamped by the machine from the descriptor the request came through, never
+// claimed by a message.
+type Principal struct {
+	Realm   RealmID
+	Proc    ProcID    // "" for the admin socket
+	Machine MachineID // where the proc runs
+	System  bool      // acts for the provider and may name any realm
+}
+
+// Tree is something with a root, the thing a server serves. Safe for concurrent use.
+type Tree interface {
+	// Attach returns the root as p may see it. name chooses among roots of servers that have several and is "" otherwise.
+	Attach(ctx context.Context, p Principal, name string) (File, error)
+}
+
+// File is a handle on one file of a tree: what a server implements and what a client of that server holds, so that a remote file is
+// as good as a local one. A handle follows the file through renames. Handles are cheap; Close releases one.
+//
+// Errors are *Error. Methods may be called concurrently on one handle, except Open and Close. Slices given are not kept; slices returned
+// belong to the caller. The source of the operations is 000 Fig 4-2 and the 9P2000.L protocol.
+//
+// A server embeds treekit.Base, which answers KindUnsupported to everything.
+type File interface {
+	// Walk returns a handle for the file reached by names and the ids of all files on the way (len(ids) == len(names)). With no
+	// names it returns another handle of the same file. It stops at a symlink or endpoint that is not the last name, and at a missing name: then
+	// the File is nil, ids are those that were reached, and the error is nil if at least one was reached, else the reason.
+	Walk(ctx context.Context, names []string) (File, []FileID, error)
+	// Stat describes the file.
+	Stat(ctx context.Context) (Stat, error)
+	// SetStat changes what is non-nil in c.
+	SetStat(ctx context.Context, c StatChange) error
+	// Open prepares this handle for ReadAt, WriteAt or ReadDir. KindPermission if f is not allowed.
+	Open(ctx context.Context, f OpenFlags) error
+	// Create makes a file in this directory and returns an open handle of it. An existing one is opened (and truncated if asked),
+	// unless OpenExclusive is set.
+	Create(ctx context.Context, name string, f OpenFlags, perm uint32) (File, error)
+	// ReadAt fills p from offset; n < len(p) only at the end, and n == 0 with a nil error means end of file.
+	ReadAt(ctx context.Context, p []byte, offset uint64) (int, error)
+	// WriteAt writes all of p at offset (at the end if opened with OpenAppend).
+	WriteAt(ctx context.Context, p []byte, offset uint64) (int, error)
+	// ReadDir returns entries after the cookie (0 = from the start) and the cookie to go on with; more == false at the end. Names are unique in a
+	// listing and every entry that exists during the whole listing is in it.
+	ReadDir(ctx context.Context, cookie uint64, max int) (entries []DirEntry, next uint64, more bool, err error)
+	// Mkdir, Symlink: KindExists if the name is taken.
+	Mkdir(ctx context.Context, name string, perm uint32) error
+	Symlink(ctx context.Context, name, target string) error
+	// ReadLink gives the target of a symlink or the text of an endpoint.
+	ReadLink(ctx context.Context) (string, error)
+	// Remove removes name from this directory: a file, a symlink, an endpoint or an empty directory.
+	Remove(ctx context.Context, name string) error
+	// Rename moves name of this directory to newName in newDir, a handle of the same server, replacing a file (or empty directory) of that name atomically.
+	Rename(ctx context.Context, name string, newDir File, newName string) error
+	// Sync makes written data durable.
+	Sync(ctx context.Context) error
+	// Close releases the handle. It never fails in a way that the caller could act on.
+	Close()
+}
+
+// StatChange lists attributes to change; nil ones stay.
+type StatChange struct {
+	Perm     *uint32
+	Size     *uint64
+	Modified *time.Time
+}
+
+// The following interfaces are what sigmaP adds to 9P; a File implements those it can do better than, or not at all by, the plain calls.
+// The server kit falls back to plain calls for Getter and Putter, and answers KindUnsupported for the others.
+
+// GetResult is the answer to Get.
+type GetResult struct {
+	Data []byte
+	ID   FileID // of the file read, with the version that Data is
+	Size uint64 // of the whole file
+}
+
+// Stopped says that a walk met a symlink or endpoint: Walked names were used up (the last is the link), Target is its content. Client code continues there.
+type Stopped struct {
+	Walked int
+	Kind   FileKind // KindSymlink or KindEndpoint
+	Target string
+}
+
+// Getter reads a (small) file in one round trip.
+type Getter interface {
+	// Get walks names from this file and reads up to count bytes at offset. If it meets a link on the way or at the end it returns *Stopped and no error.
+	Get(ctx context.Context, names []string, offset uint64, count int) (GetResult, *Stopped, error)
+}
+
+// PutOptions qualify Put.
+type PutOptions struct {
+	Kind      FileKind // KindFile, KindSymlink or KindEndpoint (Data is then the target)
+	Perm      uint32
+	MustMake  bool    // KindExists if there is a file
+	MustExist bool    // KindNotFound if there is none (set, 000 Fig 4-1)
+	Append    bool    // add at the end instead of replacing
+	IfVersion Version // if not 0: only if the file is at this version, else KindVersion
+	Lease     LeaseID // if not 0: the file is ephemeral
+	Epoch     Epoch   // fence
+}
+
+// Putter writes a small file in one round trip, atomically: a reader sees the old or the new content, never a part.
+type Putter interface {
+	// Put walks all but the last of names and makes or replaces the last. Links on the way, and an existing symlink at the end unless o.Kind is a link, give *Stopped.
+	Put(ctx context.Context, names []string, data []byte, o PutOptions) (FileID, *Stopped, error)
+}
+
+// Watcher waits for changes.
+type Watcher interface {
+	// Watch returns as soon as the file's version is greater than since (a directory's version grows with every entry made, changed by rename, or removed),
+	// with the version it has then; or with KindNotFound when the file is removed. Since versions are compared, no change between two calls is missed.
+	Watch(ctx context.Context, since Version) (Version, error)
+}
+
+// Leaser grants leases (000 §3.4). A File at a tree's root implements it.
+type Leaser interface {
+	Lease(ctx context.Context, ttl time.Duration) (LeaseID, error)
+	Renew(ctx context.Context, id LeaseID) error
+	// Revoke ends the lease and removes its ephemeral files before it returns.
+	Revoke(ctx context.Context, id LeaseID) error
+}
+
+// Caller answers calls by method name (KindCallable).
+type Caller interface {
+	// Call runs method with payload. Passed file descriptors belong to the receiver. p is who calls.
+	Call(ctx context.Context, method string, payload []byte, files []*os.File) (reply []byte, replyFiles []*os.File, err error)
+}
+
+// FilePasser hands out a file descriptor of an opened file, so that its bytes need not pass through the server.
+type FilePasser interface {
+	// PassFile returns a regular file open for reading only. KindUnsupported where the server cannot.
+	PassFile(ctx context.Context) (*os.File, error)
+}

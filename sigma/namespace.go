@@ -1,0 +1,60 @@
+package sigma
+
+import (
+	"context"
+	"io"
+	"os"
+	"time"
+)
+
+// Namespace is one realm's tree as programs use it: absolute paths in, answers out (000 Fig 4-1). It follows symlinks (at most 40), goes through endpoints to the
+// servers behind them, and resolves ~local and ~any. Safe for concurrent use.
+type Namespace interface {
+	// Get returns a whole file. KindTooBig beyond GetMax: use Open.
+	Get(ctx context.Context, path string) ([]byte, FileID, error)
+	// Put makes or replaces a file atomically; the directory must exist. Files beyond what one message carries are streamed; they are still atomic on servers
+	// that say so (s3, ux).
+	Put(ctx context.Context, path string, data []byte, o PutOptions) (FileID, error)
+	// Open opens a file or directory for reading or writing.
+	Open(ctx context.Context, path string, f OpenFlags) (Handle, error)
+	// Create makes a file and opens it for writing.
+	Create(ctx context.Context, path string, f OpenFlags, perm uint32) (Handle, error)
+	Stat(ctx context.Context, path string) (Stat, error)
+	// Lstat is Stat that does not follow a symlink or endpoint at the end.
+	Lstat(ctx context.Context, path string) (Stat, error)
+	SetStat(ctx context.Context, path string, c StatChange) error
+	// ReadDir lists a directory, sorted by name.
+	ReadDir(ctx context.Context, path string) ([]DirEntry, error)
+	Mkdir(ctx context.Context, path string, perm uint32) error
+	// MkdirAll makes the directory and all its parents; it may exist.
+	MkdirAll(ctx context.Context, path string, perm uint32) error
+	Symlink(ctx context.Context, target, path string) error
+	ReadLink(ctx context.Context, path string) (string, error)
+	Remove(ctx context.Context, path string) error
+	// RemoveAll removes the file or the directory with all in it; it is no error if there is none. It does not go through links.
+	RemoveAll(ctx context.Context, path string) error
+	Rename(ctx context.Context, oldPath, newPath string) error
+	// Watch returns when the version of the file is beyond since; see Watcher.
+	Watch(ctx context.Context, path string, since Version) (Version, error)
+	// WaitFor returns once path exists (OpenWatch of 000 Fig 4-1).
+	WaitFor(ctx context.Context, path string) error
+	Call(ctx context.Context, path, method string, payload []byte) ([]byte, error)
+	// AbsPath resolves ~local and symlinks on the way, so that the result means the same on every machine (001 §3.3).
+	AbsPath(ctx context.Context, path string) (string, error)
+	// Lease makes a lease that is renewed until revoke is called or the program ends.
+	Lease(ctx context.Context, ttl time.Duration) (id LeaseID, revoke func(context.Context) error, err error)
+}
+
+// GetMax is the largest file that Get returns.
+const GetMax = 64 * MiB
+
+// Handle is an open file with a position, as os.File is. Read, Write and Seek share the position and are not safe for concurrent use; ReadAt and WriteAt are.
+type Handle interface {
+	io.ReadWriteCloser
+	io.Seeker
+	io.ReaderAt
+	io.WriterAt
+	Stat() (Stat, error)
+	// File returns a file descriptor with the file's bytes if the server passes one (read only), else KindUnsupported.
+	File() (*os.File, error)
+}

@@ -1,0 +1,183 @@
+package sigma
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Class is the contract of a proc with the scheduler (001 §3.1).
+type Class uint8
+
+// The classes.
+const (
+	BestEffort      Class = iota // runs in what is left
+	LatencyCritical              // has a reservation (later)
+)
+
+func (c Class) String() string { return [...]string{"be", "lc"}[min(c, 1)] }
+
+// StartMark says when a proc counts as started.
+type StartMark uint8
+
+// Start marks.
+const (
+	StartedByExec StartMark = iota // when its program begins to execute; right for programs that know nothing of sigmaOS
+	StartedByCall                  // when it calls Started
+)
+
+// Limits of a Descriptor. ArgsMax is what fits one launcher message with room for its header.
+const (
+	ArgsMax       = 48 << 10 // bytes of all arguments and environment together
+	BurstMax      = 1024     // descriptors in one Spawn
+	StatusDataMax = 32 << 10 // bytes of Status.Data
+	MemoryDefault = 64 * MiB // of a descriptor that asks for 0
+	MemoryLeast   = 4 * MiB
+)
+
+// Descriptor says what to spawn (001 §3.1, Table 1).
+type Descriptor struct {
+	Program     string // realm path of a static Linux executable, as in /bin/hello
+	Name        string // for people; default: last component of Program
+	Args        []string
+	Env         []string // NAME=value
+	Class       Class
+	CPU         MilliCPU // reservation, LC only
+	Memory      Bytes    // hard limit and admission charge; 0 = MemoryDefault
+	Start       StartMark
+	TraceParent string // W3C traceparent, optional
+}
+
+// Check returns a KindInvalid error that names the first field that is wrong.
+func (d *Descriptor) Check() error {
+	const op = "sigma.Descriptor.Check"
+	if _, err := ParsePath(d.Program); err != nil {
+		return Wrap(op, d.Program, err)
+	}
+	total := 0
+	for _, list := range [][]string{d.Args, d.Env} {
+		for _, s := range list {
+			total += len(s) + 5
+			for i := range len(s) {
+				if s[i] == 0 {
+					return Errorf(op, KindInvalid, "an argument or environment entry contains a NUL byte")
+				}
+			}
+		}
+	}
+	if len(d.Args) > 4096 || len(d.Env) > 4096 {
+		return Errorf(op, KindTooBig, "more than 4096 arguments or environment entries")
+	}
+	switch {
+	case total > ArgsMax:
+		return &Error{Op: op, Kind: KindTooBig, Msg: fmt.Sprintf("arguments and environment have %d bytes, %d are allowed", total, ArgsMax),
+			Hint: "put long input into a file of the realm and pass its path"}
+	case len(d.Name) > 64:
+		return Errorf(op, KindInvalid, "name is longer than 64 bytes")
+	case d.Class != BestEffort:
+		return Errorf(op, KindUnsupported, "only best-effort procs can be spawned in this version")
+	case d.Memory != 0 && d.Memory < MemoryLeast:
+		return Errorf(op, KindInvalid, "memory %v is less than %v", d.Memory, MemoryLeast)
+	}
+	return nil
+}
+
+// StatusCode says how a proc ended.
+type StatusCode uint8
+
+// Status codes. StatusNone is the zero value of a proc that has not ended.
+const (
+	StatusNone    StatusCode = iota
+	StatusOK                 // Exited(ok) or exit code 0
+	StatusError              // Exited(error), a non-zero exit code, or it could not be started
+	StatusEvicted            // went, or was killed, after Evict or Kill
+	StatusCrashed            // died by a signal nobody of sigmaOS sent
+	StatusOOM                // exceeded its memory limit
+	StatusLost               // its machine, sigmad or scheduler died; unknown what it did last
+)
+
+func (c StatusCode) String() string {
+	return [...]string{"none", "ok", "error", "evicted", "crashed", "oom", "lost"}[min(c, 6)]
+}
+
+// Status is how a proc ended.
+type Status struct {
+	Code     StatusCode
+	ExitCode int    // of the process; 128+signal if a signal ended it
+	Kind     Kind   // when Code is StatusError because it could not be started: why
+	Msg      string // a sentence part for people
+	Data     []byte // whatever the proc gave to Exited, up to StatusDataMax
+}
+
+// OK reports whether the proc ended well.
+func (s Status) OK() bool { return s.Code == StatusOK }
+
+// ProcState is where a proc is in its life.
+type ProcState uint8
+
+// The states, in order.
+const (
+	ProcQueued   ProcState = iota // spawned, at besched
+	ProcStarting                  // assigned to a machine
+	ProcRunning                   // its program executes
+	ProcEnded                     // has a Status
+)
+
+func (s ProcState) String() string {
+	return [...]string{"queued", "starting", "running", "ended"}[min(s, 3)]
+}
+
+// Usage is what a proc consumed.
+type Usage struct {
+	UserTime, SystemTime time.Duration
+	MemoryPeak           Bytes
+}
+
+// Times are the moments of a start on the clock of the proc's machine; zero when not reached.
+type Times struct {
+	Spawned, Placed, Contained, Executed, Started, Ended time.Time
+}
+
+// ProcInfo describes a proc to those who list procs.
+type ProcInfo struct {
+	ID      ProcID
+	Realm   RealmID
+	Name    string
+	Program string
+	Args    []string
+	Parent  ProcID // "" when spawned from outside
+	Machine MachineID
+	Class   Class
+	Memory  Bytes
+	State   ProcState
+	Status  Status
+	Times   Times
+	Usage   Usage
+}
+
+// Procs is how anybody makes and controls procs of one realm (001 Table 1). Safe for concurrent use. A child outlives its parent. An unknown
+// ProcID gives KindNotFound; an ended proc is remembered for a while (SPECIFICATION: retention), its status with it.
+type Procs interface {
+	// Spawn queues one proc per descriptor and returns their ids in order; all or none. It does not wait for a start.
+	Spawn(ctx context.Context, ds ...Descriptor) ([]ProcID, error)
+	// WaitStart returns nil once the proc has started, or its failure if it ended before.
+	WaitStart(ctx context.Context, id ProcID) error
+	// WaitExit returns how the proc ended. Any number may wait, any time.
+	WaitExit(ctx context.Context, id ProcID) (Status, error)
+	// Evict gives notice, then kills after grace (0 = the default). It returns when the notice is given.
+	Evict(ctx context.Context, id ProcID, grace time.Duration) error
+	// Kill ends the proc and all its processes at once.
+	Kill(ctx context.Context, id ProcID) error
+	// List returns the realm's procs, oldest first; ended ones only if all.
+	List(ctx context.Context, all bool) ([]ProcInfo, error)
+}
+
+// Self is what a proc may say and ask about itself.
+type Self interface {
+	// Started marks the proc as started (see StartMark).
+	Started(ctx context.Context) error
+	// Exited records the status; the proc should end soon after.
+	Exited(ctx context.Context, s Status) error
+	// WaitEvict returns nil when the proc should go. After that it has its grace to do so.
+	WaitEvict(ctx context.Context) error
+}
