@@ -104,7 +104,7 @@ type File interface {
 	ReadAt(ctx context.Context, p []byte, offset uint64) (int, error)
 	// WriteAt writes all of p at offset (at the end if opened with OpenAppend).
 	WriteAt(ctx context.Context, p []byte, offset uint64) (int, error)
-	// ReadDir returns entries after the cookie (0 = from the start) and the cookie to go on with; more == false at the end. Names are unique in a
+	// ReadDir returns about max entries (maybe more) after the cookie (0 = from the start) and the cookie to go on with; more == false at the end. Names are unique in a
 	// listing and every entry that exists during the whole listing is in it.
 	ReadDir(ctx context.Context, cookie uint64, max int) (entries []DirEntry, next uint64, more bool, err error)
 	// Mkdir, Symlink: KindExists if the name is taken.

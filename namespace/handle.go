@@ -1,0 +1,120 @@
+package namespace
+
+import (
+	"context"
+	"io"
+	"os"
+
+	"sigmaos.dev/sigma"
+)
+
+// handle is an open file with a position. Its operations last as long as the context it was opened with.
+type handle struct {
+	ctx    context.Context
+	file   sigma.File
+	path   string
+	pos    uint64
+	writes bool // opened for writing, so Close has something to make durable
+}
+
+// Open implements sigma.Namespace.
+func (t *Tree) Open(ctx context.Context, path string, f sigma.OpenFlags) (sigma.Handle, error) {
+	file, _, err := t.walk(ctx, path, true)
+	if err != nil {
+		return nil, err
+	}
+	if err := file.Open(ctx, f); err != nil {
+		file.Close()
+		return nil, withPath(err, path)
+	}
+	return &handle{ctx: context.WithoutCancel(ctx), file: file, path: path, writes: f.Writes()}, nil
+}
+
+// Create implements sigma.Namespace.
+func (t *Tree) Create(ctx context.Context, path string, f sigma.OpenFlags, perm uint32) (sigma.Handle, error) {
+	dir, name, _, err := t.parent(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	file, err := dir.Create(ctx, name, f, perm)
+	if err != nil {
+		return nil, withPath(err, path)
+	}
+	return &handle{ctx: context.WithoutCancel(ctx), file: file, path: path, writes: true}, nil
+}
+
+func (h *handle) Read(p []byte) (int, error) {
+	n, err := h.ReadAt(p, int64(h.pos))
+	h.pos += uint64(n)
+	if n > 0 && err == io.EOF {
+		err = nil
+	}
+	return n, err
+}
+
+func (h *handle) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, sigma.Errorf("namespace.ReadAt", sigma.KindInvalid, "negative offset")
+	}
+	n, err := h.file.ReadAt(h.ctx, p, uint64(off))
+	if err == nil && n < len(p) {
+		return n, io.EOF
+	}
+	return n, withPathOrNil(err, h.path)
+}
+
+func (h *handle) Write(p []byte) (int, error) {
+	n, err := h.WriteAt(p, int64(h.pos))
+	h.pos += uint64(n)
+	return n, err
+}
+
+func (h *handle) WriteAt(p []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, sigma.Errorf("namespace.WriteAt", sigma.KindInvalid, "negative offset")
+	}
+	n, err := h.file.WriteAt(h.ctx, p, uint64(off))
+	return n, withPathOrNil(err, h.path)
+}
+
+func (h *handle) Seek(offset int64, whence int) (int64, error) {
+	switch whence {
+	case io.SeekCurrent:
+		offset += int64(h.pos)
+	case io.SeekEnd:
+		st, err := h.file.Stat(h.ctx)
+		if err != nil {
+			return 0, withPath(err, h.path)
+		}
+		offset += int64(st.Size)
+	}
+	if offset < 0 {
+		return 0, sigma.Errorf("namespace.Seek", sigma.KindInvalid, "negative position")
+	}
+	h.pos = uint64(offset)
+	return offset, nil
+}
+
+func (h *handle) Stat() (sigma.Stat, error) { return h.file.Stat(h.ctx) }
+
+func (h *handle) File() (*os.File, error) {
+	p, ok := h.file.(sigma.FilePasser)
+	if !ok {
+		return nil, sigma.PathError("namespace.File", sigma.KindUnsupported, h.path)
+	}
+	return p.PassFile(h.ctx)
+}
+
+// Close makes what was written durable and visible, then releases the handle.
+func (h *handle) Close() error {
+	var err error
+	if h.writes {
+		err = h.file.Sync(h.ctx)
+	}
+	h.file.Close()
+	if sigma.KindOf(err) == sigma.KindUnsupported {
+		err = nil
+	}
+	return withPathOrNil(err, h.path)
+}

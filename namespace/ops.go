@@ -1,0 +1,376 @@
+package namespace
+
+import (
+	"context"
+	"crypto/rand"
+	"slices"
+	"strings"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/treekit"
+)
+
+// Get implements sigma.Namespace. A file of one message takes one round trip.
+func (t *Tree) Get(ctx context.Context, path string) ([]byte, sigma.FileID, error) {
+	var r sigma.GetResult
+	_, err := t.at(ctx, path, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
+		r, stop, err = treekit.Get(ctx, f, names, 0, sigmap.DataMax)
+		return stop, err
+	})
+	if err != nil || r.Size <= uint64(len(r.Data)) {
+		return r.Data, r.ID, err
+	}
+	if r.Size > uint64(sigma.GetMax) {
+		return nil, r.ID, &sigma.Error{Op: "namespace.Get", Path: path, Kind: sigma.KindTooBig, Msg: "file is too big to get at once", Hint: "open it and read it in pieces"}
+	}
+	f, _, err := t.walk(ctx, path, true) // a handle, so that all pieces are of one version where the server keeps versions
+	if err != nil {
+		return nil, r.ID, err
+	}
+	defer f.Close()
+	if err := f.Open(ctx, sigma.OpenRead); err != nil {
+		return nil, r.ID, withPath(err, path)
+	}
+	buf := make([]byte, r.Size)
+	n, err := f.ReadAt(ctx, buf, 0)
+	return buf[:n], r.ID, withPathOrNil(err, path)
+}
+
+// Put implements sigma.Namespace.
+func (t *Tree) Put(ctx context.Context, path string, data []byte, o sigma.PutOptions) (sigma.FileID, error) {
+	if o.Perm == 0 {
+		o.Perm = 0o644
+	}
+	if len(data) > sigmap.DataMax {
+		return t.putLarge(ctx, path, data, o)
+	}
+	var id sigma.FileID
+	_, err := t.at(ctx, path, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
+		id, stop, err = treekit.Put(ctx, f, names, data, o)
+		return stop, err
+	})
+	return id, err
+}
+
+// putLarge streams the data into a file of another name and moves that over path, so that nobody sees a part.
+func (t *Tree) putLarge(ctx context.Context, path string, data []byte, o sigma.PutOptions) (sigma.FileID, error) {
+	if o.Kind != sigma.KindFile || o.IfVersion != 0 || o.MustMake || o.MustExist || o.Append || o.Lease != 0 {
+		return sigma.FileID{}, &sigma.Error{Op: "namespace.Put", Path: path, Kind: sigma.KindTooBig, Msg: "a conditional put is limited to 60 KiB"}
+	}
+	dir, name, _, err := t.parent(ctx, path)
+	if err != nil {
+		return sigma.FileID{}, err
+	}
+	defer dir.Close()
+	temp := "put-" + rand.Text()[:12] + "~"
+	f, err := dir.Create(ctx, temp, sigma.OpenWrite|sigma.OpenExclusive, o.Perm)
+	if err != nil {
+		return sigma.FileID{}, withPath(err, path)
+	}
+	_, err = f.WriteAt(ctx, data, 0)
+	if err == nil {
+		err = f.Sync(ctx)
+	}
+	if err == nil {
+		err = dir.Rename(ctx, temp, dir, name)
+	}
+	if err != nil {
+		f.Close()
+		dir.Remove(context.WithoutCancel(ctx), temp)
+		return sigma.FileID{}, withPath(err, path)
+	}
+	st, err := f.Stat(ctx)
+	f.Close()
+	return st.ID, withPathOrNil(err, path)
+}
+
+// Stat implements sigma.Namespace.
+func (t *Tree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
+	return t.stat(ctx, path, true)
+}
+
+// Lstat implements sigma.Namespace.
+func (t *Tree) Lstat(ctx context.Context, path string) (sigma.Stat, error) {
+	return t.stat(ctx, path, false)
+}
+
+func (t *Tree) stat(ctx context.Context, path string, follow bool) (sigma.Stat, error) {
+	f, _, err := t.walk(ctx, path, follow)
+	if err != nil {
+		return sigma.Stat{}, err
+	}
+	defer f.Close()
+	st, err := f.Stat(ctx)
+	if names, _ := sigma.ParsePath(path); len(names) > 0 {
+		st.Name = names[len(names)-1]
+	}
+	return st, withPathOrNil(err, path)
+}
+
+// SetStat implements sigma.Namespace.
+func (t *Tree) SetStat(ctx context.Context, path string, c sigma.StatChange) error {
+	f, _, err := t.walk(ctx, path, true)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return withPathOrNil(f.SetStat(ctx, c), path)
+}
+
+// ReadDir implements sigma.Namespace.
+func (t *Tree) ReadDir(ctx context.Context, path string) ([]sigma.DirEntry, error) {
+	f, _, err := t.walk(ctx, path, true)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	es, err := list(ctx, f)
+	return es, withPathOrNil(err, path)
+}
+
+// Mkdir implements sigma.Namespace.
+func (t *Tree) Mkdir(ctx context.Context, path string, perm uint32) error {
+	dir, name, _, err := t.parent(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return withPathOrNil(dir.Mkdir(ctx, name, perm), path)
+}
+
+// MkdirAll implements sigma.Namespace.
+func (t *Tree) MkdirAll(ctx context.Context, path string, perm uint32) error {
+	st, err := t.Stat(ctx, path)
+	if err == nil {
+		if st.ID.Kind != sigma.KindDir {
+			return sigma.PathError("namespace.MkdirAll", sigma.KindNotDir, path)
+		}
+		return nil
+	}
+	if sigma.KindOf(err) != sigma.KindNotFound {
+		return err
+	}
+	names, err := sigma.ParsePath(path)
+	if err != nil {
+		return err
+	}
+	if err := t.MkdirAll(ctx, sigma.JoinPath(names[:len(names)-1]...), perm); err != nil {
+		return err
+	}
+	if err = t.Mkdir(ctx, path, perm); sigma.KindOf(err) == sigma.KindExists {
+		return nil // somebody else made it
+	}
+	return err
+}
+
+// Symlink implements sigma.Namespace.
+func (t *Tree) Symlink(ctx context.Context, target, path string) error {
+	dir, name, _, err := t.parent(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return withPathOrNil(dir.Symlink(ctx, name, target), path)
+}
+
+// ReadLink implements sigma.Namespace.
+func (t *Tree) ReadLink(ctx context.Context, path string) (string, error) {
+	f, _, err := t.walk(ctx, path, false)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	target, err := f.ReadLink(ctx)
+	return target, withPathOrNil(err, path)
+}
+
+// Remove implements sigma.Namespace.
+func (t *Tree) Remove(ctx context.Context, path string) error {
+	dir, name, _, err := t.parent(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return withPathOrNil(dir.Remove(ctx, name), path)
+}
+
+// RemoveAll implements sigma.Namespace.
+func (t *Tree) RemoveAll(ctx context.Context, path string) error {
+	dir, name, _, err := t.parent(ctx, path)
+	if err == nil {
+		defer dir.Close()
+		err = removeAll(ctx, dir, name)
+	}
+	if sigma.KindOf(err) == sigma.KindNotFound {
+		return nil
+	}
+	return withPathOrNil(err, path)
+}
+
+// removeAll removes name of dir. Entries that appear meanwhile make it try again, a bounded number of times.
+func removeAll(ctx context.Context, dir sigma.File, name string) error {
+	for range 10 {
+		err := dir.Remove(ctx, name)
+		if sigma.KindOf(err) != sigma.KindNotEmpty {
+			return err
+		}
+		d, _, err := dir.Walk(ctx, []string{name})
+		if err != nil || d == nil {
+			return err
+		}
+		es, err := list(ctx, d)
+		for _, e := range es {
+			if err == nil {
+				if err = removeAll(ctx, d, e.Name); sigma.KindOf(err) == sigma.KindNotFound {
+					err = nil
+				}
+			}
+		}
+		d.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return sigma.PathError("namespace.RemoveAll", sigma.KindNotEmpty, name)
+}
+
+// Rename implements sigma.Namespace.
+func (t *Tree) Rename(ctx context.Context, oldPath, newPath string) error {
+	from, oldName, c, err := t.parent(ctx, oldPath)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, newName, d, err := t.parent(ctx, newPath)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	if c.mount != d.mount {
+		return &sigma.Error{Op: "namespace.Rename", Path: oldPath, Kind: sigma.KindUnsupported, Msg: "a rename cannot go to another server", Hint: "copy the file, then remove it"}
+	}
+	return withPathOrNil(from.Rename(ctx, oldName, to, newName), oldPath)
+}
+
+// Watch implements sigma.Namespace.
+func (t *Tree) Watch(ctx context.Context, path string, since sigma.Version) (sigma.Version, error) {
+	f, _, err := t.walk(ctx, path, true)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	w, ok := f.(sigma.Watcher)
+	if !ok {
+		return 0, sigma.PathError("namespace.Watch", sigma.KindUnsupported, path)
+	}
+	v, err := w.Watch(ctx, since)
+	return v, withPathOrNil(err, path)
+}
+
+// WaitFor implements sigma.Namespace. It watches the deepest directory that exists.
+func (t *Tree) WaitFor(ctx context.Context, path string) error {
+	for {
+		names, err := sigma.ParsePath(path)
+		if err != nil {
+			return err
+		}
+		for i := len(names); i > 0; i-- {
+			parent := sigma.JoinPath(names[:i-1]...)
+			st, err := t.Stat(ctx, parent) // the version before looking, so that a file made in between is not missed
+			if sigma.KindOf(err) == sigma.KindNotFound {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if _, err = t.Lstat(ctx, sigma.JoinPath(names[:i]...)); err == nil {
+				break
+			}
+			if sigma.KindOf(err) != sigma.KindNotFound {
+				return err
+			}
+			if _, err = t.Watch(ctx, parent, st.ID.Version); err != nil && sigma.KindOf(err) != sigma.KindNotFound && sigma.KindOf(err) != sigma.KindStale {
+				return err
+			}
+			break
+		}
+		if _, err := t.Lstat(ctx, path); sigma.KindOf(err) != sigma.KindNotFound || err == nil {
+			return err
+		}
+	}
+}
+
+// Call implements sigma.Namespace.
+func (t *Tree) Call(ctx context.Context, path, method string, payload []byte) ([]byte, error) {
+	f, _, err := t.walk(ctx, path, true)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	c, ok := f.(sigma.Caller)
+	if !ok {
+		return nil, sigma.PathError("namespace.Call", sigma.KindUnsupported, path)
+	}
+	reply, files, err := c.Call(ctx, method, payload, nil)
+	for _, f := range files {
+		f.Close()
+	}
+	return reply, withPathOrNil(err, path)
+}
+
+// AbsPath implements sigma.Namespace.
+func (t *Tree) AbsPath(ctx context.Context, path string) (string, error) {
+	f, c, err := t.walk(ctx, path, false)
+	if err != nil {
+		return "", err
+	}
+	f.Close()
+	names := slices.Clone(c.path)
+	for i, n := range names {
+		if n == sigma.LocalName && t.cfg.Machine != "" {
+			names[i] = string(t.cfg.Machine) // the server resolved it, as /ux does
+		}
+	}
+	return sigma.JoinPath(names...), nil
+}
+
+// Lease implements sigma.Namespace.
+func (t *Tree) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, func(context.Context) error, error) {
+	l, ok := t.cfg.Root.(sigma.Leaser)
+	if !ok {
+		return 0, nil, sigma.Errorf("namespace.Lease", sigma.KindUnsupported, "this tree grants no leases")
+	}
+	id, err := l.Lease(ctx, ttl)
+	if err != nil {
+		return 0, nil, err
+	}
+	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(ttl / 3)
+		defer tick.Stop()
+		for {
+			select {
+			case <-renewing.Done():
+				return
+			case <-tick.C:
+				if err := l.Renew(renewing, id); sigma.KindOf(err) == sigma.KindNotFound && err != nil {
+					return // expired; its files are gone and renewing cannot bring them back
+				}
+			}
+		}
+	}()
+	return id, func(ctx context.Context) error {
+		stop()
+		<-ended
+		return l.Revoke(ctx, id)
+	}, nil
+}
+
+// Clean makes a path of what a person typed: double and trailing slashes go, a missing first slash is added.
+func Clean(path string) string {
+	return sigma.JoinPath(slices.DeleteFunc(strings.Split(path, "/"), func(n string) bool { return n == "" })...)
+}

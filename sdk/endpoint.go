@@ -1,0 +1,171 @@
+package sdk
+
+import (
+	"context"
+	"net"
+	"os"
+	"sync"
+
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/treekit"
+)
+
+// Listen implements sigma.Endpoints.
+func (c *Client) Listen(ctx context.Context, form sigma.ConnForm) (sigma.Listener, error) {
+	l := &listener{c: c}
+	err := c.do(ctx, sigmap.FileEndpoints, sigmap.CallListen, func(e *sigmap.Coder) { e.Str((*string)(&form)) }, func(d *sigmap.Coder) { d.Endpoint(&l.endpoint) })
+	if err != nil {
+		return nil, err
+	}
+	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	return l, nil
+}
+
+// Dial implements sigma.Endpoints. The connection is a socket between the two procs; sigmad is not on its way.
+func (c *Client) Dial(ctx context.Context, e sigma.Endpoint) (net.Conn, error) {
+	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDial, func(enc *sigmap.Coder) { enc.Endpoint(&e) })
+	if err != nil {
+		return nil, err
+	}
+	return connOf(files, e)
+}
+
+// DialPath dials the endpoint in the file at path.
+func (c *Client) DialPath(ctx context.Context, path string) (net.Conn, error) {
+	text, err := c.ReadLink(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	e, err := sigma.ParseEndpoint(text)
+	if err != nil {
+		return nil, sigma.Wrap("sdk.DialPath", path, err)
+	}
+	return c.Dial(ctx, e)
+}
+
+// Publish writes e into the file at path, replacing what is there.
+func (c *Client) Publish(ctx context.Context, path string, e sigma.Endpoint, lease sigma.LeaseID) error {
+	_, err := c.Put(ctx, path, []byte(e.String()), sigma.PutOptions{Kind: sigma.KindEndpoint, Lease: lease})
+	return err
+}
+
+func connOf(files []*os.File, e sigma.Endpoint) (net.Conn, error) {
+	if len(files) != 1 {
+		session.CloseFiles(files)
+		return nil, sigma.Errorf("sdk.Dial", sigma.KindInvalid, "sigmad passed %d sockets, not one", len(files))
+	}
+	u, err := session.UnixConn(files[0])
+	if err != nil {
+		return nil, err
+	}
+	return &conn{UnixConn: u, endpoint: e}, nil
+}
+
+// conn is a passed socket whose address is the endpoint.
+type conn struct {
+	*net.UnixConn
+	endpoint sigma.Endpoint
+}
+
+func (c *conn) LocalAddr() net.Addr  { return addr{c.endpoint} }
+func (c *conn) RemoteAddr() net.Addr { return addr{c.endpoint} }
+
+type addr struct{ sigma.Endpoint }
+
+func (a addr) Network() string { return "sigma" }
+func (a addr) String() string  { return string(a.Endpoint.Proc) + "/" + string(a.Endpoint.ID) }
+
+type listener struct {
+	c        *Client
+	endpoint sigma.Endpoint
+	ctx      context.Context
+	cancel   context.CancelFunc
+	once     sync.Once
+}
+
+func (l *listener) Endpoint() sigma.Endpoint { return l.endpoint }
+func (l *listener) Addr() net.Addr           { return addr{l.endpoint} }
+
+func (l *listener) Accept() (net.Conn, error) {
+	c, _, err := l.AcceptFrom(l.ctx)
+	if l.ctx.Err() != nil && err != nil {
+		return nil, net.ErrClosed // what net/http and others expect of a closed listener
+	}
+	return c, err
+}
+
+func (l *listener) AcceptFrom(ctx context.Context) (net.Conn, sigma.Principal, error) {
+	var p sigma.Principal
+	reply, files, err := l.c.call(ctx, sigmap.FileEndpoints, sigmap.CallAccept, func(e *sigmap.Coder) { e.Str((*string)(&l.endpoint.ID)) })
+	if err != nil {
+		return nil, p, err
+	}
+	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.Principal(&p) }); err != nil {
+		session.CloseFiles(files)
+		return nil, p, err
+	}
+	c, err := connOf(files, l.endpoint)
+	return c, p, err
+}
+
+func (l *listener) Close() (err error) {
+	l.once.Do(func() {
+		l.cancel()
+		err = l.c.do(context.Background(), sigmap.FileEndpoints, sigmap.CallClose, func(e *sigmap.Coder) { e.Str((*string)(&l.endpoint.ID)) }, nil)
+	})
+	return err
+}
+
+// mount attaches to the tree behind an endpoint, for the namespace.
+func (c *Client) mount(ctx context.Context, e sigma.Endpoint) (sigma.File, <-chan struct{}, error) {
+	s, err := c.DialTree(ctx, e)
+	if err != nil {
+		return nil, nil, err
+	}
+	name := ""
+	if c.info.Principal.System {
+		name = string(c.info.Principal.Realm) // an outside program acts for the realm it connected to
+	}
+	root, err := s.Attach(ctx, name)
+	if err != nil {
+		s.Close()
+		return nil, nil, err
+	}
+	return root, s.Done(), nil
+}
+
+// DialTree dials an endpoint of FormTree and starts a session.
+func (c *Client) DialTree(ctx context.Context, e sigma.Endpoint) (*session.Client, error) {
+	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDial, func(enc *sigmap.Coder) { enc.Endpoint(&e) })
+	if err != nil {
+		return nil, err
+	}
+	if len(files) != 1 {
+		session.CloseFiles(files)
+		return nil, sigma.Errorf("sdk.DialTree", sigma.KindInvalid, "sigmad passed %d sockets, not one", len(files))
+	}
+	conn, err := session.FromFile(files[0])
+	if err != nil {
+		return nil, err
+	}
+	return session.Dial(ctx, conn)
+}
+
+// ServeTree serves tree to everybody who dials l, a listener of FormTree, until ctx ends or the listener is closed. A slow or silent client delays nobody.
+func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tree) error {
+	var sessions sync.WaitGroup
+	ctx, cancel := context.WithCancel(ctx)
+	defer sessions.Wait()
+	defer cancel()
+	for {
+		nc, p, err := l.AcceptFrom(ctx)
+		if err != nil {
+			return err
+		}
+		sessions.Go(func() {
+			treekit.Serve(ctx, session.NewPacketConn(nc.(*conn).UnixConn, false), treekit.Config{Tree: tree, Principal: p})
+		})
+	}
+}

@@ -1,0 +1,252 @@
+// Package sdk is what programs of sigmaOS use: procs by Open, programs outside by Connect. A Client is one realm's tree (sigma.Namespace), its procs (sigma.Procs), and, for
+// a proc, its endpoints and itself (sigma.Endpoints, sigma.Self).
+//
+// It is light on purpose: it starts one goroutine, makes two round trips, and links nothing beyond the standard library's net, so that a proc that uses it starts in
+// about the time an empty program does (architecture §4).
+//
+// All methods are safe for concurrent use.
+package sdk
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"sigmaos.dev/namespace"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// systemFile is the file descriptor that every proc is born with: its socket to sigmad, and its identity.
+const systemFile = 3
+
+// Client is a program's connection to sigmaOS.
+type Client struct {
+	*namespace.Tree
+	session *session.Client
+	root    sigma.File
+	info    sigmap.Info
+
+	mu    sync.Mutex
+	files map[string]sigma.Caller // mu; the well-known callable files used so far
+}
+
+var (
+	_ sigma.Namespace = (*Client)(nil)
+	_ sigma.Procs     = (*Client)(nil)
+	_ sigma.Self      = (*Client)(nil)
+	_ sigma.Endpoints = (*Client)(nil)
+)
+
+// Open connects a proc to its machine. A program that was not started by sigmaOS gets KindUnavailable. It can be called once in a process.
+func Open(ctx context.Context) (*Client, error) {
+	conn, err := session.FromFile(os.NewFile(systemFile, "sigmad"))
+	if err != nil {
+		return nil, &sigma.Error{Op: "sdk.Open", Kind: sigma.KindUnavailable, Msg: "this process is not a proc", Hint: "start it with: sigma run PROGRAM", Err: err}
+	}
+	return start(ctx, conn, "")
+}
+
+// Connect connects a program outside to a realm through the admin socket at addr, which only root may open.
+func Connect(ctx context.Context, addr string, realm sigma.RealmID) (*Client, error) {
+	dir, err := os.Open(filepath.Dir(addr)) // socket paths are limited to 107 bytes; going through the directory makes any path short
+	if err != nil {
+		return nil, connectError(addr, err)
+	}
+	defer dir.Close()
+	short := filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), filepath.Base(addr))
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: short, Net: "unixpacket"})
+	if err != nil {
+		return nil, connectError(addr, err)
+	}
+	return start(ctx, session.NewPacketConn(c, true), string(realm))
+}
+
+func connectError(addr string, err error) error {
+	e := &sigma.Error{Op: "sdk.Connect", Kind: sigma.KindUnavailable, Msg: "no sigmaOS answers at " + addr, Hint: "start it with: sigma up --detach", Err: err}
+	if os.IsPermission(err) {
+		e.Kind, e.Msg, e.Hint = sigma.KindPermission, "may not use "+addr, "run as root, or with sudo"
+	}
+	return e
+}
+
+func start(ctx context.Context, conn session.Conn, realm string) (*Client, error) {
+	s, err := session.Dial(ctx, conn)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{session: s, files: map[string]sigma.Caller{}}
+	if c.root, err = s.Attach(ctx, realm); err == nil {
+		c.Tree = namespace.New(namespace.Config{Root: c.root, Dial: c.mount})
+		var reply []byte
+		if reply, _, err = c.call(ctx, sigmap.FileSelf, sigmap.CallInfo, nil); err == nil {
+			err = sigmap.Parse(reply, func(d *sigmap.Coder) { d.Info(&c.info) })
+		}
+	}
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	c.Tree = namespace.New(namespace.Config{Root: c.root, Machine: c.info.Principal.Machine, Dial: c.mount})
+	return c, nil
+}
+
+// Close ends the connection. Listeners and connections that were handed out live on.
+func (c *Client) Close() { c.session.Close() }
+
+// Done is closed when sigmad is gone.
+func (c *Client) Done() <-chan struct{} { return c.session.Done() }
+
+// Info tells who the program is: its realm, its proc (empty outside) and machine.
+func (c *Client) Info() sigmap.Info { return c.info }
+
+// Root returns the root handle of the tree; it stays the Client's.
+func (c *Client) Root() sigma.File { return c.root }
+
+// call runs a method of a well-known file.
+func (c *Client) call(ctx context.Context, file, method string, encode func(*sigmap.Coder)) ([]byte, []*os.File, error) {
+	f, err := c.wellKnown(ctx, file)
+	if err != nil {
+		return nil, nil, err
+	}
+	var payload []byte
+	if encode != nil {
+		if payload, err = sigmap.Payload(encode); err != nil {
+			return nil, nil, err
+		}
+	}
+	return f.Call(ctx, method, payload, nil)
+}
+
+// do is call for methods that answer without file descriptors; decode may be nil.
+func (c *Client) do(ctx context.Context, file, method string, encode, decode func(*sigmap.Coder)) error {
+	reply, files, err := c.call(ctx, file, method, encode)
+	session.CloseFiles(files)
+	if err != nil || decode == nil {
+		return err
+	}
+	return sigmap.Parse(reply, decode)
+}
+
+func (c *Client) wellKnown(ctx context.Context, name string) (sigma.Caller, error) {
+	c.mu.Lock()
+	f := c.files[name]
+	c.mu.Unlock()
+	if f != nil {
+		return f, nil
+	}
+	file, _, err := c.root.Walk(ctx, []string{"sys", name})
+	if err != nil {
+		return nil, err
+	}
+	f, ok := file.(sigma.Caller)
+	if file == nil || !ok {
+		return nil, sigma.PathError("sdk.Client", sigma.KindNotFound, sigma.JoinPath("sys", name))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if first := c.files[name]; first != nil {
+		file.Close()
+		return first, nil
+	}
+	c.files[name] = f
+	return f, nil
+}
+
+// Spawn implements sigma.Procs. All descriptors together must fit one message (60 KiB).
+func (c *Client) Spawn(ctx context.Context, ds ...sigma.Descriptor) (ids []sigma.ProcID, err error) {
+	for i := range ds {
+		if err := ds[i].Check(); err != nil {
+			return nil, err
+		}
+	}
+	err = c.do(ctx, sigmap.FileProcs, sigmap.CallSpawn, func(e *sigmap.Coder) { e.Descriptors(&ds) }, func(d *sigmap.Coder) { d.ProcIDs(&ids) })
+	return ids, err
+}
+
+// WaitStart implements sigma.Procs.
+func (c *Client) WaitStart(ctx context.Context, id sigma.ProcID) error {
+	return c.do(ctx, sigmap.FileProcs, sigmap.CallWaitStart, func(e *sigmap.Coder) { e.ProcID(&id) }, nil)
+}
+
+// WaitExit implements sigma.Procs.
+func (c *Client) WaitExit(ctx context.Context, id sigma.ProcID) (s sigma.Status, err error) {
+	err = c.do(ctx, sigmap.FileProcs, sigmap.CallWaitExit, func(e *sigmap.Coder) { e.ProcID(&id) }, func(d *sigmap.Coder) { d.Status(&s) })
+	return s, err
+}
+
+// Evict implements sigma.Procs.
+func (c *Client) Evict(ctx context.Context, id sigma.ProcID, grace time.Duration) error {
+	return c.do(ctx, sigmap.FileProcs, sigmap.CallEvict, func(e *sigmap.Coder) { e.ProcID(&id); e.Duration(&grace) }, nil)
+}
+
+// Kill implements sigma.Procs.
+func (c *Client) Kill(ctx context.Context, id sigma.ProcID) error {
+	return c.do(ctx, sigmap.FileProcs, sigmap.CallKill, func(e *sigmap.Coder) { e.ProcID(&id) }, nil)
+}
+
+// List implements sigma.Procs.
+func (c *Client) List(ctx context.Context, all bool) ([]sigma.ProcInfo, error) {
+	var out []sigma.ProcInfo
+	for more := true; more; {
+		skip := uint32(len(out))
+		var page []sigma.ProcInfo
+		err := c.do(ctx, sigmap.FileProcs, sigmap.CallList, func(e *sigmap.Coder) { e.Bool(&all); e.U32(&skip) },
+			func(d *sigmap.Coder) { d.ProcInfos(&page); d.Bool(&more) })
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, page...)
+		more = more && len(page) > 0
+	}
+	return out, nil
+}
+
+// Started implements sigma.Self.
+func (c *Client) Started(ctx context.Context) error {
+	return c.do(ctx, sigmap.FileSelf, sigmap.CallStarted, nil, nil)
+}
+
+// Exited implements sigma.Self.
+func (c *Client) Exited(ctx context.Context, s sigma.Status) error {
+	return c.do(ctx, sigmap.FileSelf, sigmap.CallExited, func(e *sigmap.Coder) { e.Status(&s) }, nil)
+}
+
+// WaitEvict implements sigma.Self.
+func (c *Client) WaitEvict(ctx context.Context) error {
+	return c.do(ctx, sigmap.FileSelf, sigmap.CallWaitEvict, nil, nil)
+}
+
+// Realms is for the provider's programs; others get KindPermission.
+func (c *Client) Realms() sigma.Realms { return realms{c} }
+
+type realms struct{ c *Client }
+
+func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
+	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallCreate, func(e *sigmap.Coder) { e.RealmID(&id) }, nil)
+}
+
+func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
+	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallRemove, func(e *sigmap.Coder) { e.RealmID(&id) }, nil)
+}
+
+func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
+	err = r.c.do(ctx, sigmap.FileRealms, sigmap.CallList, nil, func(d *sigmap.Coder) { d.RealmInfos(&out) })
+	return out, err
+}
+
+// Services tells what runs on the machine besides procs.
+func (c *Client) Services(ctx context.Context) (out []sigmap.Service, err error) {
+	err = c.do(ctx, sigmap.FileMachine, sigmap.CallStatus, nil, func(d *sigmap.Coder) { d.Services(&out) })
+	return out, err
+}
+
+// Down stops sigmaOS on this machine; only the admin socket may.
+func (c *Client) Down(ctx context.Context) error {
+	return c.do(ctx, sigmap.FileMachine, sigmap.CallDown, nil, nil)
+}

@@ -1,0 +1,198 @@
+// Package session carries sigmaP over a connected socket. Conn moves whole messages and file descriptors; Client is the asking side of a session, whose
+// handles are sigma.Files, so that a remote file is used as a local one is.
+//
+// It promises that a peer can at worst end its own session: lengths are bounded before anything is allocated, unknown tags and surprising replies end the
+// session with an error, and every waiter gets an answer when the connection breaks (KindLost, as the outcome is unknown).
+//
+// Locks: Client.mu guards tags and fids and is never held while sending; Conn.sendMu orders senders. Neither is taken under the other.
+package session
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// FilesMax is how many file descriptors may come with one message.
+const FilesMax = 8
+
+// Conn moves messages. Send is safe for concurrent use; Recv is for one goroutine.
+type Conn interface {
+	// Send sends one encoded message and duplicates of files with it.
+	Send(msg []byte, files []*os.File) error
+	// Recv returns the next message, in a buffer of its own. io.EOF when the peer has closed in an orderly way.
+	Recv() (msg []byte, files []*os.File, err error)
+	Close() error
+}
+
+// packetConn is a SOCK_SEQPACKET socket: a record is a message. A record longer than MessageMax, or one that is no message, is an error.
+type packetConn struct {
+	*net.UnixConn
+	takeFiles bool
+	buf       []byte
+	sendMu    sync.Mutex
+}
+
+// NewPacketConn wraps a SOCK_SEQPACKET connection. takeFiles says whether file descriptors that come are wanted; otherwise the kernel drops them.
+func NewPacketConn(c *net.UnixConn, takeFiles bool) Conn {
+	return &packetConn{UnixConn: c, takeFiles: takeFiles, buf: make([]byte, sigmap.MessageMax+1)}
+}
+
+// Send sends without sendmsg when no files go along, because a proc's filter does not know sendmsg.
+func (c *packetConn) Send(msg []byte, files []*os.File) error {
+	if len(files) == 0 {
+		_, err := c.UnixConn.Write(msg)
+		return err
+	}
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
+	}
+	c.sendMu.Lock()
+	defer c.sendMu.Unlock()
+	_, _, err := c.UnixConn.WriteMsgUnix(msg, syscall.UnixRights(fds...), nil)
+	return err
+}
+
+func (c *packetConn) Recv() ([]byte, []*os.File, error) {
+	var oob []byte
+	if c.takeFiles {
+		oob = make([]byte, syscall.CmsgSpace(4*FilesMax))
+	}
+	n, oobn, flags, _, err := c.UnixConn.ReadMsgUnix(c.buf, oob)
+	if err != nil {
+		return nil, nil, err
+	}
+	files, err := takeFiles(oob[:oobn])
+	switch {
+	case err != nil:
+	case n == 0 && oobn == 0:
+		return nil, nil, io.EOF
+	case n > sigmap.MessageMax || flags&syscall.MSG_TRUNC != 0:
+		err = sigma.Errorf("session.Recv", sigma.KindTooBig, "a record is longer than %d bytes", sigmap.MessageMax)
+	default:
+		return append(make([]byte, 0, n), c.buf[:n]...), files, nil
+	}
+	CloseFiles(files)
+	return nil, nil, err
+}
+
+// takeFiles turns control messages into files; all of them are closed on exec.
+func takeFiles(oob []byte) ([]*os.File, error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	cmsgs, err := syscall.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, err
+	}
+	var files []*os.File
+	for _, m := range cmsgs {
+		fds, err := syscall.ParseUnixRights(&m)
+		if err != nil {
+			continue // another kind of control message; nothing of ours asks for one
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "passed"))
+		}
+	}
+	return files, nil
+}
+
+// CloseFiles closes all of files.
+func CloseFiles(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// streamConn is a byte stream, framed by the size that starts each 9P message. It carries no files.
+type streamConn struct {
+	net.Conn
+	sendMu sync.Mutex
+}
+
+// NewStreamConn wraps a byte stream, as plain 9P clients use.
+func NewStreamConn(c net.Conn) Conn { return &streamConn{Conn: c} }
+
+func (c *streamConn) Send(msg []byte, files []*os.File) error {
+	if len(files) > 0 {
+		return sigma.Errorf("session.Send", sigma.KindUnsupported, "a byte stream carries no file descriptors")
+	}
+	c.sendMu.Lock()
+	defer c.sendMu.Unlock()
+	_, err := c.Conn.Write(msg)
+	return err
+}
+
+func (c *streamConn) Recv() ([]byte, []*os.File, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(c.Conn, head[:]); err != nil {
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			err = sigma.Errorf("session.Recv", sigma.KindInvalid, "the stream ends within a message")
+		}
+		return nil, nil, err
+	}
+	n := binary.LittleEndian.Uint32(head[:])
+	if n < 7 || n > sigmap.MessageMax {
+		return nil, nil, sigma.Errorf("session.Recv", sigma.KindInvalid, "a message claims %d bytes; 7 to %d are possible", n, sigmap.MessageMax)
+	}
+	msg := make([]byte, n)
+	copy(msg, head[:])
+	if _, err := io.ReadFull(c.Conn, msg[4:]); err != nil {
+		return nil, nil, sigma.Errorf("session.Recv", sigma.KindInvalid, "the stream ends within a message")
+	}
+	return msg, nil, nil
+}
+
+// Pair returns two connected packet Conns, and for tests and in-process servers nothing else is needed.
+func Pair() (a, b Conn, err error) {
+	x, y, err := FilePair(syscall.SOCK_SEQPACKET)
+	if err != nil {
+		return nil, nil, err
+	}
+	if a, err = FromFile(x); err == nil {
+		b, err = FromFile(y)
+	}
+	return a, b, err
+}
+
+// FilePair returns the two ends of a UNIX socket pair of a type (syscall.SOCK_SEQPACKET or SOCK_STREAM), closed on exec.
+func FilePair(typ int) (a, b *os.File, err error) {
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, typ|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "pair"), os.NewFile(uintptr(fds[1]), "pair"), nil
+}
+
+// FromFile makes a packet Conn that takes files of a SOCK_SEQPACKET socket; f is closed.
+func FromFile(f *os.File) (Conn, error) {
+	u, err := UnixConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return NewPacketConn(u, true), nil
+}
+
+// UnixConn makes a net.UnixConn of a UNIX socket; f is closed.
+func UnixConn(f *os.File) (*net.UnixConn, error) {
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		c.Close()
+		return nil, sigma.Errorf("session.UnixConn", sigma.KindInvalid, "the file descriptor is not a UNIX socket")
+	}
+	return u, nil
+}

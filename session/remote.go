@@ -1,0 +1,328 @@
+package session
+
+import (
+	"context"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// remote is a handle of a file at the server.
+type remote struct {
+	c    *Client
+	fid  uint32
+	name string
+	once sync.Once
+}
+
+var (
+	_ sigma.File       = (*remote)(nil)
+	_ sigma.Getter     = (*remote)(nil)
+	_ sigma.Putter     = (*remote)(nil)
+	_ sigma.Watcher    = (*remote)(nil)
+	_ sigma.Leaser     = (*remote)(nil)
+	_ sigma.Caller     = (*remote)(nil)
+	_ sigma.FilePasser = (*remote)(nil)
+)
+
+// ask makes a round trip whose reply must be of type R.
+func ask[R sigmap.Message](ctx context.Context, r *remote, m sigmap.Message) (R, error) {
+	var zero R
+	got, err := r.c.roundTrip(ctx, m)
+	if err != nil {
+		return zero, err
+	}
+	want, ok := got.(R)
+	if !ok {
+		return zero, unexpected(got)
+	}
+	return want, nil
+}
+
+func (r *remote) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	if len(names) > sigmap.WalkMax {
+		return nil, nil, sigma.Errorf("session.Walk", sigma.KindTooBig, "more than %d names in one walk", sigmap.WalkMax)
+	}
+	fid := r.c.newFid()
+	m, err := ask[*sigmap.Rwalk](ctx, r, &sigmap.Twalk{Fid: r.fid, NewFid: fid, Names: names})
+	if err != nil {
+		if k := sigma.KindOf(err); k == sigma.KindCanceled || k == sigma.KindTimeout {
+			return nil, nil, err // the server may still have made the fid, so its number is not used again
+		}
+		r.c.putFid(fid)
+		return nil, nil, err
+	}
+	if len(m.IDs) < len(names) {
+		r.c.putFid(fid)
+		return nil, m.IDs, nil
+	}
+	name := r.name
+	if len(names) > 0 {
+		name = names[len(names)-1]
+	}
+	return &remote{c: r.c, fid: fid, name: name}, m.IDs, nil
+}
+
+func (r *remote) Stat(ctx context.Context) (sigma.Stat, error) {
+	m, err := ask[*sigmap.Rgetattr](ctx, r, &sigmap.Tgetattr{Fid: r.fid, Mask: sigmap.GetattrBasic | sigmap.GetattrVersion})
+	if err != nil {
+		return sigma.Stat{}, err
+	}
+	id := m.ID
+	id.Version = sigma.Version(m.DataVersion)
+	return sigma.Stat{ID: id, Name: r.name, Perm: m.Mode & 0o777, Size: m.Size, Modified: time.Unix(int64(m.MTime), int64(m.MTimeNsec)),
+		Ephemeral: m.Valid&sigmap.GetattrEphemeral != 0}, nil
+}
+
+func (r *remote) SetStat(ctx context.Context, ch sigma.StatChange) error {
+	m := &sigmap.Tsetattr{Fid: r.fid}
+	if ch.Perm != nil {
+		m.Valid |= sigmap.AttrSetMode
+		m.Mode = *ch.Perm
+	}
+	if ch.Size != nil {
+		m.Valid |= sigmap.AttrSetSize
+		m.Size = *ch.Size
+	}
+	if ch.Modified != nil {
+		m.Valid |= sigmap.AttrSetMTime | sigmap.AttrSetMTimeTo
+		m.MTime, m.MTimeNsec = uint64(ch.Modified.Unix()), uint64(ch.Modified.Nanosecond())
+	}
+	_, err := ask[*sigmap.Rsetattr](ctx, r, m)
+	return err
+}
+
+// LinuxFlags translates open flags to those of open(2), which 9P2000.L carries.
+func LinuxFlags(f sigma.OpenFlags) uint32 {
+	l := uint32(syscall.O_RDONLY)
+	switch {
+	case f&sigma.OpenReadWrite != 0:
+		l = syscall.O_RDWR
+	case f.Writes():
+		l = syscall.O_WRONLY
+	}
+	for _, p := range []struct {
+		ours  sigma.OpenFlags
+		linux uint32
+	}{{sigma.OpenTruncate, syscall.O_TRUNC}, {sigma.OpenAppend, syscall.O_APPEND}, {sigma.OpenExclusive, syscall.O_EXCL}} {
+		if f&p.ours != 0 {
+			l |= p.linux
+		}
+	}
+	return l
+}
+
+func (r *remote) Open(ctx context.Context, f sigma.OpenFlags) error {
+	_, err := ask[*sigmap.Rlopen](ctx, r, &sigmap.Tlopen{Fid: r.fid, Flags: LinuxFlags(f)})
+	return err
+}
+
+func (r *remote) Create(ctx context.Context, name string, f sigma.OpenFlags, perm uint32) (sigma.File, error) {
+	dir, _, err := r.Walk(ctx, nil) // 9P turns the directory's fid into the file's, so a second one is needed
+	if err != nil {
+		return nil, err
+	}
+	d := dir.(*remote)
+	if _, err := ask[*sigmap.Rlcreate](ctx, d, &sigmap.Tlcreate{Fid: d.fid, Name: name, Flags: LinuxFlags(f), Mode: perm}); err != nil {
+		d.Close()
+		return nil, err
+	}
+	d.name = name
+	return d, nil
+}
+
+func (r *remote) ReadAt(ctx context.Context, p []byte, offset uint64) (int, error) {
+	done := 0
+	for done < len(p) {
+		m, err := ask[*sigmap.Rread](ctx, r, &sigmap.Tread{Fid: r.fid, Offset: offset + uint64(done), Count: uint32(min(len(p)-done, sigmap.DataMax))})
+		if err != nil {
+			return done, err
+		}
+		if len(m.Data) == 0 {
+			break
+		}
+		done += copy(p[done:], m.Data)
+	}
+	return done, nil
+}
+
+func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error) {
+	for done := 0; ; {
+		piece := p[done:min(len(p), done+sigmap.DataMax)]
+		m, err := ask[*sigmap.Rwrite](ctx, r, &sigmap.Twrite{Fid: r.fid, Offset: offset + uint64(done), Data: piece})
+		if err != nil {
+			return done, err
+		}
+		if int(m.Count) > len(piece) || m.Count == 0 && len(piece) > 0 {
+			return done, sigma.Errorf("session.WriteAt", sigma.KindInvalid, "the server says it wrote %d of %d bytes", m.Count, len(piece))
+		}
+		if done += int(m.Count); done >= len(p) {
+			return done, nil
+		}
+	}
+}
+
+func (r *remote) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
+	m, err := ask[*sigmap.Rreaddir](ctx, r, &sigmap.Treaddir{Fid: r.fid, Offset: cookie, Count: uint32(min(sigmap.DataMax, max(n, 1)*280))})
+	if err != nil {
+		return nil, cookie, false, err
+	}
+	es, err := sigmap.DecodeDirEntries(m.Data)
+	if err != nil {
+		return nil, cookie, false, err
+	}
+	out := make([]sigma.DirEntry, len(es))
+	for i, e := range es {
+		out[i] = sigma.DirEntry{Name: e.Name, ID: e.ID}
+		cookie = e.Next
+	}
+	return out, cookie, len(es) > 0, nil
+}
+
+func (r *remote) Mkdir(ctx context.Context, name string, perm uint32) error {
+	_, err := ask[*sigmap.Rmkdir](ctx, r, &sigmap.Tmkdir{Fid: r.fid, Name: name, Mode: perm})
+	return err
+}
+
+func (r *remote) Symlink(ctx context.Context, name, target string) error {
+	_, err := ask[*sigmap.Rsymlink](ctx, r, &sigmap.Tsymlink{Fid: r.fid, Name: name, Target: target})
+	return err
+}
+
+func (r *remote) ReadLink(ctx context.Context) (string, error) {
+	m, err := ask[*sigmap.Rreadlink](ctx, r, &sigmap.Treadlink{Fid: r.fid})
+	if err != nil {
+		return "", err
+	}
+	return m.Target, nil
+}
+
+func (r *remote) Remove(ctx context.Context, name string) error {
+	_, err := ask[*sigmap.Runlinkat](ctx, r, &sigmap.Tunlinkat{Dir: r.fid, Name: name})
+	return err
+}
+
+func (r *remote) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
+	d, ok := newDir.(*remote)
+	if !ok || d.c != r.c {
+		return sigma.Errorf("session.Rename", sigma.KindUnsupported, "a file cannot be renamed to another server; copy it")
+	}
+	_, err := ask[*sigmap.Rrenameat](ctx, r, &sigmap.Trenameat{OldDir: r.fid, OldName: name, NewDir: d.fid, NewName: newName})
+	return err
+}
+
+func (r *remote) Sync(ctx context.Context) error {
+	_, err := ask[*sigmap.Rfsync](ctx, r, &sigmap.Tfsync{Fid: r.fid})
+	return err
+}
+
+// Close tells the server without waiting for its answer; the fid is used again only when the answer has come.
+func (r *remote) Close() {
+	r.once.Do(func() {
+		_, ch, err := r.c.send(&sigmap.Tclunk{Fid: r.fid}, nil, false)
+		if err != nil {
+			return
+		}
+		go func() {
+			if rep, ok := <-ch; ok {
+				CloseFiles(rep.files)
+				r.c.putFid(r.fid)
+			}
+		}()
+	})
+}
+
+func (r *remote) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+	got, err := r.c.roundTrip(ctx, &sigmap.Tget{Fid: r.fid, Names: names, Offset: offset, Count: uint32(min(count, sigmap.DataMax))})
+	if err != nil {
+		return sigma.GetResult{}, nil, err
+	}
+	switch m := got.(type) {
+	case *sigmap.Rget:
+		return sigma.GetResult{Data: m.Data, ID: m.ID, Size: m.Size}, nil, nil
+	case *sigmap.Rstop:
+		s, err := stopped(m, len(names))
+		return sigma.GetResult{}, s, err
+	}
+	return sigma.GetResult{}, nil, unexpected(got)
+}
+
+func (r *remote) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+	if len(data) > sigmap.DataMax {
+		return sigma.FileID{}, nil, sigma.Errorf("session.Put", sigma.KindTooBig, "%d bytes do not fit one message", len(data))
+	}
+	got, err := r.c.roundTrip(ctx, &sigmap.Tput{Fid: r.fid, Names: names, Options: o, Data: data})
+	if err != nil {
+		return sigma.FileID{}, nil, err
+	}
+	switch m := got.(type) {
+	case *sigmap.Rput:
+		return m.ID, nil, nil
+	case *sigmap.Rstop:
+		s, err := stopped(m, len(names))
+		return sigma.FileID{}, s, err
+	}
+	return sigma.FileID{}, nil, unexpected(got)
+}
+
+func stopped(m *sigmap.Rstop, n int) (*sigma.Stopped, error) {
+	if int(m.Walked) > n || m.Kind != sigma.KindSymlink && m.Kind != sigma.KindEndpoint {
+		return nil, unexpected(m)
+	}
+	return &sigma.Stopped{Walked: int(m.Walked), Kind: m.Kind, Target: m.Target}, nil
+}
+
+func (r *remote) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
+	m, err := ask[*sigmap.Rwatch](ctx, r, &sigmap.Twatch{Fid: r.fid, Since: since})
+	if err != nil {
+		return 0, err
+	}
+	return m.Version, nil
+}
+
+func (r *remote) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, error) {
+	m, err := ask[*sigmap.Rlease](ctx, r, &sigmap.Tlease{Fid: r.fid, TTL: ttl})
+	if err != nil {
+		return 0, err
+	}
+	return m.ID, nil
+}
+
+func (r *remote) Renew(ctx context.Context, id sigma.LeaseID) error {
+	_, err := ask[*sigmap.Rlease](ctx, r, &sigmap.Tlease{Fid: r.fid, ID: id, TTL: 1})
+	return err
+}
+
+func (r *remote) Revoke(ctx context.Context, id sigma.LeaseID) error {
+	_, err := ask[*sigmap.Rlease](ctx, r, &sigmap.Tlease{Fid: r.fid, ID: id})
+	return err
+}
+
+func (r *remote) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+	got, back, err := r.c.call(ctx, &sigmap.Tcall{Fid: r.fid, Method: method, Payload: payload}, files, false)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, ok := got.(*sigmap.Rcall)
+	if !ok {
+		CloseFiles(back)
+		return nil, nil, unexpected(got)
+	}
+	return m.Payload, back, nil
+}
+
+func (r *remote) PassFile(ctx context.Context) (*os.File, error) {
+	got, files, err := r.c.call(ctx, &sigmap.Tpass{Fid: r.fid}, nil, false)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := got.(*sigmap.Rpass); !ok || len(files) != 1 {
+		CloseFiles(files)
+		return nil, unexpected(got)
+	}
+	return files[0], nil
+}

@@ -1,0 +1,203 @@
+package sigmap
+
+import (
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// Well-known callable files of the tree that sigmad serves, and their methods (architecture §4: system calls are calls on files). The layouts below are their
+// payloads; an empty payload is written as -.
+//
+//	/sys/procs      spawn      []Descriptor -> []ProcID        wait-start  ProcID -> -
+//	                wait-exit  ProcID -> Status                evict       ProcID, grace -> -
+//	                kill       ProcID -> -                     list        all, skip -> []ProcInfo, more
+//	/sys/self       started    - -> -                          exited      Status -> -
+//	                wait-evict - -> -                          info        - -> Info
+//	/sys/endpoints  listen     form -> Endpoint                accept      EndpointID -> Principal + socket
+//	                dial       Endpoint -> - + socket          close       EndpointID -> -
+//	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  - -> []RealmInfo
+//	/sys/machine    status     - -> []Service                  down        - -> -
+const (
+	FileProcs     = "procs"
+	FileSelf      = "self"
+	FileEndpoints = "endpoints"
+	FileRealms    = "realms"
+	FileMachine   = "machine"
+)
+
+// Methods of the well-known files.
+const (
+	CallSpawn     = "spawn"
+	CallWaitStart = "wait-start"
+	CallWaitExit  = "wait-exit"
+	CallEvict     = "evict"
+	CallKill      = "kill"
+	CallList      = "list"
+	CallStarted   = "started"
+	CallExited    = "exited"
+	CallWaitEvict = "wait-evict"
+	CallInfo      = "info"
+	CallListen    = "listen"
+	CallAccept    = "accept"
+	CallDial      = "dial"
+	CallClose     = "close"
+	CallCreate    = "create"
+	CallRemove    = "remove"
+	CallStatus    = "status"
+	CallDown      = "down"
+)
+
+// Info tells a program who and where it is.
+type Info struct {
+	Principal sigma.Principal
+	Version   string // of sigmad
+}
+
+// Service is one line of a machine's status.
+type Service struct {
+	Name     string
+	Proc     sigma.ProcID
+	State    string // "running", "starting", "restarting"
+	Since    time.Time
+	Restarts uint32
+}
+
+// Payload encodes with f; the payloads of calls are small, so an error can only be a program's own oversize.
+func Payload(f func(*Coder)) ([]byte, error) {
+	c := NewEncoder(nil)
+	f(c)
+	if len(c.buf) > DataMax {
+		c.Fail("the call's payload exceeds 60 KiB; split the request")
+	}
+	return c.buf, c.Finish()
+}
+
+// Parse decodes all of payload with f.
+func Parse(payload []byte, f func(*Coder)) error {
+	c := NewDecoder(payload)
+	f(c)
+	return c.Finish()
+}
+
+// ProcID is a string.
+func (c *Coder) ProcID(id *sigma.ProcID) { c.Str((*string)(id)) }
+
+// RealmID is a string.
+func (c *Coder) RealmID(id *sigma.RealmID) { c.Str((*string)(id)) }
+
+// ProcIDs is a counted list.
+func (c *Coder) ProcIDs(ids *[]sigma.ProcID) {
+	list(c, ids, 2, func(id *sigma.ProcID) { c.ProcID(id) })
+}
+
+// list is a counted list of anything; least is the size of the smallest element.
+func list[T any](c *Coder, v *[]T, least int, each func(*T)) {
+	n := len(*v)
+	c.Count(&n, least)
+	if c.decoding {
+		*v = make([]T, n)
+	}
+	for i := 0; i < n && c.err == nil; i++ {
+		each(&(*v)[i])
+	}
+}
+
+// Descriptor is what Spawn takes.
+func (c *Coder) Descriptor(d *sigma.Descriptor) {
+	c.Str(&d.Program)
+	c.Str(&d.Name)
+	c.Strs(&d.Args)
+	c.Strs(&d.Env)
+	c.U8((*uint8)(&d.Class))
+	c.U32((*uint32)(&d.CPU))
+	c.U64((*uint64)(&d.Memory))
+	c.U8((*uint8)(&d.Start))
+	c.Str(&d.TraceParent)
+}
+
+// Descriptors is a counted list.
+func (c *Coder) Descriptors(ds *[]sigma.Descriptor) { list(c, ds, 28, c.Descriptor) }
+
+// Status is how a proc ended.
+func (c *Coder) Status(s *sigma.Status) {
+	code := uint32(s.ExitCode)
+	c.U8((*uint8)(&s.Code))
+	c.U32(&code)
+	c.U16((*uint16)(&s.Kind))
+	c.Str(&s.Msg)
+	c.Data(&s.Data)
+	s.ExitCode = int(int32(code))
+}
+
+// ProcInfo describes a proc.
+func (c *Coder) ProcInfo(p *sigma.ProcInfo) {
+	c.ProcID(&p.ID)
+	c.RealmID(&p.Realm)
+	c.Str(&p.Name)
+	c.Str(&p.Program)
+	c.Strs(&p.Args)
+	c.ProcID(&p.Parent)
+	c.Str((*string)(&p.Machine))
+	c.U8((*uint8)(&p.Class))
+	c.U64((*uint64)(&p.Memory))
+	c.U8((*uint8)(&p.State))
+	c.Status(&p.Status)
+	for _, t := range []*time.Time{&p.Times.Spawned, &p.Times.Placed, &p.Times.Contained, &p.Times.Executed, &p.Times.Started, &p.Times.Ended} {
+		c.Time(t)
+	}
+	c.Duration(&p.Usage.UserTime)
+	c.Duration(&p.Usage.SystemTime)
+	c.U64((*uint64)(&p.Usage.MemoryPeak))
+}
+
+// ProcInfos is a counted list.
+func (c *Coder) ProcInfos(ps *[]sigma.ProcInfo) { list(c, ps, 100, c.ProcInfo) }
+
+// Principal is who calls.
+func (c *Coder) Principal(p *sigma.Principal) {
+	c.RealmID(&p.Realm)
+	c.ProcID(&p.Proc)
+	c.Str((*string)(&p.Machine))
+	c.Bool(&p.System)
+}
+
+// Info is what /sys/self info answers.
+func (c *Coder) Info(i *Info) {
+	c.Principal(&i.Principal)
+	c.Str(&i.Version)
+}
+
+// Endpoint is its text.
+func (c *Coder) Endpoint(e *sigma.Endpoint) {
+	text := ""
+	if !c.decoding {
+		text = e.String()
+	}
+	c.Str(&text)
+	if c.decoding && c.err == nil {
+		*e, c.err = sigma.ParseEndpoint(text)
+	}
+}
+
+// RealmInfos is a counted list.
+func (c *Coder) RealmInfos(rs *[]sigma.RealmInfo) {
+	list(c, rs, 14, func(r *sigma.RealmInfo) {
+		n := uint32(r.Procs)
+		c.RealmID(&r.ID)
+		c.Time(&r.Created)
+		c.U32(&n)
+		r.Procs = int(n)
+	})
+}
+
+// Services is a counted list.
+func (c *Coder) Services(ss *[]Service) {
+	list(c, ss, 18, func(s *Service) {
+		c.Str(&s.Name)
+		c.ProcID(&s.Proc)
+		c.Str(&s.State)
+		c.Time(&s.Since)
+		c.U32(&s.Restarts)
+	})
+}

@@ -1,0 +1,9 @@
+package sigmap
+
+import "syscall"
+
+// errnoOf is a number from the wire as an errno.
+func errnoOf(n uint32) syscall.Errno { return syscall.Errno(n) }
+
+// clip bounds the words of an error, so that an error reply always fits.
+func clip(s string) string { return s[:min(len(s), 1000)] }

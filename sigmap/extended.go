@@ -1,0 +1,183 @@
+package sigmap
+
+import (
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// The messages that sigmaP adds to 9P2000.L.
+
+type (
+	// Rfail is the error reply of the sigma dialect: a kind to decide by, words for people.
+	Rfail struct {
+		Kind            sigma.Kind
+		Path, Msg, Hint string
+	}
+	// Rstop answers Tget and Tput when the walk met a symlink or endpoint.
+	Rstop struct {
+		Walked uint16
+		Kind   sigma.FileKind
+		Target string
+	}
+	// Tget reads up to Count bytes at Offset of the file that Names lead to from Fid.
+	Tget struct {
+		Fid    uint32
+		Names  []string
+		Offset uint64
+		Count  uint32
+	}
+	// Rget has the bytes, the file's id and whole size.
+	Rget struct {
+		ID   sigma.FileID
+		Size uint64
+		Data []byte
+	}
+	// Tput makes or replaces the file that Names lead to from Fid.
+	Tput struct {
+		Fid     uint32
+		Names   []string
+		Options sigma.PutOptions
+		Data    []byte
+	}
+	// Rput has the file's new id.
+	Rput struct{ ID sigma.FileID }
+	// Twatch waits until the version of Fid's file is beyond Since.
+	Twatch struct {
+		Fid   uint32
+		Since sigma.Version
+	}
+	// Rwatch has the version then.
+	Rwatch struct{ Version sigma.Version }
+	// Tlease grants (ID 0, TTL), renews (ID, TTL any) or revokes (ID, TTL 0) a lease of the tree Fid belongs to.
+	Tlease struct {
+		Fid uint32
+		ID  sigma.LeaseID
+		TTL time.Duration
+	}
+	// Rlease has the lease's id.
+	Rlease struct{ ID sigma.LeaseID }
+	// Tcall runs Method of the file. File descriptors may come with it (SCM_RIGHTS, in order).
+	Tcall struct {
+		Fid     uint32
+		Method  string
+		Payload []byte
+	}
+	// Rcall is the result. File descriptors may come with it.
+	Rcall struct{ Payload []byte }
+	// Tpass asks for a file descriptor of the open file.
+	Tpass struct{ Fid uint32 }
+	// Rpass comes with it.
+	Rpass struct{}
+)
+
+func (*Rfail) Type() Type  { return typeRfail }
+func (*Rstop) Type() Type  { return typeRstop }
+func (*Tget) Type() Type   { return typeTget }
+func (*Rget) Type() Type   { return typeTget + 1 }
+func (*Tput) Type() Type   { return typeTput }
+func (*Rput) Type() Type   { return typeTput + 1 }
+func (*Twatch) Type() Type { return typeTwatch }
+func (*Rwatch) Type() Type { return typeTwatch + 1 }
+func (*Tlease) Type() Type { return typeTlease }
+func (*Rlease) Type() Type { return typeTlease + 1 }
+func (*Tcall) Type() Type  { return typeTcall }
+func (*Rcall) Type() Type  { return typeTcall + 1 }
+func (*Tpass) Type() Type  { return typeTpass }
+func (*Rpass) Type() Type  { return typeTpass + 1 }
+
+func (m *Rfail) fields(c *Coder) {
+	c.U16((*uint16)(&m.Kind))
+	c.Str(&m.Path)
+	c.Str(&m.Msg)
+	c.Str(&m.Hint)
+}
+func (m *Rstop) fields(c *Coder) {
+	c.U16(&m.Walked)
+	c.U8((*uint8)(&m.Kind))
+	c.Str(&m.Target)
+}
+func (m *Tget) fields(c *Coder) {
+	c.U32(&m.Fid)
+	c.Strs(&m.Names)
+	c.U64(&m.Offset)
+	c.U32(&m.Count)
+}
+func (m *Rget) fields(c *Coder) {
+	c.FileID(&m.ID)
+	c.U64(&m.Size)
+	c.Data(&m.Data)
+}
+
+// Bits of a Tput's flags.
+const (
+	putMustMake  = 1
+	putMustExist = 2
+	putAppend    = 4
+)
+
+func (m *Tput) fields(c *Coder) {
+	o := &m.Options
+	var flags uint32
+	for _, f := range []struct {
+		on  bool
+		bit uint32
+	}{{o.MustMake, putMustMake}, {o.MustExist, putMustExist}, {o.Append, putAppend}} {
+		if f.on {
+			flags |= f.bit
+		}
+	}
+	c.U32(&m.Fid)
+	c.Strs(&m.Names)
+	c.U8((*uint8)(&o.Kind))
+	c.U32(&flags)
+	c.U32(&o.Perm)
+	c.U64((*uint64)(&o.IfVersion))
+	c.U64((*uint64)(&o.Lease))
+	c.U64((*uint64)(&o.Epoch))
+	c.Data(&m.Data)
+	o.MustMake, o.MustExist, o.Append = flags&putMustMake != 0, flags&putMustExist != 0, flags&putAppend != 0
+	if flags > 7 || o.Kind != sigma.KindFile && o.Kind != sigma.KindSymlink && o.Kind != sigma.KindEndpoint {
+		c.Fail("put has unknown flags or a kind that cannot be put")
+	}
+}
+func (m *Rput) fields(c *Coder)   { c.FileID(&m.ID) }
+func (m *Twatch) fields(c *Coder) { c.U32(&m.Fid); c.U64((*uint64)(&m.Since)) }
+func (m *Rwatch) fields(c *Coder) { c.U64((*uint64)(&m.Version)) }
+func (m *Tlease) fields(c *Coder) {
+	c.U32(&m.Fid)
+	c.U64((*uint64)(&m.ID))
+	c.Duration(&m.TTL)
+}
+func (m *Rlease) fields(c *Coder) { c.U64((*uint64)(&m.ID)) }
+func (m *Tcall) fields(c *Coder)  { c.U32(&m.Fid); c.Str(&m.Method); c.Data(&m.Payload) }
+func (m *Rcall) fields(c *Coder)  { c.Data(&m.Payload) }
+func (m *Tpass) fields(c *Coder)  { c.U32(&m.Fid) }
+func (m *Rpass) fields(*Coder)    {}
+
+// Fail makes the reply for err in the dialect of the session.
+func Fail(err error, plain bool) Message {
+	kind := sigma.KindOf(err)
+	if plain {
+		return &Rlerror{Errno: uint32(kind.Errno())}
+	}
+	r := &Rfail{Kind: kind, Hint: clip(sigma.HintOf(err))}
+	if e, ok := err.(*sigma.Error); ok {
+		r.Path = clip(e.Path)
+		r.Msg = clip((&sigma.Error{Kind: e.Kind, Msg: e.Msg, Err: e.Err}).Error())
+	} else {
+		r.Msg = clip(err.Error())
+	}
+	return r
+}
+
+// Err turns an error reply into an error; nil for other messages.
+func Err(m Message) error {
+	switch m := m.(type) {
+	case *Rfail:
+		return &sigma.Error{Op: "sigmap.Err", Kind: m.Kind, Path: m.Path, Msg: m.Msg, Hint: m.Hint}
+	case *Rlerror:
+		return sigma.Errorf("sigmap.Err", sigma.KindOf(errnoOf(m.Errno)), "%v", errnoOf(m.Errno))
+	}
+	return nil
+}

@@ -1,0 +1,160 @@
+package sigmap
+
+import (
+	"fmt"
+
+	"sigmaos.dev/sigma"
+)
+
+// Versions that a session can be negotiated to, best first.
+const (
+	VersionSigma = "9P2000.L.sigma1" // 9P2000.L with the messages of types 128 and up
+	VersionPlain = "9P2000.L"
+)
+
+// Limits of a session. MessageMax fits a socket buffer and is what one recvmsg takes; HeaderRoom is what the largest fixed part of a message that carries
+// data needs, so that a message carries MessageMax - HeaderRoom bytes of data.
+const (
+	MessageMax = 64 << 10
+	HeaderRoom = 4 << 10
+	DataMax    = MessageMax - HeaderRoom
+	WalkMax    = 64 // names in one walk; longer paths are walked in parts
+	NoTag      = 0xffff
+	NoFid      = 0xffffffff
+	headerSize = 7
+)
+
+// Type is the number of a message.
+type Type uint8
+
+// Message is one request or reply.
+type Message interface {
+	Type() Type
+	fields(c *Coder)
+}
+
+// Encode appends the message with its header (size u32, type u8, tag u16) to buf.
+func Encode(buf []byte, tag uint16, m Message) ([]byte, error) {
+	start := len(buf)
+	size, typ := uint32(0), uint8(m.Type())
+	c := NewEncoder(buf)
+	c.U32(&size)
+	c.U8(&typ)
+	c.U16(&tag)
+	m.fields(c)
+	if err := c.Finish(); err != nil {
+		return nil, err
+	}
+	n := len(c.buf) - start
+	if n > MessageMax {
+		return nil, sigma.Errorf("sigmap.Encode", sigma.KindTooBig, "a message of %d bytes exceeds %d", n, MessageMax)
+	}
+	c.buf[start], c.buf[start+1], c.buf[start+2], c.buf[start+3] = byte(n), byte(n>>8), byte(n>>16), byte(n>>24)
+	return c.buf, nil
+}
+
+// Decode reads one whole message. Data fields alias buf. Errors are KindInvalid; tag is valid as soon as a header is there, so that the error can be answered.
+func Decode(buf []byte) (tag uint16, m Message, err error) {
+	var size uint32
+	var typ uint8
+	tag = NoTag
+	c := NewDecoder(buf)
+	c.U32(&size)
+	c.U8(&typ)
+	c.U16(&tag)
+	if c.err != nil {
+		return NoTag, nil, c.err
+	}
+	if int64(size) != int64(len(buf)) {
+		return tag, nil, sigma.Errorf("sigmap.Decode", sigma.KindInvalid, "a message says it has %d bytes but has %d", size, len(buf))
+	}
+	m = New(Type(typ))
+	if m == nil {
+		return tag, nil, sigma.Errorf("sigmap.Decode", sigma.KindUnsupported, "unknown message type %d", typ)
+	}
+	m.fields(c)
+	return tag, m, c.Finish()
+}
+
+// The message types. Below 128 they are 9P2000.L's. A reply's type is its request's plus one.
+const (
+	typeRlerror     Type = 7
+	typeTstatfs     Type = 8
+	typeTlopen      Type = 12
+	typeTlcreate    Type = 14
+	typeTsymlink    Type = 16
+	typeTreadlink   Type = 22
+	typeTgetattr    Type = 24
+	typeTsetattr    Type = 26
+	typeTreaddir    Type = 40
+	typeTfsync      Type = 50
+	typeTmkdir      Type = 72
+	typeTrenameat   Type = 74
+	typeTunlinkat   Type = 76
+	typeTversion    Type = 100
+	typeTattach     Type = 104
+	typeTflush      Type = 108
+	typeTwalk       Type = 110
+	typeTread       Type = 116
+	typeTwrite      Type = 118
+	typeTclunk      Type = 120
+	typeTremove     Type = 122
+	typeRfail       Type = 129 // an error with kind, message and hint, instead of Rlerror
+	typeRstop       Type = 131 // a walk met a link
+	typeTget        Type = 132
+	typeTput        Type = 134
+	typeTwatch      Type = 136
+	typeTlease      Type = 138
+	typeTcall       Type = 140
+	typeTpass       Type = 142
+	typeTfence      Type = 144 // reserved: bind an epoch to a fid
+	typeTresume     Type = 146 // reserved: resume a session by its reply table
+	typeTwriteAt    Type = 148 // reserved: write conditional on a version
+	typeTcreateWait Type = 150 // reserved: create once an ephemeral name is gone
+)
+
+// New returns an empty message of type t, or nil if t is unknown or only reserved.
+func New(t Type) Message {
+	if f := constructors[t]; f != nil {
+		return f()
+	}
+	return nil
+}
+
+var constructors = [256]func() Message{
+	typeRlerror: func() Message { return new(Rlerror) }, typeRfail: func() Message { return new(Rfail) }, typeRstop: func() Message { return new(Rstop) },
+	typeTstatfs: func() Message { return new(Tstatfs) }, typeTstatfs + 1: func() Message { return new(Rstatfs) },
+	typeTlopen: func() Message { return new(Tlopen) }, typeTlopen + 1: func() Message { return new(Rlopen) },
+	typeTlcreate: func() Message { return new(Tlcreate) }, typeTlcreate + 1: func() Message { return new(Rlcreate) },
+	typeTsymlink: func() Message { return new(Tsymlink) }, typeTsymlink + 1: func() Message { return new(Rsymlink) },
+	typeTreadlink: func() Message { return new(Treadlink) }, typeTreadlink + 1: func() Message { return new(Rreadlink) },
+	typeTgetattr: func() Message { return new(Tgetattr) }, typeTgetattr + 1: func() Message { return new(Rgetattr) },
+	typeTsetattr: func() Message { return new(Tsetattr) }, typeTsetattr + 1: func() Message { return new(Rsetattr) },
+	typeTreaddir: func() Message { return new(Treaddir) }, typeTreaddir + 1: func() Message { return new(Rreaddir) },
+	typeTfsync: func() Message { return new(Tfsync) }, typeTfsync + 1: func() Message { return new(Rfsync) },
+	typeTmkdir: func() Message { return new(Tmkdir) }, typeTmkdir + 1: func() Message { return new(Rmkdir) },
+	typeTrenameat: func() Message { return new(Trenameat) }, typeTrenameat + 1: func() Message { return new(Rrenameat) },
+	typeTunlinkat: func() Message { return new(Tunlinkat) }, typeTunlinkat + 1: func() Message { return new(Runlinkat) },
+	typeTversion: func() Message { return new(Tversion) }, typeTversion + 1: func() Message { return new(Rversion) },
+	typeTattach: func() Message { return new(Tattach) }, typeTattach + 1: func() Message { return new(Rattach) },
+	typeTflush: func() Message { return new(Tflush) }, typeTflush + 1: func() Message { return new(Rflush) },
+	typeTwalk: func() Message { return new(Twalk) }, typeTwalk + 1: func() Message { return new(Rwalk) },
+	typeTread: func() Message { return new(Tread) }, typeTread + 1: func() Message { return new(Rread) },
+	typeTwrite: func() Message { return new(Twrite) }, typeTwrite + 1: func() Message { return new(Rwrite) },
+	typeTclunk: func() Message { return new(Tclunk) }, typeTclunk + 1: func() Message { return new(Rclunk) },
+	typeTremove: func() Message { return new(Tremove) }, typeTremove + 1: func() Message { return new(Rremove) },
+	typeTget: func() Message { return new(Tget) }, typeTget + 1: func() Message { return new(Rget) },
+	typeTput: func() Message { return new(Tput) }, typeTput + 1: func() Message { return new(Rput) },
+	typeTwatch: func() Message { return new(Twatch) }, typeTwatch + 1: func() Message { return new(Rwatch) },
+	typeTlease: func() Message { return new(Tlease) }, typeTlease + 1: func() Message { return new(Rlease) },
+	typeTcall: func() Message { return new(Tcall) }, typeTcall + 1: func() Message { return new(Rcall) },
+	typeTpass: func() Message { return new(Tpass) }, typeTpass + 1: func() Message { return new(Rpass) },
+}
+
+// String names the message's type for logs.
+func (t Type) String() string {
+	if m := New(t); m != nil {
+		return fmt.Sprintf("%T", m)[len("*sigmap."):]
+	}
+	return fmt.Sprintf("type %d", uint8(t))
+}

@@ -1,0 +1,123 @@
+package treekit
+
+import (
+	"context"
+
+	"sigmaos.dev/sigma"
+)
+
+// WalkTo walks names and says where it stopped: at a file (not nil) or at a link. The file must be closed. A link at the end
+// stops the walk only if followLast. A missing name is KindNotFound, a file in the middle KindNotDir.
+func WalkTo(ctx context.Context, f sigma.File, names []string, followLast bool) (sigma.File, *sigma.Stopped, error) {
+	file, ids, err := f.Walk(ctx, names)
+	if err != nil {
+		return nil, nil, err
+	}
+	n := len(ids)
+	if file != nil {
+		if n == 0 {
+			return file, nil, nil
+		}
+		if k := ids[n-1].Kind; !followLast || k != sigma.KindSymlink && k != sigma.KindEndpoint {
+			return file, nil, nil
+		}
+	} else {
+		if k := ids[max(n, 1)-1].Kind; n == 0 || k != sigma.KindSymlink && k != sigma.KindEndpoint {
+			kind := sigma.KindNotFound
+			if n > 0 && k != sigma.KindDir {
+				kind = sigma.KindNotDir
+			}
+			return nil, nil, sigma.PathError("treekit.Walk", kind, sigma.JoinPath(names...))
+		}
+		if file, _, err = f.Walk(ctx, names[:n]); err != nil {
+			return nil, nil, err
+		}
+		if file == nil {
+			return nil, nil, sigma.PathError("treekit.Walk", sigma.KindNotFound, sigma.JoinPath(names...))
+		}
+	}
+	defer file.Close()
+	target, err := file.ReadLink(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return nil, &sigma.Stopped{Walked: n, Kind: ids[n-1].Kind, Target: target}, nil
+}
+
+// Get is f's own Get, or one made of walk, open and read.
+func Get(ctx context.Context, f sigma.File, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+	if g, ok := f.(sigma.Getter); ok {
+		return g.Get(ctx, names, offset, count)
+	}
+	file, stop, err := WalkTo(ctx, f, names, true)
+	if err != nil || stop != nil {
+		return sigma.GetResult{}, stop, err
+	}
+	defer file.Close()
+	if g, ok := file.(sigma.Getter); ok && len(names) > 0 {
+		return g.Get(ctx, nil, offset, count)
+	}
+	if err := file.Open(ctx, sigma.OpenRead); err != nil {
+		return sigma.GetResult{}, nil, err
+	}
+	st, err := file.Stat(ctx)
+	if err != nil {
+		return sigma.GetResult{}, nil, err
+	}
+	if st.ID.Kind == sigma.KindDir {
+		return sigma.GetResult{}, nil, sigma.PathError("treekit.Get", sigma.KindIsDir, sigma.JoinPath(names...))
+	}
+	buf := make([]byte, count)
+	n, err := file.ReadAt(ctx, buf, offset)
+	if err != nil {
+		return sigma.GetResult{}, nil, err
+	}
+	// A file of unknown size (/proc) is as large as what could be read.
+	return sigma.GetResult{Data: buf[:n], ID: st.ID, Size: max(st.Size, offset+uint64(n))}, nil, nil
+}
+
+// Put is the directory's own Put, or one made of create, write and sync, which has no conditions.
+func Put(ctx context.Context, f sigma.File, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+	if p, ok := f.(sigma.Putter); ok {
+		return p.Put(ctx, names, data, o)
+	}
+	if len(names) == 0 {
+		return sigma.FileID{}, nil, Unsupported("put")
+	}
+	dir, stop, err := WalkTo(ctx, f, names[:len(names)-1], true)
+	if err != nil || stop != nil {
+		return sigma.FileID{}, stop, err
+	}
+	defer dir.Close()
+	last := names[len(names)-1]
+	if p, ok := dir.(sigma.Putter); ok && len(names) > 1 {
+		id, stop, err := p.Put(ctx, []string{last}, data, o)
+		if stop != nil {
+			stop.Walked += len(names) - 1
+		}
+		return id, stop, err
+	}
+	if o.Kind != sigma.KindFile || o.IfVersion != 0 || o.Lease != 0 || o.MustExist || o.Epoch != 0 {
+		return sigma.FileID{}, nil, Unsupported("put with conditions")
+	}
+	flags := sigma.OpenWrite | sigma.OpenTruncate
+	if o.Append {
+		flags = sigma.OpenWrite | sigma.OpenAppend
+	}
+	if o.MustMake {
+		flags |= sigma.OpenExclusive
+	}
+	file, err := dir.Create(ctx, last, flags, o.Perm)
+	if err != nil {
+		return sigma.FileID{}, nil, err
+	}
+	defer file.Close()
+	if _, err = file.WriteAt(ctx, data, 0); err == nil {
+		err = file.Sync(ctx)
+	}
+	if err != nil {
+		return sigma.FileID{}, nil, err
+	}
+	st, err := file.Stat(ctx)
+	return st.ID, nil, err
+}
