@@ -95,6 +95,9 @@ func fuzzOne(ctx context.Context, r *recorder, t fuzzTarget, each time.Duration)
 	if err != nil && fuzzClockRace(out) {
 		out, err = c.output(ctx)
 	}
+	if ctx.Err() != nil {
+		return
+	}
 	if err != nil {
 		r.fail(name, out+fmt.Sprintf("%v\nif it wrote a file below testdata/fuzz, commit it with the repair", err))
 		return

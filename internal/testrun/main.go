@@ -99,11 +99,11 @@ func run(ctx context.Context, parts []part, t *Tally) {
 		bounded, cancel := context.WithTimeout(ctx, p.bound)
 		p.run(bounded, r)
 		if bounded.Err() != nil {
-			why := "was interrupted"
+			name, why := "interrupted", "did not end"
 			if ctx.Err() == nil {
-				why = "took longer than " + p.bound.String()
+				name, why = "timeout", "took longer than "+p.bound.String()
 			}
-			r.fail("timeout", why)
+			r.fail(name, why)
 		}
 		cancel()
 		if n := t.count().minus(before); n.Passed+n.Failed == 0 {
