@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+// Where things are unless a flag or the environment says otherwise.
+const (
+	dataDefault = "/var/lib/sigma"
+	adminSocket = "sigmad/admin.sock" // below DATA
+)
+
+// app is what all verbs share: the global flags, the streams, and the connection to a realm.
+type app struct {
+	in     io.Reader
+	out    io.Writer // answers; one JSON value with --json
+	err    io.Writer // errors, progress, remarks
+	getenv func(string) string
+
+	addr  string // path of the admin socket
+	data  string // DATA
+	realm string
+	json  bool
+}
+
+// connect opens the realm that the flags name. The caller closes the client.
+func (a *app) connect(ctx context.Context) (*sdk.Client, error) {
+	return a.connectTo(ctx, sigma.RealmID(a.realm))
+}
+
+func (a *app) connectTo(ctx context.Context, realm sigma.RealmID) (*sdk.Client, error) {
+	if err := realm.Check(); err != nil {
+		return nil, err
+	}
+	c, err := sdk.Connect(ctx, a.socket(), realm)
+	var e *sigma.Error
+	if errors.As(err, &e) && e.Kind == sigma.KindNotFound && e.Hint == "" {
+		return nil, &sigma.Error{Op: "sigma.connect", Realm: realm, Kind: e.Kind, Msg: fmt.Sprintf("there is no realm %q", realm),
+			Hint: "list realms with: sigma realm ls; make this one with: sigma realm create " + string(realm)}
+	}
+	return c, err
+}
+
+// socket is where sigmad answers programs outside.
+func (a *app) socket() string {
+	if a.addr != "" {
+		return a.addr
+	}
+	return filepath.Join(a.data, adminSocket)
+}
+
+// printJSON writes v as one JSON value, indented, with a newline.
+func (a *app) printJSON(v any) error {
+	enc := json.NewEncoder(a.out)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// remark writes a line for people beside the answer.
+func (a *app) remark(format string, args ...any) { fmt.Fprintf(a.err, format+"\n", args...) }
+
+// root makes the command tree.
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "sigma [FLAGS] COMMAND",
+		Short: "Run and use sigmaOS on this machine",
+		Long: `sigma starts a sigmaOS on this machine, makes realms, runs programs in them as
+isolated procs, and reads and writes a realm's files.
+
+Everything but "sigma version", "sigma doctor" and "sigma help" needs root, because
+the admin socket is root's.`,
+		Example: `  sudo sigma up --detach           # start sigmaOS on this machine
+  sudo sigma run ./hello           # run a static executable as a proc
+  sudo sigma put -r texts /s3/in   # store files`,
+		Args:                       a.unknownCommand,
+		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceErrors:              true,
+		SilenceUsage:               true,
+		SuggestionsMinimumDistance: 2,
+		TraverseChildren:           true, // so that flags before the verb may mean something else (-r) than after it
+		PersistentPreRunE:          a.before,
+	}
+	root.SetIn(a.in)
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	root.SetFlagErrorFunc(flagError)
+	f := root.PersistentFlags()
+	f.StringVar(&a.addr, "addr", a.getenv("SIGMA_ADDR"), "admin `SOCKET` of the system (env SIGMA_ADDR; default DATA/"+adminSocket+")")
+	f.StringVar(&a.data, "data", orElse(a.getenv("SIGMA_DATA"), dataDefault), "`DIR` that holds all state of the system (env SIGMA_DATA)")
+	f.BoolVar(&a.json, "json", false, "print JSON instead of text")
+	a.addCommands(root)
+	a.addRealmFlag(root)
+	return root
+}
+
+// addRealmFlag gives every command --realm, and -r where the command has no -r (recursive) of its own.
+func (a *app) addRealmFlag(cmd *cobra.Command) {
+	if f := cmd.Flags(); f.Lookup("realm") == nil {
+		short := "r"
+		if f.ShorthandLookup(short) != nil {
+			short = ""
+		}
+		f.StringVarP(&a.realm, "realm", short, orElse(a.getenv("SIGMA_REALM"), string(sigma.DefaultRealm)), "`REALM` to work in (env SIGMA_REALM)")
+	}
+	for _, c := range cmd.Commands() {
+		a.addRealmFlag(c)
+	}
+}
+
+func orElse(s, other string) string {
+	if s == "" {
+		return other
+	}
+	return s
+}
+
+// execute runs one command line and returns the exit code.
+func (a *app) execute(ctx context.Context, args []string) int {
+	root := a.root()
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	var code exitCode
+	if errors.As(err, &code) {
+		return int(code)
+	}
+	if errors.Is(err, syscall.EPIPE) {
+		return exitFailure // the reader of our output, such as head, has what it wants
+	}
+	a.printError(err)
+	return codeOf(err)
+}
+
+func (a *app) printError(err error) {
+	fmt.Fprintf(a.err, "sigma: %v\n", err)
+	if hint := sigma.HintOf(err); hint != "" {
+		fmt.Fprintf(a.err, "hint: %s\n", hint)
+	}
+}

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+type versionJSON struct {
+	Version  string `json:"version"`
+	Revision string `json:"revision,omitempty"`
+	Modified bool   `json:"modified,omitempty"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
+func newVersionCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of this program",
+		Long: `Print the version of this program and what it was built from and with. It does not
+ask the system that runs; "sigma status" does.`,
+		Example: `  sigma version
+  sigma version --json`,
+		Args: between(0, 0),
+		RunE: func(*cobra.Command, []string) error { return a.version() },
+	}
+}
+
+func (a *app) version() error {
+	v := builtFrom()
+	if a.json {
+		return a.printJSON(v)
+	}
+	revision := v.Revision
+	if v.Modified {
+		revision += " (modified)"
+	}
+	_, err := fmt.Fprintf(a.out, "sigma %s %s\n%s %s\n", v.Version, revision, v.Go, v.Platform)
+	return err
+}
+
+func builtFrom() versionJSON {
+	v := versionJSON{Version: "(devel)", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return v
+	}
+	if info.Main.Version != "" {
+		v.Version = info.Main.Version
+	}
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			v.Revision = s.Value[:min(12, len(s.Value))]
+		case "vcs.modified":
+			v.Modified = s.Value == "true"
+		}
+	}
+	return v
+}
