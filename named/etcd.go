@@ -1,0 +1,300 @@
+package named
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap"
+
+	"sigmaos.dev/sigma"
+)
+
+// etcdStore is a Store in an etcd of one member inside this process. It has no listener, not even a socket file: the client calls the server's
+// functions.
+//
+// etcd keeps every old value of a key until it is told to compact. Nobody asks for old values here, and a tenant that rewrites a
+// big file would fill the database within etcd's shortest automatic period. So the store compacts by itself each time that compactBytes were
+// written, and writers wait when it cannot keep up.
+type etcdStore struct {
+	etcd   *embed.Etcd
+	client *clientv3.Client
+	log    *slog.Logger
+	lost   <-chan struct{}
+	work   sync.WaitGroup
+	stop   context.CancelFunc // ends compaction
+	due    chan struct{}      // holds a token when compaction should start
+	lock   *os.File           // of the directory
+
+	mu      sync.Mutex
+	written int64         // bytes since the last compaction began; guarded by mu
+	over    chan struct{} // closed when a compaction has ended; replaced then; guarded by mu
+}
+
+const (
+	// etcdRequestMax is what one transaction may have: the end of a lease with leaseFilesMax files of the longest names (a delete and a
+	// directory record for each, 2.8 MiB) and a full batch with one more file (2 MiB).
+	etcdRequestMax = 8 << 20
+	etcdOpsMax     = 4*leaseFilesMax + 4*batchNodes
+	// compactBytes bounds the database's garbage; four times as much makes writers wait.
+	compactBytes = 64 << 20
+	// etcd keeps the last entries of its log in memory until it takes a snapshot; an entry may have etcdRequestMax bytes, usual ones few.
+	etcdSnapshotCount = 2000
+	etcdCatchUp       = 100
+	scanPage          = 1000    // keys; an average page of small files has 100 KB
+	scanPageBig       = 16      // keys while they are big: at most 16 MiB
+	scanPageBytes     = 4 << 20 // what tells big from small
+)
+
+// openEtcd starts etcd in cfg.Dir and waits until it serves.
+func openEtcd(ctx context.Context, cfg Config) (*etcdStore, error) {
+	const op = "named.openEtcd"
+	dir, err := filepath.Abs(cfg.Dir)
+	if err != nil || cfg.Dir == "" {
+		return nil, sigma.Errorf(op, sigma.KindInvalid, "%q is no directory for names", cfg.Dir)
+	}
+	lock, err := lockDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	e, err := embed.StartEtcd(etcdConfig(filepath.Join(dir, "etcd"), cfg))
+	if err != nil {
+		lock.Close()
+		return nil, &sigma.Error{Op: op, Path: dir, Kind: sigma.KindUnavailable, Msg: "etcd does not start", Err: err}
+	}
+	lost := e.Server.StopNotify()
+	compacting, stop := context.WithCancel(context.Background())
+	s := &etcdStore{etcd: e, log: cfg.Log, lost: lost, stop: stop, due: make(chan struct{}, 1), over: make(chan struct{}), lock: lock}
+	select {
+	case <-e.Server.ReadyNotify():
+	case <-lost:
+		err = sigma.Errorf(op, sigma.KindUnavailable, "etcd stopped while it started")
+	case <-ctx.Done():
+		err = sigma.Wrap(op, "", ctx.Err())
+	}
+	s.client = v3client.New(e.Server)
+	if err == nil {
+		err = s.makeRoom(ctx)
+	}
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	s.work.Go(func() { s.compact(compacting) })
+	return s, nil
+}
+
+// etcdConfig makes the configuration of a single member without listeners. The URLs are names that etcd wants to have; nobody opens them.
+func etcdConfig(dir string, cfg Config) *embed.Config {
+	c := embed.NewConfig()
+	nobody := []url.URL{{Scheme: "http", Host: "127.0.0.1:1"}}
+	c.Name = "named"
+	c.Dir = dir
+	c.ListenPeerUrls, c.ListenClientUrls = nil, nil
+	c.AdvertisePeerUrls, c.AdvertiseClientUrls = nobody, nobody
+	c.InitialCluster = c.InitialClusterFromName(c.Name)
+	c.EnableGRPCGateway = false
+	c.MaxRequestBytes = etcdRequestMax
+	c.MaxTxnOps = etcdOpsMax
+	c.QuotaBackendBytes = int64(cfg.StoreMax)
+	c.SnapshotCount = etcdSnapshotCount
+	c.SnapshotCatchUpEntries = etcdCatchUp
+	c.MaxWalFiles, c.MaxSnapFiles = 2, 2
+	c.AutoCompactionRetention = "0"
+	c.LogLevel = "warn"
+	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(slogCore{log: cfg.Log}))
+	return c
+}
+
+// makeRoom lifts the alarm that etcd raised when its quota was full, if compaction makes room.
+func (s *etcdStore) makeRoom(ctx context.Context) error {
+	const op = "named.openEtcd"
+	alarms, err := s.client.AlarmList(ctx)
+	if err != nil {
+		return sigma.Wrap(op, "", err)
+	}
+	for _, a := range alarms.Alarms {
+		if a.Alarm != etcdserverpb.AlarmType_NOSPACE {
+			return sigma.Errorf(op, sigma.KindOther, "etcd has the alarm %v; its data may be damaged", a.Alarm)
+		}
+		s.log.Warn("the store of names was full; compacting")
+		if err := s.compactNow(ctx); err != nil {
+			return sigma.Wrap(op, "", err)
+		}
+		if _, err := s.client.Defragment(ctx, ""); err != nil {
+			return sigma.Wrap(op, "", err)
+		}
+		if _, err := s.client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(a)); err != nil {
+			return sigma.Wrap(op, "", err)
+		}
+	}
+	return nil
+}
+
+// Get implements Store.
+func (s *etcdStore) Get(ctx context.Context, key string) (value []byte, at Revision, found bool, err error) {
+	r, err := s.client.Get(ctx, key)
+	if err != nil || len(r.Kvs) == 0 {
+		return nil, 0, false, err
+	}
+	return r.Kvs[0].Value, Revision(r.Kvs[0].ModRevision), true, nil
+}
+
+// Scan implements Store. It reads all pages at the revision of the first, so that they fit together.
+func (s *etcdStore) Scan(ctx context.Context, prefix string, f func(key string, value []byte) error) error {
+	from, end, page, revision := prefix, clientv3.GetPrefixRangeEnd(prefix), int64(scanPage), int64(0)
+	for {
+		r, err := s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(revision))
+		if err != nil {
+			return err
+		}
+		revision = r.Header.Revision
+		size := 0
+		for _, kv := range r.Kvs {
+			size += len(kv.Value)
+			if err := f(string(kv.Key), kv.Value); err != nil {
+				return err
+			}
+		}
+		if !r.More {
+			return nil
+		}
+		from = string(r.Kvs[len(r.Kvs)-1].Key) + "\x00"
+		if page = scanPage; size > scanPageBytes {
+			page = scanPageBig
+		}
+	}
+}
+
+// Commit implements Store.
+func (s *etcdStore) Commit(ctx context.Context, b Batch) (Revision, error) {
+	if err := s.admit(ctx); err != nil {
+		return 0, err
+	}
+	ops := make([]clientv3.Op, 0, len(b.Puts)+len(b.Deletes))
+	size := 0
+	for _, kv := range b.Puts {
+		ops = append(ops, clientv3.OpPut(kv.Key, string(kv.Value)))
+		size += len(kv.Key) + len(kv.Value)
+	}
+	for _, key := range b.Deletes {
+		ops = append(ops, clientv3.OpDelete(key))
+		size += len(key)
+	}
+	r, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(b.Guard), "=", int64(b.GuardAt))).Then(ops...).Commit()
+	switch {
+	case errors.Is(err, rpctypes.ErrNoSpace), errors.Is(err, rpctypes.ErrGRPCNoSpace):
+		return 0, errStoreFull
+	case err != nil:
+		return 0, err
+	case !r.Succeeded:
+		return 0, errConflict
+	}
+	s.wrote(size)
+	return Revision(r.Header.Revision), nil
+}
+
+// DeletePrefix implements Store.
+func (s *etcdStore) DeletePrefix(ctx context.Context, prefix string, most int) (bool, error) {
+	r, err := s.client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(int64(most)))
+	if err != nil || len(r.Kvs) == 0 {
+		return false, err
+	}
+	_, err = s.client.Delete(ctx, prefix, clientv3.WithRange(string(r.Kvs[len(r.Kvs)-1].Key)+"\x00"))
+	return r.More, err
+}
+
+// Lost implements Store.
+func (s *etcdStore) Lost() <-chan struct{} { return s.lost }
+
+// Close implements Store.
+func (s *etcdStore) Close() {
+	s.stop()
+	s.work.Wait()
+	s.client.Close()
+	s.etcd.Close()
+	s.lock.Close()
+}
+
+// admit makes a writer wait while there is too much garbage.
+func (s *etcdStore) admit(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		full, over := s.written > 4*compactBytes, s.over
+		s.mu.Unlock()
+		if !full {
+			return nil
+		}
+		select {
+		case <-over:
+		case <-s.lost:
+			return errors.New("etcd has stopped")
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for compaction: %w", ctx.Err())
+		}
+	}
+}
+
+func (s *etcdStore) wrote(size int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.written += int64(size)
+	if s.written > compactBytes {
+		select {
+		case s.due <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// compact removes old values whenever they are due.
+func (s *etcdStore) compact(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.lost:
+			return
+		case <-s.due:
+		}
+		s.mu.Lock()
+		began := s.written
+		s.mu.Unlock()
+		if err := s.compactNow(ctx); err != nil && ctx.Err() == nil {
+			s.log.Warn("old names cannot be removed from etcd", "err", err)
+			select {
+			case <-time.After(time.Second): // whoever writes next tries again
+			case <-ctx.Done():
+			}
+		}
+		s.mu.Lock()
+		s.written -= began
+		close(s.over)
+		s.over = make(chan struct{})
+		s.mu.Unlock()
+	}
+}
+
+// compactNow removes all values but the last of each key, and returns when their space can be used again.
+func (s *etcdStore) compactNow(ctx context.Context) error {
+	r, err := s.client.Get(ctx, counterKey)
+	if err != nil {
+		return err
+	}
+	_, err = s.client.Compact(ctx, r.Header.Revision, clientv3.WithCompactPhysical())
+	if errors.Is(err, rpctypes.ErrCompacted) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,127 @@
+package named
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// What was acknowledged is there after a restart, and after a copy of the files was taken in the middle, as a kill leaves them.
+func TestEtcdRestart(t *testing.T) {
+	dir := t.TempDir()
+	began := time.Now()
+	s, stop := serve(t, Config{Dir: dir})
+	root := attach(t, s)
+	t.Logf("started in %v", time.Since(began))
+	if _, err := Open(t.Context(), Config{Dir: dir}); sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("a second server on the directory: %v", err)
+	}
+	if err := root.Mkdir(t.Context(), "d", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d := walk(t, root, "d")
+	var group sync.WaitGroup
+	for w := range 8 {
+		group.Go(func() {
+			for i := range 25 {
+				put(t, d, fmt.Sprintf("%d-%d", w, i), fmt.Sprint(i))
+			}
+		})
+	}
+	group.Wait()
+	big := bytes.Repeat([]byte("sigma"), FileMax/5)
+	put(t, root, "big", string(big))
+	lease, err := root.Lease(t.Context(), time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := root.Put(t.Context(), []string{"ephemeral"}, []byte("e"), sigma.PutOptions{Lease: lease}); err != nil {
+		t.Fatal(err)
+	}
+	if err := root.Rename(t.Context(), "d", root, "moved"); err != nil {
+		t.Fatal(err)
+	}
+	stat, err := d.Stat(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := filepath.Join(t.TempDir(), "copy")
+	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	for _, dir := range []string{dir, copied} {
+		s, stop := serve(t, Config{Dir: dir})
+		root := attach(t, s)
+		moved := walk(t, root, "moved")
+		if names := list(t, moved, 7); len(names) != 200 {
+			t.Errorf("%d names", len(names))
+		}
+		if got, err := moved.Stat(t.Context()); err != nil || got.ID != stat.ID || !got.Modified.Equal(stat.Modified) || got.Perm != stat.Perm {
+			t.Errorf("got %+v, %v, want %+v", got, err, stat)
+		}
+		if got := get(t, moved, "3-24"); got != "24" {
+			t.Errorf("got %q", got)
+		}
+		if got := get(t, root, "big"); got != string(big) {
+			t.Errorf("big file has %d bytes", len(got))
+		}
+		if err := root.Revoke(t.Context(), lease); err != nil {
+			t.Error(err)
+		}
+		if names := list(t, root, 10); len(names) != 2 {
+			t.Errorf("root has %q", names)
+		}
+		stop()
+	}
+}
+
+// A tenant that rewrites big files cannot fill the database: the store compacts.
+func TestEtcdCompacts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("writes 200 MB")
+	}
+	dir := t.TempDir()
+	s, _ := serve(t, Config{Dir: dir, StoreMax: 160 * sigma.MiB})
+	root := attach(t, s)
+	big := make([]byte, FileMax)
+	for i := range 200 {
+		big[0] = byte(i)
+		put(t, root, fmt.Sprint("big", i%4), string(big))
+	}
+	if got := get(t, root, "big3"); got[0] != 199 {
+		t.Errorf("got %d", got[0])
+	}
+}
+
+func BenchmarkEtcdPut(b *testing.B) {
+	for _, callers := range []int{1, 16, 256} {
+		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
+			s, stop := serve(b, Config{Dir: b.TempDir()})
+			defer stop()
+			root := attach(b, s)
+			data := make([]byte, 100)
+			b.ReportAllocs()
+			b.SetParallelism(callers)
+			b.ResetTimer()
+			var n sync.Map
+			b.RunParallel(func(pb *testing.PB) {
+				name := []string{fmt.Sprintf("%p", pb)}
+				n.Store(name[0], true)
+				for pb.Next() {
+					if _, _, err := root.Put(context.Background(), name, data, sigma.PutOptions{}); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,57 @@
+package named
+
+import (
+	"context"
+	"log/slog"
+
+	"go.uber.org/zap/zapcore"
+)
+
+// slogCore passes on etcd's log from warnings up.
+type slogCore struct{ log *slog.Logger }
+
+func (c slogCore) Enabled(l zapcore.Level) bool { return l >= zapcore.WarnLevel }
+
+func (c slogCore) With(fields []zapcore.Field) zapcore.Core {
+	return slogCore{c.log.With(attributes(fields)...)}
+}
+
+func (c slogCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if c.Enabled(e.Level) && !expected(e.Message) {
+		return ce.AddCore(e, c)
+	}
+	return ce
+}
+
+// expected are warnings about what is wanted here: no listeners, no users, so no certificates and tokens.
+func expected(msg string) bool {
+	switch msg {
+	case "Running http and grpc server on single port. This is not recommended for production.",
+		"simple token is not cryptographically signed":
+		return true
+	}
+	return false
+}
+
+func (c slogCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
+	level := slog.LevelWarn
+	if e.Level > zapcore.WarnLevel {
+		level = slog.LevelError
+	}
+	c.log.With("component", "etcd").Log(context.Background(), level, e.Message, attributes(fields)...)
+	return nil
+}
+
+func (c slogCore) Sync() error { return nil }
+
+func attributes(fields []zapcore.Field) []any {
+	enc := zapcore.NewMapObjectEncoder()
+	for _, f := range fields {
+		f.AddTo(enc)
+	}
+	attrs := make([]any, 0, 2*len(enc.Fields))
+	for k, v := range enc.Fields {
+		attrs = append(attrs, k, v)
+	}
+	return attrs
+}

@@ -1,0 +1,526 @@
+package named
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// mutation is one change of a realm, as one caller wants it. apply checks it against the step and adds its changes, or changes nothing and
+// answers an error. It does nothing that takes long, and gets the time as an argument.
+type mutation interface {
+	apply(s *step, now time.Time) reply
+	// size is about how many bytes the mutation holds while it waits.
+	size() int
+}
+
+// reply answers a mutation.
+type reply struct {
+	id      sigma.FileID
+	lease   sigma.LeaseID
+	stopped *sigma.Stopped
+	err     error
+}
+
+func refuse(op string, kind sigma.Kind, path string) reply {
+	return reply{err: sigma.PathError(op, kind, path)}
+}
+
+// createOp makes a file, directory or symlink, or opens a file that is there.
+type createOp struct {
+	dir      uint64
+	name     string
+	kind     sigma.FileKind
+	perm     uint32
+	data     []byte // of a symlink
+	open     bool   // an existing file is as good
+	truncate bool   // cut an existing file
+	writes   bool   // an existing file must be writable
+}
+
+func (o createOp) size() int { return len(o.data) + len(o.name) }
+
+func (o createOp) apply(s *step, now time.Time) reply {
+	const op = "named.Create"
+	if err := checkDir(op, s, o.dir); err != nil {
+		return reply{err: err}
+	}
+	if err := sigma.CheckName(o.name); err != nil {
+		return reply{err: err}
+	}
+	if id := s.child(o.dir, o.name); id != 0 {
+		return o.existing(s, s.node(id), now)
+	}
+	n := &node{parent: o.dir, name: o.name, kind: o.kind, perm: o.perm & 0o777, data: o.data}
+	return s.make(op, n, now)
+}
+
+func (o createOp) existing(s *step, n *node, now time.Time) reply {
+	const op = "named.Create"
+	switch {
+	case !o.open || n.isLink():
+		return refuse(op, sigma.KindExists, o.name)
+	case n.kind == sigma.KindDir:
+		return refuse(op, sigma.KindIsDir, o.name)
+	case o.writes && n.perm&0o200 == 0:
+		return refuse(op, sigma.KindPermission, o.name)
+	case o.truncate:
+		return resizeOp{id: n.id, size64: 0}.apply(s, now)
+	}
+	return reply{id: n.fileID()}
+}
+
+// make adds a new file to a directory that has no such name. It sets what the caller of a mutation cannot choose.
+func (s *step) make(op string, n *node, now time.Time) reply {
+	if err := s.room(op, 1, len(n.data)); err != nil {
+		return reply{err: err}
+	}
+	id, ok := s.newID()
+	if !ok {
+		return reply{err: sigma.Errorf(op, sigma.KindNoSpace, "the realm has used up its file numbers")}
+	}
+	v := s.begin()
+	n.id, n.version, n.pos, n.mtime = id, v, uint64(v), now.UnixNano()
+	s.insert(n)
+	s.changeDir(n.parent, v, n.mtime, 1)
+	return reply{id: n.fileID()}
+}
+
+// room says whether the realm may hold so many more files and bytes.
+func (s *step) room(op string, files, bytes int) error {
+	switch l := s.base.limits; {
+	case files > 0 && s.count+files > l.entries:
+		return &sigma.Error{Op: op, Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the realm has %d names and may have no more", s.count),
+			Hint: "remove some, or keep many files under /s3 or /ux"}
+	case bytes > 0 && s.bytes+int64(bytes) > l.bytes:
+		return &sigma.Error{Op: op, Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the realm's names hold %d bytes of data and may hold no more than %d", s.bytes, l.bytes),
+			Hint: "keep data under /s3 or /ux"}
+	}
+	return nil
+}
+
+func checkDir(op string, v view, id uint64) error {
+	switch n := v.node(id); {
+	case n == nil:
+		return staleError(op)
+	case n.kind != sigma.KindDir:
+		return sigma.PathError(op, sigma.KindNotDir, n.name)
+	}
+	return nil
+}
+
+func checkFile(op string, v view, id uint64) (*node, error) {
+	n := v.node(id)
+	switch {
+	case n == nil:
+		return nil, staleError(op)
+	case n.kind == sigma.KindDir:
+		return nil, sigma.PathError(op, sigma.KindIsDir, n.name)
+	case n.isLink():
+		return nil, &sigma.Error{Op: op, Path: n.name, Kind: sigma.KindInvalid, Msg: "the file is a " + n.kind.String(), Hint: "use ReadLink and Put"}
+	}
+	return n, nil
+}
+
+func tooBig(op, name string, size uint64) error {
+	return &sigma.Error{Op: op, Path: name, Kind: sigma.KindTooBig, Msg: fmt.Sprintf("a file of names may have %d bytes, not %d", FileMax, size),
+		Hint: "keep big files under /s3 or /ux and put a symlink here"}
+}
+
+// writeOp writes a part of a file; a gap before it is filled with zeros.
+type writeOp struct {
+	id     uint64
+	offset uint64
+	atEnd  bool
+	data   []byte
+}
+
+func (o writeOp) size() int { return len(o.data) }
+
+func (o writeOp) apply(s *step, now time.Time) reply {
+	const op = "named.WriteAt"
+	n, err := checkFile(op, s, o.id)
+	if err != nil {
+		return reply{err: err}
+	}
+	if len(o.data) == 0 {
+		return reply{id: n.fileID()}
+	}
+	if o.atEnd {
+		o.offset = uint64(len(n.data))
+	}
+	if o.offset > FileMax || uint64(len(o.data)) > FileMax-o.offset {
+		return reply{err: tooBig(op, n.name, saturate(o.offset, len(o.data)))}
+	}
+	end := int(o.offset) + len(o.data)
+	if err := s.room(op, 0, end-len(n.data)); err != nil {
+		return reply{err: err}
+	}
+	data := make([]byte, max(end, len(n.data)))
+	copy(data, n.data)
+	copy(data[o.offset:], o.data)
+	return s.replaceData(n, data, now)
+}
+
+func saturate(a uint64, b int) uint64 {
+	if sum := a + uint64(b); sum >= a {
+		return sum
+	}
+	return 1<<64 - 1
+}
+
+func (s *step) replaceData(n *node, data []byte, now time.Time) reply {
+	v := s.begin()
+	e := s.edit(n.id)
+	e.version, e.mtime = v, now.UnixNano()
+	s.setData(e, data)
+	return reply{id: e.fileID()}
+}
+
+// resizeOp cuts a file or extends it with zeros.
+type resizeOp struct {
+	id     uint64
+	size64 uint64
+}
+
+func (o resizeOp) size() int { return 0 }
+
+func (o resizeOp) apply(s *step, now time.Time) reply {
+	const op = "named.Truncate"
+	n, err := checkFile(op, s, o.id)
+	switch {
+	case err != nil:
+		return reply{err: err}
+	case n.perm&0o200 == 0:
+		return refuse(op, sigma.KindPermission, n.name)
+	case o.size64 > FileMax:
+		return reply{err: tooBig(op, n.name, o.size64)}
+	case o.size64 == uint64(len(n.data)):
+		return reply{id: n.fileID()}
+	}
+	if err := s.room(op, 0, int(o.size64)-len(n.data)); err != nil {
+		return reply{err: err}
+	}
+	data := make([]byte, o.size64)
+	copy(data, n.data)
+	return s.replaceData(n, data, now)
+}
+
+// statOp changes attributes.
+type statOp struct {
+	id     uint64
+	change sigma.StatChange
+}
+
+func (o statOp) size() int { return 0 }
+
+func (o statOp) apply(s *step, now time.Time) reply {
+	const op = "named.SetStat"
+	n := s.node(o.id)
+	if n == nil {
+		return reply{err: staleError(op)}
+	}
+	var mtime int64
+	if m := o.change.Modified; m != nil {
+		if m.Year() < 1678 || m.Year() > 2261 {
+			return reply{err: sigma.Errorf(op, sigma.KindInvalid, "the time %v is out of range", *m)}
+		}
+		mtime = m.UnixNano()
+	}
+	if o.change.Size != nil {
+		if r := (resizeOp{id: o.id, size64: *o.change.Size}).apply(s, now); r.err != nil {
+			return r
+		}
+	}
+	if o.change.Perm == nil && o.change.Modified == nil {
+		return reply{id: s.node(o.id).fileID()}
+	}
+	v := s.begin()
+	e := s.edit(o.id)
+	e.version = v
+	if o.change.Perm != nil {
+		e.perm = *o.change.Perm & 0o777
+	}
+	if o.change.Modified != nil {
+		e.mtime = mtime
+	}
+	return reply{id: e.fileID()}
+}
+
+// removeOp removes one entry.
+type removeOp struct {
+	dir  uint64
+	name string
+}
+
+func (o removeOp) size() int { return len(o.name) }
+
+func (o removeOp) apply(s *step, now time.Time) reply {
+	const op = "named.Remove"
+	if err := checkDir(op, s, o.dir); err != nil {
+		return reply{err: err}
+	}
+	if err := sigma.CheckName(o.name); err != nil {
+		return reply{err: err}
+	}
+	n := s.node(s.child(o.dir, o.name))
+	switch {
+	case n == nil:
+		return refuse(op, sigma.KindNotFound, o.name)
+	case n.count > 0:
+		return refuse(op, sigma.KindNotEmpty, o.name)
+	}
+	s.drop(n)
+	s.changeDir(o.dir, s.begin(), now.UnixNano(), -1)
+	return reply{id: n.fileID()}
+}
+
+// renameOp moves an entry and replaces what has its new name.
+type renameOp struct {
+	dir     uint64
+	name    string
+	newDir  uint64
+	newName string
+}
+
+func (o renameOp) size() int { return len(o.name) + len(o.newName) }
+
+func (o renameOp) apply(s *step, now time.Time) reply {
+	const op = "named.Rename"
+	n, old, err := o.check(s)
+	if err != nil {
+		return reply{err: err}
+	}
+	if n == old {
+		return reply{id: n.fileID()}
+	}
+	v := s.begin()
+	pos, grows := uint64(v), 1
+	if old != nil {
+		// The name keeps its place in listings, so that one that is under way shows it once.
+		pos, grows = old.pos, 0
+		s.drop(old)
+	}
+	e := s.edit(n.id)
+	s.names[entry{o.dir, o.name}] = 0
+	e.parent, e.name, e.pos = o.newDir, o.newName, pos
+	s.names[entry{o.newDir, o.newName}] = n.id
+	s.changeDir(o.dir, v, now.UnixNano(), -1)
+	s.changeDir(o.newDir, v, now.UnixNano(), grows)
+	return reply{id: e.fileID()}
+}
+
+// check returns what moves and what it replaces (nil if nothing).
+func (o renameOp) check(s *step) (n, old *node, err error) {
+	const op = "named.Rename"
+	for _, d := range []uint64{o.dir, o.newDir} {
+		if err := checkDir(op, s, d); err != nil {
+			return nil, nil, err
+		}
+	}
+	for _, name := range []string{o.name, o.newName} {
+		if err := sigma.CheckName(name); err != nil {
+			return nil, nil, err
+		}
+	}
+	if n = s.node(s.child(o.dir, o.name)); n == nil {
+		return nil, nil, sigma.PathError(op, sigma.KindNotFound, o.name)
+	}
+	old = s.node(s.child(o.newDir, o.newName))
+	if n == old {
+		return n, old, nil
+	}
+	if n.kind == sigma.KindDir {
+		if err := checkNotBelow(op, s, n.id, o.newDir); err != nil {
+			return nil, nil, err
+		}
+	}
+	switch {
+	case old == nil:
+	case old.kind == sigma.KindDir && n.kind != sigma.KindDir:
+		return nil, nil, sigma.PathError(op, sigma.KindIsDir, o.newName)
+	case old.kind != sigma.KindDir && n.kind == sigma.KindDir:
+		return nil, nil, sigma.PathError(op, sigma.KindNotDir, o.newName)
+	case old.count > 0:
+		return nil, nil, sigma.PathError(op, sigma.KindNotEmpty, o.newName)
+	}
+	return n, old, nil
+}
+
+// checkNotBelow refuses a move of the directory with id into itself or below. No path is deeper than PathMax allows.
+func checkNotBelow(op string, v view, id, newDir uint64) error {
+	at := newDir
+	for range sigma.PathMax {
+		if at == id {
+			return sigma.Errorf(op, sigma.KindInvalid, "a directory cannot move into itself")
+		}
+		if at = v.node(at).parent; at == 0 {
+			return nil
+		}
+	}
+	return sigma.Errorf(op, sigma.KindInvalid, "the new directory is too deep")
+}
+
+// putOp is sigma.Putter's Put.
+type putOp struct {
+	from  uint64
+	names []string
+	data  []byte
+	o     sigma.PutOptions
+}
+
+func (o putOp) size() int { return len(o.data) + sigma.NameMax }
+
+func (o putOp) apply(s *step, now time.Time) reply {
+	const op = "named.Put"
+	if err := o.check(s); err != nil {
+		return reply{err: err}
+	}
+	dirID, name, existing, r := o.find(s)
+	if r.err != nil || r.stopped != nil {
+		return r
+	}
+	link := o.o.Kind != sigma.KindFile
+	if existing == nil {
+		switch {
+		case o.o.MustExist:
+			return refuse(op, sigma.KindNotFound, name)
+		case o.o.IfVersion != 0:
+			return refuse(op, sigma.KindVersion, name)
+		}
+		n := &node{parent: dirID, name: name, kind: o.o.Kind, perm: o.perm(), data: o.data, lease: o.o.Lease}
+		return s.make(op, n, now)
+	}
+	switch {
+	case o.o.MustMake:
+		return refuse(op, sigma.KindExists, name)
+	case existing.kind == sigma.KindDir:
+		return refuse(op, sigma.KindIsDir, name)
+	case existing.isLink() && !link:
+		return reply{stopped: &sigma.Stopped{Walked: len(o.names), Kind: existing.kind, Target: string(existing.data)}}
+	case o.o.IfVersion != 0 && o.o.IfVersion != existing.version:
+		return refuse(op, sigma.KindVersion, name)
+	case existing.kind == sigma.KindFile && existing.perm&0o200 == 0:
+		return refuse(op, sigma.KindPermission, name)
+	}
+	return o.replace(s, existing, now)
+}
+
+// find walks to the file's directory.
+func (o putOp) find(s *step) (dir uint64, name string, existing *node, r reply) {
+	const op = "named.Put"
+	from := s.node(o.from)
+	if from == nil {
+		return 0, "", nil, reply{err: staleError(op)}
+	}
+	if len(o.names) == 0 {
+		return from.parent, from.name, from, reply{}
+	}
+	dirs := o.names[:len(o.names)-1]
+	reached, err := walkFrom(s, o.from, dirs)
+	if stopped := stoppedAt(from, reached, len(dirs), true); stopped != nil {
+		return 0, "", nil, reply{stopped: stopped}
+	}
+	if err != nil {
+		return 0, "", nil, reply{err: sigma.Wrap(op, "", err)}
+	}
+	at := from
+	if len(reached) > 0 {
+		at = reached[len(reached)-1]
+	}
+	name = o.names[len(dirs)]
+	if at.kind != sigma.KindDir {
+		return 0, "", nil, refuse(op, sigma.KindNotDir, at.name)
+	}
+	if err := sigma.CheckName(name); err != nil {
+		return 0, "", nil, reply{err: err}
+	}
+	return at.id, name, s.node(s.child(at.id, name)), reply{}
+}
+
+// check refuses what is wrong without looking at files.
+func (o putOp) check(s *step) error {
+	const op = "named.Put"
+	bad := func(msg string) error { return sigma.Errorf(op, sigma.KindInvalid, "%s", msg) }
+	switch {
+	case o.o.Kind != sigma.KindFile && o.o.Kind != sigma.KindSymlink && o.o.Kind != sigma.KindEndpoint:
+		return bad("only files, symlinks and endpoints can be put")
+	case o.o.MustMake && o.o.MustExist:
+		return bad("a file cannot be new and exist")
+	case o.o.Append && o.o.Kind != sigma.KindFile:
+		return bad("a link cannot be appended to")
+	case o.o.Epoch != 0:
+		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "fences are not supported here yet"}
+	case len(o.data) > FileMax:
+		return tooBig(op, "", uint64(len(o.data)))
+	}
+	if o.o.Lease != 0 {
+		l := s.lease(o.o.Lease)
+		if l == nil {
+			return leaseError(op)
+		}
+		if l.count >= leaseFilesMax {
+			return &sigma.Error{Op: op, Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the lease has %d files and may have no more", l.count), Hint: "use a second lease"}
+		}
+	}
+	switch o.o.Kind {
+	case sigma.KindSymlink:
+		return checkTarget(op, string(o.data))
+	case sigma.KindEndpoint:
+		if _, err := sigma.ParseEndpoint(string(o.data)); err != nil {
+			return sigma.Wrap(op, "", err)
+		}
+	}
+	return nil
+}
+
+// perm is what a new file gets: a Put that says nothing makes a file that can be put again.
+func (o putOp) perm() uint32 {
+	if p := o.o.Perm & 0o777; p != 0 {
+		return p
+	}
+	return 0o644
+}
+
+// replace gives an existing file new data; a file of another kind is replaced by a new one, since handles rely on the kind of their file.
+func (o putOp) replace(s *step, old *node, now time.Time) reply {
+	const op = "named.Put"
+	data := o.data
+	if o.o.Append {
+		if len(data) > FileMax-len(old.data) {
+			return reply{err: tooBig(op, old.name, uint64(len(old.data)+len(data)))}
+		}
+		data = append(append(make([]byte, 0, len(old.data)+len(data)), old.data...), data...)
+	}
+	if err := s.room(op, 0, len(data)-len(old.data)); err != nil {
+		return reply{err: err}
+	}
+	lease := old.lease
+	if o.o.Lease != 0 {
+		lease = o.o.Lease
+	}
+	if old.kind == o.o.Kind {
+		r := s.replaceData(old, data, now)
+		s.setLease(s.nodes[old.id], lease)
+		return r
+	}
+	id, ok := s.newID()
+	if !ok {
+		return reply{err: sigma.Errorf(op, sigma.KindNoSpace, "the realm has used up its file numbers")}
+	}
+	v := s.begin()
+	n := &node{id: id, parent: old.parent, name: old.name, pos: old.pos, kind: o.o.Kind, perm: o.perm(), mtime: now.UnixNano(), version: v, lease: lease, data: data}
+	s.drop(old)
+	s.insert(n)
+	s.changeDir(n.parent, v, n.mtime, 0)
+	return reply{id: n.fileID()}
+}
+
+func checkTarget(op, target string) error {
+	if target == "" || len(target) > sigma.PathMax || strings.IndexByte(target, 0) >= 0 {
+		return sigma.Errorf(op, sigma.KindInvalid, "a symlink's target has 1 to %d bytes and no NUL", sigma.PathMax)
+	}
+	return nil
+}

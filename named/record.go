@@ -1,0 +1,271 @@
+package named
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// The store holds these keys:
+//
+//	m                            how many realms were ever made (counter)
+//	r/<realm>                    realmRecord
+//	t/<realm>/<parent>/<name>    node; parent is a file id in 16 hexadecimal digits; the root is the empty name under parent 0
+//	l/<realm>/<lease>            leaseRecord; lease in 16 hexadecimal digits
+//
+// Since a file's key names its parent by id, renaming a directory moves one key, however much is below it.
+const (
+	counterKey    = "m"
+	realmPrefix   = "r/"
+	recordVersion = 1
+)
+
+func realmKey(r sigma.RealmID) string { return realmPrefix + string(r) }
+
+func treePrefix(r sigma.RealmID) string { return "t/" + string(r) + "/" }
+
+func leasePrefix(r sigma.RealmID) string { return "l/" + string(r) + "/" }
+
+func nodeKey(r sigma.RealmID, parent uint64, name string) string {
+	return treePrefix(r) + hex16(parent) + "/" + name
+}
+
+func leaseKey(r sigma.RealmID, id sigma.LeaseID) string { return leasePrefix(r) + hex16(uint64(id)) }
+
+func hex16(v uint64) string {
+	s := strconv.FormatUint(v, 16)
+	return "0000000000000000"[len(s):] + s
+}
+
+func parseHex16(s string) (uint64, bool) {
+	v, err := strconv.ParseUint(s, 16, 64)
+	return v, err == nil && len(s) == 16 && hex16(v) == s
+}
+
+// parseNodeKey takes what follows treePrefix apart.
+func parseNodeKey(s string) (parent uint64, name string, ok bool) {
+	p, name, found := strings.Cut(s, "/")
+	parent, ok = parseHex16(p)
+	if !found || !ok {
+		return 0, "", false
+	}
+	if parent == 0 {
+		return 0, "", name == ""
+	}
+	return parent, name, sigma.CheckName(name) == nil
+}
+
+// node is one file, directory or link. A node is never changed once a tree holds it: changes replace it by a copy, so that a reader who has
+// one may use it without a lock. Its data slice is never written to either.
+type node struct {
+	id      uint64
+	parent  uint64
+	name    string
+	pos     uint64 // place of the name in its directory's listing; stays when the name gets another file
+	kind    sigma.FileKind
+	perm    uint32
+	mtime   int64 // Unix nanoseconds
+	version sigma.Version
+	lease   sigma.LeaseID
+	data    []byte // content of a file, target of a link
+	count   int    // entries of a directory; not stored
+}
+
+func (n *node) fileID() sigma.FileID {
+	return sigma.FileID{Kind: n.kind, Path: n.id, Version: n.version}
+}
+
+func (n *node) isLink() bool { return n.kind == sigma.KindSymlink || n.kind == sigma.KindEndpoint }
+
+func (n *node) stat() sigma.Stat {
+	return sigma.Stat{ID: n.fileID(), Name: n.name, Perm: n.perm, Size: uint64(len(n.data)), Modified: time.Unix(0, n.mtime), Ephemeral: n.lease != 0}
+}
+
+// encode prints what decodeNode reads. Parent and name are in the key.
+func (n *node) encode() []byte {
+	b := make([]byte, 0, len(n.data)+64)
+	b = append(b, recordVersion, byte(n.kind))
+	b = binary.AppendUvarint(b, n.id)
+	b = binary.AppendUvarint(b, uint64(n.perm))
+	b = binary.AppendVarint(b, n.mtime)
+	b = binary.AppendUvarint(b, uint64(n.version))
+	b = binary.AppendUvarint(b, n.pos)
+	b = binary.AppendUvarint(b, uint64(n.lease))
+	b = binary.AppendUvarint(b, uint64(len(n.data)))
+	return append(b, n.data...)
+}
+
+// decodeNode reads a node's record. The data of the node is a copy.
+func decodeNode(b []byte) (*node, error) {
+	d := decoder{b: b}
+	d.version()
+	n := &node{kind: sigma.FileKind(d.byte())}
+	n.id = d.uvarint()
+	n.perm = uint32(d.bounded(0o777))
+	n.mtime = d.varint()
+	n.version = sigma.Version(d.uvarint())
+	n.pos = d.uvarint()
+	n.lease = sigma.LeaseID(d.uvarint())
+	n.data = d.bytes(FileMax)
+	if d.err == nil && (n.kind > sigma.KindEndpoint || n.id == 0 || n.kind == sigma.KindDir && (len(n.data) != 0 || n.lease != 0)) {
+		d.fail("impossible values")
+	}
+	if err := d.end("file"); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// realmRecord is rewritten by every commit of its realm, so that its revision in the store fences older writers.
+type realmRecord struct {
+	number   uint64 // never reused; high bits of the realm's file ids
+	created  int64  // Unix nanoseconds
+	claims   uint64 // how often the realm was loaded
+	nextID   uint64 // low bits of the next file or lease
+	seq      uint64 // last change; versions are taken from it
+	removing bool   // Remove began and must be finished
+}
+
+func (r *realmRecord) encode() []byte {
+	b := []byte{recordVersion, 0}
+	if r.removing {
+		b[1] = 1
+	}
+	for _, v := range []uint64{r.number, uint64(r.created), r.claims, r.nextID, r.seq} {
+		b = binary.AppendUvarint(b, v)
+	}
+	return b
+}
+
+func decodeRealm(b []byte) (realmRecord, error) {
+	d := decoder{b: b}
+	d.version()
+	flags := d.byte()
+	r := realmRecord{number: d.bounded(realmNumberMax), created: int64(d.uvarint()), claims: d.uvarint(), nextID: d.bounded(fileNumberMax), seq: d.uvarint()}
+	r.removing = flags == 1
+	if flags > 1 || r.number == 0 || r.nextID < 2 {
+		d.fail("impossible values")
+	}
+	return r, d.end("realm")
+}
+
+// rootID is the id of the realm's root; it is the first that the realm gives.
+func (r *realmRecord) rootID() uint64 { return r.number<<fileNumberBits | 1 }
+
+// File ids are unique over all realms of a server: a realm's number, then a number within the realm.
+const (
+	fileNumberBits = 40
+	fileNumberMax  = 1<<fileNumberBits - 1
+	realmNumberMax = 1<<(64-fileNumberBits) - 1
+)
+
+type leaseRecord struct{ ttl time.Duration }
+
+func (l leaseRecord) encode() []byte {
+	return binary.AppendUvarint([]byte{recordVersion}, uint64(l.ttl))
+}
+
+func decodeLease(b []byte) (leaseRecord, error) {
+	d := decoder{b: b}
+	d.version()
+	l := leaseRecord{ttl: time.Duration(d.bounded(uint64(LeaseMax)))}
+	if l.ttl < LeaseLeast {
+		d.fail("impossible values")
+	}
+	return l, d.end("lease")
+}
+
+func encodeCounter(v uint64) []byte { return binary.AppendUvarint([]byte{recordVersion}, v) }
+
+func decodeCounter(b []byte) (uint64, error) {
+	d := decoder{b: b}
+	d.version()
+	v := d.bounded(realmNumberMax)
+	return v, d.end("counter")
+}
+
+// decoder reads a record and remembers the first thing that was wrong with it.
+type decoder struct {
+	b   []byte
+	err error
+}
+
+func (d *decoder) fail(what string) {
+	if d.err == nil {
+		d.err = fmt.Errorf("record has %s", what)
+	}
+	d.b = nil
+}
+
+func (d *decoder) version() {
+	if v := d.byte(); d.err == nil && v != recordVersion {
+		d.fail("version " + strconv.Itoa(int(v)) + ", which this program does not know")
+	}
+}
+
+func (d *decoder) byte() byte {
+	if len(d.b) == 0 {
+		d.fail("too few bytes")
+		return 0
+	}
+	v := d.b[0]
+	d.b = d.b[1:]
+	return v
+}
+
+func (d *decoder) uvarint() uint64 {
+	v, n := binary.Uvarint(d.b)
+	if n <= 0 {
+		d.fail("a bad number")
+		return 0
+	}
+	d.b = d.b[n:]
+	return v
+}
+
+func (d *decoder) varint() int64 {
+	v, n := binary.Varint(d.b)
+	if n <= 0 {
+		d.fail("a bad number")
+		return 0
+	}
+	d.b = d.b[n:]
+	return v
+}
+
+func (d *decoder) bounded(most uint64) uint64 {
+	v := d.uvarint()
+	if v > most {
+		d.fail("a number over its limit")
+		return 0
+	}
+	return v
+}
+
+func (d *decoder) bytes(most int) []byte {
+	n := d.bounded(uint64(most))
+	if n > uint64(len(d.b)) {
+		d.fail("too few bytes")
+		return nil
+	}
+	v := d.b[:n:n]
+	d.b = d.b[n:]
+	if n == 0 {
+		return nil
+	}
+	return append([]byte(nil), v...)
+}
+
+func (d *decoder) end(what string) error {
+	if d.err == nil && len(d.b) != 0 {
+		d.fail("bytes after its end")
+	}
+	if d.err != nil {
+		return &sigma.Error{Op: "named.decode", Kind: sigma.KindOther, Msg: "damaged " + what + " record", Err: d.err}
+	}
+	return nil
+}

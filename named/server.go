@@ -1,0 +1,411 @@
+// Package named is the name service: one tree of directories, small files, symlinks and endpoint files per realm, kept in etcd.
+//
+// It promises: a change is in etcd, synced, before it is acknowledged, and no reader sees it before that; one realm's changes have one order;
+// what a caller was told stays true when the process is killed. A file's version grows with each change of it; a Watch misses none.
+// An ephemeral file goes in the same transaction as its lease. A handle follows its file through renames.
+//
+// It assumes: it is the only name server of its store that leads a realm at a time. If another comes, the store's revisions stop the earlier
+// one from writing; it might answer reads from memory for a while (a lease between name servers comes with the second machine).
+//
+// It is used by cmd/named, which serves it with the server kit, and by nobody else: others see sigma.Tree.
+//
+// Where things are: record.go what is stored; tree.go and step.go the state of a realm and changes on top of it; mutate.go and lease.go what
+// each operation does (pure); realm.go the goroutine that leads a realm; load.go how realms get a leader; file.go the handles;
+// store.go and etcd.go the store.
+//
+// Locks: slot.mu before Server.mu; leader.mu and leader.queueMu alone.
+package named
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// FileMax is how many bytes a file may have: what etcd takes as one request by default, less the record around it.
+const FileMax = 1<<20 - 4096
+
+// realmsMax bounds the realms of one server.
+const realmsMax = 10_000
+
+// Config says where a Server keeps its state and how much it may be.
+type Config struct {
+	// Dir is the data directory of the embedded etcd, made if missing. Two servers on one directory are refused.
+	Dir string
+	// Store is used instead of an embedded etcd if it is not nil. Close closes it.
+	Store Store
+	// Log gets what an operator should know. Default: none.
+	Log *slog.Logger
+	// EntriesMax is how many names one realm may have. Each takes about 400 bytes of memory. Default 1,000,000.
+	EntriesMax int
+	// BytesMax is how much data the files of one realm may have together. It is all in memory. Default 256 MiB.
+	BytesMax sigma.Bytes
+	// StoreMax is how big etcd's database may be. Default 8 GiB, the most that etcd recommends.
+	StoreMax sigma.Bytes
+}
+
+// Server is the name service. It implements sigma.Tree and sigma.Realms. Safe for concurrent use.
+type Server struct {
+	cfg   Config
+	store Store
+	log   *slog.Logger
+	admin chan struct{} // a token for who makes or removes realms
+
+	running chan struct{} // closed by Run
+	closing chan struct{} // closed by Close, or when Run ends
+
+	mu     sync.Mutex
+	realms map[sigma.RealmID]*slot // guarded by mu
+	ctx    context.Context         // of Run; guarded by mu; nil before
+	cancel context.CancelFunc      // guarded by mu
+	closed bool                    // guarded by mu: no more goroutines
+	work   sync.WaitGroup          // goroutines; Add only with mu held and not closed
+	once   sync.Once               // Close
+}
+
+var (
+	_ sigma.Tree   = (*Server)(nil)
+	_ sigma.Realms = (*Server)(nil)
+)
+
+// Open opens the store and finds the realms. ctx bounds the opening only. Calls wait until Run is running.
+func Open(ctx context.Context, cfg Config) (*Server, error) {
+	cfg.EntriesMax = cmp.Or(cfg.EntriesMax, 1_000_000)
+	cfg.BytesMax = cmp.Or(cfg.BytesMax, 256*sigma.MiB)
+	cfg.StoreMax = cmp.Or(cfg.StoreMax, 8*sigma.GiB)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Store == nil {
+		store, err := openEtcd(ctx, cfg)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Store = store
+	}
+	s := &Server{cfg: cfg, store: cfg.Store, log: cfg.Log, admin: make(chan struct{}, 1), running: make(chan struct{}), closing: make(chan struct{}),
+		realms: map[sigma.RealmID]*slot{}}
+	if err := s.findRealms(ctx); err != nil {
+		s.store.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// findRealms reads the realms' records and finishes removals that were cut short.
+func (s *Server) findRealms(ctx context.Context) error {
+	const op = "named.Open"
+	var removing []sigma.RealmID
+	err := s.store.Scan(ctx, realmPrefix, func(key string, value []byte) error {
+		id := sigma.RealmID(strings.TrimPrefix(key, realmPrefix))
+		rec, err := decodeRealm(value)
+		if err == nil {
+			err = id.Check()
+		}
+		if err != nil {
+			return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindOther, Msg: "realm " + string(id), Err: err}
+		}
+		if rec.removing {
+			removing = append(removing, id)
+			return nil
+		}
+		s.realms[id] = s.newSlot(id, rec)
+		return nil
+	})
+	if err != nil {
+		return sigma.Wrap(op, "", err)
+	}
+	for _, id := range removing {
+		if err := s.erase(ctx, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Server) newSlot(id sigma.RealmID, rec realmRecord) *slot {
+	return &slot{id: id, created: time.Unix(0, rec.created), srv: s}
+}
+
+// Run serves until ctx ends or the store stops by itself, which is the error then. It returns when all goroutines but the store's have ended.
+// It may be called once.
+func (s *Server) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.mu.Lock()
+	if s.ctx != nil || s.closed {
+		s.mu.Unlock()
+		return sigma.Errorf("named.Run", sigma.KindInvalid, "run twice, or after Close")
+	}
+	s.ctx, s.cancel = ctx, cancel
+	close(s.running)
+	s.mu.Unlock()
+	var err error
+	select {
+	case <-ctx.Done():
+	case <-s.store.Lost():
+		err = sigma.Errorf("named.Run", sigma.KindUnavailable, "the store of names has stopped")
+	}
+	cancel()
+	s.shut()
+	return err
+}
+
+// shut lets no more goroutines start and waits for those there are.
+func (s *Server) shut() {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		close(s.closing)
+	}
+	if s.cancel != nil {
+		s.cancel()
+	}
+	s.mu.Unlock()
+	s.work.Wait()
+}
+
+// Close ends Run and closes the store. Calls that wait get KindUnavailable.
+func (s *Server) Close() {
+	s.shut()
+	s.once.Do(s.store.Close)
+}
+
+// spawn starts a goroutine that ends when Run does; false if it is too late, or too early.
+func (s *Server) spawn(f func(ctx context.Context)) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.ctx == nil {
+		return false
+	}
+	ctx := s.ctx
+	s.work.Go(func() { f(ctx) })
+	return true
+}
+
+// started waits for Run.
+func (s *Server) started(ctx context.Context) error {
+	select {
+	case <-s.closing:
+		return s.closedError()
+	default:
+	}
+	select {
+	case <-s.running:
+		return nil
+	case <-s.closing:
+		return s.closedError()
+	case <-ctx.Done():
+		return sigma.Wrap("named.started", "", ctx.Err())
+	}
+}
+
+func (s *Server) closedError() error {
+	return &sigma.Error{Op: "named.Server", Kind: sigma.KindUnavailable, Msg: "the name service is shutting down"}
+}
+
+// Attach returns the root of p's realm. A system principal may name another realm.
+func (s *Server) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
+	const op = "named.Attach"
+	realm := p.Realm
+	if name != "" && sigma.RealmID(name) != realm {
+		if !p.System {
+			return nil, &sigma.Error{Op: op, Path: name, Kind: sigma.KindPermission, Msg: "the realm belongs to another tenant"}
+		}
+		realm = sigma.RealmID(name)
+	}
+	if err := realm.Check(); err != nil {
+		return nil, sigma.Wrap(op, "", err)
+	}
+	s.mu.Lock()
+	at := s.realms[realm]
+	s.mu.Unlock()
+	if at == nil {
+		return nil, noRealm(op, realm)
+	}
+	l, err := at.leader(ctx)
+	if err != nil {
+		return nil, sigma.Wrap(op, "", err)
+	}
+	var root uint64
+	err = l.read(func(t *tree) error { root = t.rec.rootID(); return nil })
+	return &file{slot: at, id: root, root: true}, err
+}
+
+func noRealm(op string, id sigma.RealmID) error {
+	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no realm %q", string(id)), Hint: "sigma realm ls lists the realms"}
+}
+
+// administer takes the token for making and removing realms.
+func (s *Server) administer(ctx context.Context) (release func(), err error) {
+	if err := s.started(ctx); err != nil {
+		return nil, err
+	}
+	select {
+	case s.admin <- struct{}{}:
+		return func() { <-s.admin }, nil
+	case <-ctx.Done():
+		return nil, sigma.Wrap("named.administer", "", ctx.Err())
+	case <-s.closing:
+		return nil, s.closedError()
+	}
+}
+
+// Create makes a realm with an empty root directory.
+func (s *Server) Create(ctx context.Context, id sigma.RealmID) error {
+	const op = "named.Create"
+	if err := id.Check(); err != nil {
+		return sigma.Wrap(op, "", err)
+	}
+	release, err := s.administer(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	s.mu.Lock()
+	known, count := s.realms[id] != nil, len(s.realms)
+	s.mu.Unlock()
+	exists := &sigma.Error{Op: op, Realm: id, Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a realm %q already", string(id))}
+	switch {
+	case known:
+		return exists
+	case count >= realmsMax:
+		return sigma.Errorf(op, sigma.KindNoSpace, "there are %d realms already", count)
+	}
+	rec, made, err := s.create(ctx, id)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.realms[id] = s.newSlot(id, rec)
+	s.mu.Unlock()
+	if !made {
+		return exists
+	}
+	return nil
+}
+
+// create stores a new realm. made is false if an earlier attempt was stored after all.
+func (s *Server) create(ctx context.Context, id sigma.RealmID) (rec realmRecord, made bool, err error) {
+	const op = "named.Create"
+	value, _, found, err := s.store.Get(ctx, realmKey(id))
+	if err != nil {
+		return rec, false, unavailable(op, id, err)
+	}
+	if found {
+		rec, err = decodeRealm(value)
+		return rec, false, err
+	}
+	value, at, found, err := s.store.Get(ctx, counterKey)
+	if err != nil {
+		return rec, false, unavailable(op, id, err)
+	}
+	var n uint64
+	if found {
+		if n, err = decodeCounter(value); err != nil {
+			return rec, false, err
+		}
+	}
+	if n >= realmNumberMax {
+		return rec, false, sigma.Errorf(op, sigma.KindNoSpace, "all realm numbers are used up")
+	}
+	rec = realmRecord{number: n + 1, created: time.Now().UnixNano(), nextID: 2, seq: 1}
+	root := newRoot(rec)
+	_, err = s.store.Commit(ctx, Batch{Guard: counterKey, GuardAt: at, Puts: []KV{
+		{counterKey, encodeCounter(n + 1)}, {realmKey(id), rec.encode()}, {nodeKey(id, 0, ""), root.encode()}}})
+	return rec, true, commitError(op, id, err)
+}
+
+// commitError is what users see of a commit that failed.
+func commitError(op string, id sigma.RealmID, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errConflict):
+		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindUnavailable, Msg: "another name server changed it at the same time", Err: err}
+	case errors.Is(err, errStoreFull):
+		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace, Msg: "the store of names is full", Hint: "the provider must make room"}
+	}
+	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindLost, Msg: "it is unknown whether the change was stored", Err: err}
+}
+
+// Remove removes a realm with all its names and leases. Watches in it end with KindNotFound, other calls get KindStale. When it fails half
+// way, the realm is gone for all but Remove, which goes on where it was; so does the next Open.
+func (s *Server) Remove(ctx context.Context, id sigma.RealmID) error {
+	const op = "named.Remove"
+	release, err := s.administer(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	s.mu.Lock()
+	at := s.realms[id]
+	s.mu.Unlock()
+	if at == nil {
+		return noRealm(op, id)
+	}
+	if err := at.retire(ctx); err != nil {
+		at.revive()
+		return sigma.Wrap(op, "", err)
+	}
+	if err := s.erase(ctx, id); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	delete(s.realms, id)
+	s.mu.Unlock()
+	return nil
+}
+
+// erasePage is how many keys are deleted at once, so that other realms' commits get in between.
+const erasePage = 2000
+
+// erase deletes all keys of a realm that has no leader. The realm's record goes last and says meanwhile what is going on.
+func (s *Server) erase(ctx context.Context, id sigma.RealmID) error {
+	const op = "named.Remove"
+	value, at, found, err := s.store.Get(ctx, realmKey(id))
+	if err != nil {
+		return unavailable(op, id, err)
+	}
+	if !found {
+		return nil
+	}
+	rec, err := decodeRealm(value)
+	if err != nil {
+		return err
+	}
+	rec.removing = true
+	at, err = s.store.Commit(ctx, Batch{Guard: realmKey(id), GuardAt: at, Puts: []KV{{realmKey(id), rec.encode()}}})
+	if err != nil {
+		return commitError(op, id, err)
+	}
+	for _, prefix := range []string{treePrefix(id), leasePrefix(id)} {
+		for more := true; more; {
+			if more, err = s.store.DeletePrefix(ctx, prefix, erasePage); err != nil {
+				return commitError(op, id, err)
+			}
+		}
+	}
+	_, err = s.store.Commit(ctx, Batch{Guard: realmKey(id), GuardAt: at, Deletes: []string{realmKey(id)}})
+	return commitError(op, id, err)
+}
+
+// List returns the realms by name. Procs are not named's to count and are 0.
+func (s *Server) List(context.Context) ([]sigma.RealmInfo, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	infos := make([]sigma.RealmInfo, 0, len(s.realms))
+	for id, at := range s.realms {
+		infos = append(infos, sigma.RealmInfo{ID: id, Created: at.created})
+	}
+	slices.SortFunc(infos, func(a, b sigma.RealmInfo) int { return cmp.Compare(a.ID, b.ID) })
+	return infos, nil
+}
