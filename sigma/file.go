@@ -196,3 +196,11 @@ type FilePasser interface {
 	// PassFile returns a regular file open for reading only. KindUnsupported where the server cannot.
 	PassFile(ctx context.Context) (*os.File, error)
 }
+
+// Publisher is a File whose written bytes become visible all at once (s3): by Sync, or by Publish, which does not wait for the disk. Close
+// discards what was not published. The server kit calls Publish when a client closes the handle itself, not when its session dies; so what
+// a dying writer left half-written is never seen. A client's handle answers the error of it in its Close, where it has one.
+type Publisher interface {
+	// Publish makes what was written visible. It does nothing if nothing is to be published.
+	Publish(ctx context.Context) error
+}
