@@ -1,0 +1,81 @@
+//! What sigmad is started with: data directories, programs, the ready descriptor.
+
+use crate::config::Config;
+use crate::error::{Errno, Error};
+use crate::plan::{self, Bounds, Plan};
+use crate::sys;
+use std::ffi::CString;
+use std::fs::{File, Permissions};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+
+/// The plan for sigmad and its descriptors in the order of a START, its control socket among them.
+pub fn sigmad(config: &Config, bounds: Bounds, control: OwnedFd) -> Result<(Plan, Vec<OwnedFd>), Error> {
+    let data = open_data(config).map_err(Error::Data)?;
+    let mut programs = Vec::new();
+    for (index, program) in config.programs.iter().enumerate() {
+        let file = sys::openat(libc::AT_FDCWD, &program.path, libc::O_RDONLY).map_err(Error::Program)?;
+        let name = CString::new(program.name.as_str()).map_err(|_| Error::Data(Errno(libc::EINVAL)))?;
+        let dir = own_directory(&data, &name, bounds.base + 1 + index as u32).map_err(Error::Data)?;
+        programs.push((program.name.as_str(), file, dir));
+    }
+    let (_, program, dir) = programs.remove(config.sigmad());
+
+    let mut fds = vec![program, dir];
+    let mut targets = Vec::new();
+    for (number, target) in [(1, 1), (2, 2)] {
+        // A launcher without stdout or stderr leaves these to the null device.
+        if let Ok(copy) = sys::dup_above(number, 3) {
+            fds.push(copy);
+            targets.push(target);
+        }
+    }
+    fds.push(control);
+    targets.push(3);
+    // SAFETY: `sigma up` opened it for us under this number; nobody else here uses it.
+    fds.push(unsafe { OwnedFd::from_raw_fd(config.ready_fd) });
+    targets.push(4);
+
+    let names: Vec<&str> = programs.iter().map(|(name, _, _)| *name).collect();
+    let argv = arguments(config, &names.join(","));
+    for (index, (_, file, dir)) in programs.into_iter().enumerate() {
+        fds.extend([file, dir]);
+        let first = 5 + 2 * index as i32;
+        targets.extend([first, first + 1]);
+    }
+    Ok((plan::sigmad(bounds, config.sigmad() as u32, targets, argv), fds))
+}
+
+fn arguments(config: &Config, programs: &str) -> Vec<CString> {
+    let text = |s: &str| CString::new(s).unwrap_or_default();
+    let mut argv = vec![text("sigmad"), text("--machine"), config.machine.clone()];
+    argv.extend(["--instance", &config.instance, "--programs", programs].map(text));
+    if config.weaken {
+        argv.push(text("--weaken"));
+    }
+    argv
+}
+
+/// Descriptors that came by number must not leak into every child.
+pub fn claim(fd: RawFd) -> Result<(), Error> {
+    sys::set_cloexec(fd).map_err(|_| Error::Usage("--lock-fd or --ready-fd is not open"))
+}
+
+fn open_data(config: &Config) -> sys::Result<OwnedFd> {
+    let data = File::from(sys::openat(libc::AT_FDCWD, &config.data, libc::O_RDONLY | libc::O_DIRECTORY)?);
+    // Whoever else owns it could exchange what is in it under our hands.
+    if data.metadata()?.uid() != 0 { Err(Errno(libc::EPERM)) } else { Ok(data.into()) }
+}
+
+/// Makes a program's directory and gives it to its uid; returns it as O_PATH.
+fn own_directory(data: &OwnedFd, name: &CString, uid: u32) -> sys::Result<OwnedFd> {
+    match sys::mkdirat(data.as_raw_fd(), name, 0o700) {
+        Ok(()) | Err(Errno(libc::EEXIST)) => {}
+        Err(errno) => return Err(errno),
+    }
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    let dir = File::from(sys::openat(data.as_raw_fd(), name, flags)?);
+    fchown(&dir, Some(uid), Some(uid))?;
+    dir.set_permissions(Permissions::from_mode(0o700))?;
+    sys::openat(dir.as_raw_fd(), c".", libc::O_PATH | libc::O_DIRECTORY)
+}

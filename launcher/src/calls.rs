@@ -1,0 +1,333 @@
+//! The system calls that each profile may make, each group with its reason.
+
+use crate::filter::Test::{Is, Masked, Null};
+use crate::filter::{Entry, Rule, Test, Verdict};
+use libc::*;
+
+const EVER: Rule = Rule::Always(Verdict::Allow);
+const NEVER: Verdict = Verdict::Errno(EPERM);
+const ABSENT: Rule = Rule::Always(Verdict::Errno(ENOENT));
+/// The number under which a process finds its program, until exec closes it.
+pub const PROGRAM_FD: i32 = 1000;
+
+/// Namespaces, and flags that make the kernel trace or misattribute a child.
+const CLONE_FORBIDDEN: u32 = (CLONE_NEWNS
+    | CLONE_NEWCGROUP
+    | CLONE_NEWUTS
+    | CLONE_NEWIPC
+    | CLONE_NEWUSER
+    | CLONE_NEWPID
+    | CLONE_NEWNET
+    | CLONE_PTRACE
+    | CLONE_PARENT) as u32;
+
+const fn when(any: &'static [&'static [Test]]) -> Rule {
+    Rule::When(any, NEVER)
+}
+
+/// What both profiles need: memory, threads, signals, time, and descriptors already held.
+const COMMON: &[Entry] = &[
+    // Memory: allocators, stacks of threads, just-in-time compilers.
+    (SYS_brk, EVER),
+    (SYS_mmap, EVER),
+    (SYS_munmap, EVER),
+    (SYS_mprotect, EVER),
+    (SYS_madvise, EVER),
+    (SYS_mremap, EVER),
+    (SYS_mincore, EVER),
+    // Threads and processes. fork and vfork are what musl and vfork users call instead of clone.
+    (SYS_clone, when(&[&[Masked(0, CLONE_FORBIDDEN, 0)]])),
+    (SYS_fork, EVER),
+    (SYS_vfork, EVER),
+    // A filter cannot look into clone3's structure; on ENOSYS every libc falls back to clone.
+    (SYS_clone3, Rule::Always(Verdict::Errno(ENOSYS))),
+    (SYS_futex, EVER),
+    (SYS_set_robust_list, EVER),
+    (SYS_get_robust_list, EVER),
+    (SYS_rseq, EVER),
+    (SYS_set_tid_address, EVER),
+    (SYS_arch_prctl, EVER),
+    (SYS_sched_yield, EVER),
+    (SYS_sched_getaffinity, EVER),
+    (SYS_gettid, EVER),
+    (SYS_getpid, EVER),
+    (SYS_getppid, EVER),
+    (SYS_exit, EVER),
+    (SYS_exit_group, EVER),
+    (SYS_wait4, EVER),
+    (SYS_waitid, EVER),
+    // Once, the program itself: by descriptor, so that no path and no other file can be meant.
+    (SYS_execveat, when(&[&[Is(0, PROGRAM_FD as u32), Is(4, AT_EMPTY_PATH as u32)]])),
+    // Process groups and sessions reach no further than the proc's own PID namespace.
+    (SYS_getpgrp, EVER),
+    (SYS_getpgid, EVER),
+    (SYS_getsid, EVER),
+    (SYS_setpgid, EVER),
+    (SYS_setsid, EVER),
+    // Signals, within the PID namespace and the uid.
+    (SYS_rt_sigaction, EVER),
+    (SYS_rt_sigprocmask, EVER),
+    (SYS_rt_sigreturn, EVER),
+    (SYS_rt_sigpending, EVER),
+    (SYS_rt_sigtimedwait, EVER),
+    (SYS_rt_sigsuspend, EVER),
+    (SYS_sigaltstack, EVER),
+    (SYS_tgkill, EVER),
+    (SYS_tkill, EVER),
+    (SYS_kill, EVER),
+    (SYS_pause, EVER),
+    // The kernel makes a sleep that SIGSTOP interrupted go on by this call.
+    (SYS_restart_syscall, EVER),
+    // Time.
+    (SYS_clock_gettime, EVER),
+    (SYS_clock_getres, EVER),
+    (SYS_clock_nanosleep, EVER),
+    (SYS_nanosleep, EVER),
+    (SYS_gettimeofday, EVER),
+    (SYS_alarm, EVER),
+    (SYS_setitimer, EVER),
+    (SYS_getitimer, EVER),
+    (SYS_timer_create, EVER),
+    (SYS_timer_settime, EVER),
+    (SYS_timer_gettime, EVER),
+    (SYS_timer_delete, EVER),
+    // What one may know about oneself.
+    (SYS_getrandom, EVER),
+    (SYS_uname, EVER),
+    (SYS_getuid, EVER),
+    (SYS_geteuid, EVER),
+    (SYS_getgid, EVER),
+    (SYS_getegid, EVER),
+    (SYS_prlimit64, when(&[&[Null(2)]])),
+    (SYS_getrusage, EVER),
+    (SYS_times, EVER),
+    (SYS_sysinfo, EVER),
+    (SYS_prctl, PRCTL),
+    // Descriptors already held.
+    (SYS_read, EVER),
+    (SYS_write, EVER),
+    (SYS_readv, EVER),
+    (SYS_writev, EVER),
+    (SYS_pread64, EVER),
+    (SYS_pwrite64, EVER),
+    (SYS_lseek, EVER),
+    (SYS_close, EVER),
+    (SYS_dup, EVER),
+    (SYS_dup2, EVER),
+    (SYS_dup3, EVER),
+    (SYS_fstat, EVER),
+    (SYS_ioctl, IOCTL),
+    (SYS_pipe, EVER),
+    (SYS_pipe2, EVER),
+    (SYS_eventfd2, EVER),
+    (SYS_poll, EVER),
+    (SYS_ppoll, EVER),
+    (SYS_select, EVER),
+    (SYS_pselect6, EVER),
+    (SYS_epoll_create1, EVER),
+    (SYS_epoll_ctl, EVER),
+    (SYS_epoll_wait, EVER),
+    (SYS_epoll_pwait, EVER),
+    (SYS_epoll_pwait2, EVER),
+    // Sockets already held: an address would let a datagram socket reach other peers.
+    (SYS_recvfrom, EVER),
+    (SYS_recvmsg, EVER),
+    (SYS_shutdown, EVER),
+    (SYS_getsockopt, EVER),
+    (SYS_getsockname, EVER),
+    (SYS_getpeername, EVER),
+];
+
+/// Names for debuggers, the parent-death signal of the proc's own children, and read-only questions.
+const PRCTL: Rule = when(&[
+    &[Is(0, PR_SET_NAME as u32)],
+    &[Is(0, PR_GET_NAME as u32)],
+    &[Is(0, PR_SET_VMA as u32)],
+    &[Is(0, PR_SET_PDEATHSIG as u32)],
+    &[Is(0, PR_GET_PDEATHSIG as u32)],
+    &[Is(0, PR_GET_DUMPABLE as u32)],
+    &[Is(0, PR_GET_NO_NEW_PRIVS as u32)],
+    &[Is(0, PR_GET_SECCOMP as u32)],
+    &[Is(0, PR_CAPBSET_READ as u32)],
+]);
+
+/// Never TIOCSTI and its like, which type into the operator's terminal.
+const IOCTL: Rule =
+    when(&[&[Is(1, FIONBIO as u32)], &[Is(1, FIONREAD as u32)], &[Is(1, TCGETS as u32)], &[Is(1, TIOCGWINSZ as u32)]]);
+
+const SIGMA: &[Entry] = &[
+    // fstat by the name that newer libcs use; a path would be looked up in the empty root anyway.
+    (SYS_newfstatat, Rule::When(&[&[Masked(3, AT_EMPTY_PATH as u32, AT_EMPTY_PATH as u32)]], Verdict::Errno(ENOENT))),
+    (SYS_fcntl, when(FCNTL_SIGMA)),
+    (SYS_sendto, when(&[&[Null(4)]])),
+    (SYS_setsockopt, when(SOCKET_OPTIONS)),
+    // Libcs and language runtimes probe files when they start and take ENOENT for an answer.
+    (SYS_open, ABSENT),
+    (SYS_openat, ABSENT),
+    (SYS_readlink, ABSENT),
+    (SYS_readlinkat, ABSENT),
+    (SYS_access, ABSENT),
+    (SYS_faccessat, ABSENT),
+    (SYS_faccessat2, ABSENT),
+    (SYS_stat, ABSENT),
+    (SYS_lstat, ABSENT),
+    (SYS_statx, ABSENT),
+    (SYS_getcwd, ABSENT),
+];
+
+/// Duplicates, flags and seals; no locks (they would reach other readers of a passed file), no leases,
+/// no signals to others.
+const FCNTL_SIGMA: &[&[Test]] = &[
+    &[Is(1, F_DUPFD as u32)],
+    &[Is(1, F_DUPFD_CLOEXEC as u32)],
+    &[Is(1, F_GETFD as u32)],
+    &[Is(1, F_SETFD as u32)],
+    &[Is(1, F_GETFL as u32)],
+    &[Is(1, F_SETFL as u32)],
+    &[Is(1, F_GET_SEALS as u32)],
+    &[Is(1, F_GETPIPE_SZ as u32)],
+];
+
+const SOCKET_OPTIONS: &[&[Test]] = &[
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_RCVBUF as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_SNDBUF as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_KEEPALIVE as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_LINGER as u32)],
+    &[Is(1, IPPROTO_TCP as u32), Is(2, TCP_NODELAY as u32)],
+    &[Is(1, IPPROTO_TCP as u32), Is(2, TCP_KEEPIDLE as u32)],
+    &[Is(1, IPPROTO_TCP as u32), Is(2, TCP_KEEPINTVL as u32)],
+    &[Is(1, IPPROTO_TCP as u32), Is(2, TCP_KEEPCNT as u32)],
+    &[Is(1, IPPROTO_TCP as u32), Is(2, TCP_QUICKACK as u32)],
+    &[Is(1, IPPROTO_TCP as u32), Is(2, TCP_CORK as u32)],
+];
+
+const SYSTEM: &[Entry] = &[
+    // Files below /data (Landlock and the mount namespace say which).
+    (SYS_open, EVER),
+    (SYS_openat, EVER),
+    (SYS_stat, EVER),
+    (SYS_lstat, EVER),
+    (SYS_newfstatat, EVER),
+    (SYS_statx, EVER),
+    (SYS_statfs, EVER),
+    (SYS_fstatfs, EVER),
+    (SYS_access, EVER),
+    (SYS_faccessat, EVER),
+    (SYS_faccessat2, EVER),
+    (SYS_getcwd, EVER),
+    (SYS_chdir, EVER),
+    (SYS_fchdir, EVER),
+    (SYS_umask, EVER),
+    (SYS_readlink, EVER),
+    (SYS_readlinkat, EVER),
+    (SYS_symlink, EVER),
+    (SYS_symlinkat, EVER),
+    (SYS_link, EVER),
+    (SYS_linkat, EVER),
+    (SYS_unlink, EVER),
+    (SYS_unlinkat, EVER),
+    (SYS_rename, EVER),
+    (SYS_renameat, EVER),
+    (SYS_renameat2, EVER),
+    (SYS_mkdir, EVER),
+    (SYS_mkdirat, EVER),
+    (SYS_rmdir, EVER),
+    (SYS_getdents64, EVER),
+    (SYS_chmod, EVER),
+    (SYS_fchmod, EVER),
+    (SYS_fchmodat, EVER),
+    (SYS_fchmodat2, EVER),
+    (SYS_utimensat, EVER),
+    (SYS_truncate, EVER),
+    (SYS_ftruncate, EVER),
+    (SYS_fallocate, EVER),
+    (SYS_fadvise64, EVER),
+    // Durability, which etcd's log and bbolt's pages rest on, and bbolt's lock of its file.
+    (SYS_fsync, EVER),
+    (SYS_fdatasync, EVER),
+    (SYS_sync_file_range, EVER),
+    (SYS_msync, EVER),
+    (SYS_flock, EVER),
+    (SYS_fcntl, when(FCNTL_SYSTEM)),
+    (SYS_preadv, EVER),
+    (SYS_pwritev, EVER),
+    // Bytes from descriptor to descriptor, and shared pages.
+    (SYS_sendfile, EVER),
+    (SYS_splice, EVER),
+    (SYS_tee, EVER),
+    (SYS_copy_file_range, EVER),
+    (SYS_memfd_create, EVER),
+    // UNIX sockets only: nothing here may reach a network by itself.
+    (SYS_socket, when(&[&[Is(0, AF_UNIX as u32)]])),
+    (SYS_socketpair, when(&[&[Is(0, AF_UNIX as u32)]])),
+    (SYS_bind, EVER),
+    (SYS_listen, EVER),
+    (SYS_accept, EVER),
+    (SYS_accept4, EVER),
+    (SYS_connect, EVER),
+    (SYS_sendto, EVER),
+    (SYS_sendmsg, EVER),
+    (SYS_sendmmsg, EVER),
+    (SYS_recvmmsg, EVER),
+    (SYS_setsockopt, when(SOCKET_OPTIONS_SYSTEM)),
+    // Processes of its own, timers and wake-ups as descriptors.
+    (SYS_pidfd_open, EVER),
+    (SYS_pidfd_send_signal, EVER),
+    (SYS_timerfd_create, EVER),
+    (SYS_timerfd_settime, EVER),
+    (SYS_timerfd_gettime, EVER),
+    (SYS_membarrier, EVER),
+    (SYS_getgroups, EVER),
+    (SYS_capget, EVER),
+    (SYS_getcpu, EVER),
+];
+
+const FCNTL_SYSTEM: &[&[Test]] = &[
+    &[Is(1, F_DUPFD as u32)],
+    &[Is(1, F_DUPFD_CLOEXEC as u32)],
+    &[Is(1, F_GETFD as u32)],
+    &[Is(1, F_SETFD as u32)],
+    &[Is(1, F_GETFL as u32)],
+    &[Is(1, F_SETFL as u32)],
+    &[Is(1, F_GETLK as u32)],
+    &[Is(1, F_SETLK as u32)],
+    &[Is(1, F_SETLKW as u32)],
+    &[Is(1, F_OFD_GETLK as u32)],
+    &[Is(1, F_OFD_SETLK as u32)],
+    &[Is(1, F_OFD_SETLKW as u32)],
+    &[Is(1, F_ADD_SEALS as u32)],
+    &[Is(1, F_GET_SEALS as u32)],
+    &[Is(1, F_GETPIPE_SZ as u32)],
+    &[Is(1, F_SETPIPE_SZ as u32)],
+];
+
+/// Credentials of peers, time-outs and buffers; never the filters that one can attach to a socket.
+const SOCKET_OPTIONS_SYSTEM: &[&[Test]] = &[
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_REUSEADDR as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_BROADCAST as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_RCVBUF as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_SNDBUF as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_KEEPALIVE as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_LINGER as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_RCVTIMEO as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_SNDTIMEO as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_PASSCRED as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_PASSPIDFD)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_PASSRIGHTS)],
+    &[Is(1, IPPROTO_TCP as u32)],
+];
+const SO_PASSPIDFD: u32 = 76;
+const SO_PASSRIGHTS: u32 = 83;
+
+/// PID 1 only waits, writes one record and ends; whoever takes it over finds nothing else. Everything
+/// else kills it, and with it the namespace.
+pub const INIT: &[Entry] =
+    &[(SYS_wait4, EVER), (SYS_write, EVER), (SYS_close, EVER), (SYS_exit_group, EVER), (SYS_rt_sigreturn, EVER)];
+
+pub fn sigma() -> Vec<Entry> {
+    [COMMON, SIGMA].concat()
+}
+
+pub fn system() -> Vec<Entry> {
+    [COMMON, SYSTEM].concat()
+}

@@ -1,0 +1,147 @@
+//! The command line, as `sigma up` writes it.
+
+use crate::error::Error;
+use std::ffi::{CString, OsString};
+use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStringExt;
+
+/// Two descriptors each from 5 on must fit below 64, sigmad apart.
+const PROGRAMS_MAX: usize = 30;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    pub name: String,
+    pub path: CString,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    pub data: CString,
+    pub machine: CString,
+    /// Eight lower-case hexadecimal digits.
+    pub instance: String,
+    pub instance_number: u32,
+    pub lock_fd: RawFd,
+    pub ready_fd: RawFd,
+    pub weaken: bool,
+    pub programs: Vec<Program>,
+}
+
+impl Config {
+    /// Reads the arguments after the program's own name.
+    pub fn parse(args: impl Iterator<Item = OsString>) -> Result<Config, Error> {
+        let mut config = Config {
+            data: CString::default(),
+            machine: CString::default(),
+            instance: String::new(),
+            instance_number: 0,
+            lock_fd: -1,
+            ready_fd: -1,
+            weaken: false,
+            programs: Vec::new(),
+        };
+        let mut args = args.map(OsString::into_vec);
+        while let Some(flag) = args.next() {
+            if flag == b"--weaken" {
+                config.weaken = true;
+                continue;
+            }
+            let value = args.next().ok_or(Error::Usage("a flag lacks its value"))?;
+            let value = CString::new(value).map_err(|_| Error::Usage("a value contains a zero byte"))?;
+            match flag.as_slice() {
+                b"--data" => config.data = value,
+                b"--machine" => config.machine = value,
+                b"--instance" => config.set_instance(&value)?,
+                b"--lock-fd" => config.lock_fd = descriptor(&value)?,
+                b"--ready-fd" => config.ready_fd = descriptor(&value)?,
+                b"--program" => config.programs.push(program(&value)?),
+                _ => return Err(Error::Usage("unknown flag")),
+            }
+        }
+        config.check()
+    }
+
+    /// The place of sigmad among the programs.
+    pub fn sigmad(&self) -> usize {
+        self.programs.iter().position(|p| p.name == "sigmad").expect("checked by parse")
+    }
+
+    fn set_instance(&mut self, value: &CString) -> Result<(), Error> {
+        let wrong = Error::Usage("--instance wants eight lower-case hexadecimal digits");
+        let text = value.to_str().map_err(|_| wrong)?;
+        let digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        if text.len() != 8 || !text.bytes().all(digit) {
+            return Err(wrong);
+        }
+        self.instance = text.to_string();
+        self.instance_number = u32::from_str_radix(text, 16).map_err(|_| wrong)?;
+        Ok(())
+    }
+
+    fn check(self) -> Result<Config, Error> {
+        let given = !self.machine.is_empty() && !self.instance.is_empty();
+        if !given || self.data.is_empty() || self.lock_fd < 0 || self.ready_fd < 0 {
+            return Err(Error::Usage("--data, --machine, --instance, --lock-fd and --ready-fd are needed"));
+        }
+        let mut names: Vec<&str> = self.programs.iter().map(|p| p.name.as_str()).collect();
+        names.sort();
+        names.dedup();
+        if names.len() != self.programs.len() || names.len() > PROGRAMS_MAX || !names.contains(&"sigmad") {
+            return Err(Error::Usage("--program wants distinct names, at most 30, sigmad among them"));
+        }
+        Ok(self)
+    }
+}
+
+fn descriptor(value: &CString) -> Result<RawFd, Error> {
+    let number = value.to_str().ok().and_then(|text| text.parse().ok());
+    number.filter(|fd| *fd >= 3).ok_or(Error::Usage("a descriptor is a number from 3 on"))
+}
+
+fn program(value: &CString) -> Result<Program, Error> {
+    let wrong = Error::Usage("--program wants NAME=PATH, the name of a-z, 0-9 and -");
+    let text = value.to_str().map_err(|_| wrong)?;
+    let (name, path) = text.split_once('=').ok_or(wrong)?;
+    let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    if name.is_empty() || name.len() > 63 || !name.bytes().all(legal) || path.is_empty() {
+        return Err(wrong);
+    }
+    let path = CString::new(path).map_err(|_| wrong)?;
+    Ok(Program { name: name.to_string(), path })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Config, Error> {
+        Config::parse(line.split_whitespace().map(OsString::from))
+    }
+
+    const GOOD: &str = "--data /d --machine m --instance 0000040a --lock-fd 3 --ready-fd 4";
+
+    #[test]
+    fn a_whole_line() {
+        let config = parse(&format!("{GOOD} --program named=/n --program sigmad=/s --weaken")).unwrap();
+        assert_eq!(config.instance_number, 0x40a);
+        assert_eq!(config.sigmad(), 1);
+        assert!(config.weaken);
+    }
+
+    #[test]
+    fn faults_are_named() {
+        let faults = [
+            format!("{GOOD} --program named=/n"),
+            format!("{GOOD} --program sigmad=/s --program sigmad=/s"),
+            format!("{GOOD} --program ../x=/s --program sigmad=/s"),
+            format!("{GOOD} --program sigmad=/s --what 1"),
+            format!("{GOOD} --program sigmad=/s --instance 0000040A"),
+            format!("{GOOD} --program sigmad=/s --lock-fd 2"),
+            "--program sigmad=/s".to_string(),
+            format!("{GOOD} --program"),
+        ];
+        for line in faults {
+            assert!(matches!(parse(&line), Err(Error::Usage(_))), "{line}");
+        }
+    }
+}

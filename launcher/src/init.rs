@@ -1,0 +1,174 @@
+//! PID 1 of a proc: enters the namespaces, forks the program's process, gives up every right, reaps
+//! orphans, reports the program's status and ends, upon which the kernel kills the rest.
+
+use crate::child::{self, Launch, Report};
+use crate::error::{Errno, Error};
+use crate::namespaces::{self, Templates};
+use crate::plan::{Profile, Weaken};
+use crate::sys::{self, cred};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// Where init keeps its two descriptors after everything else is closed.
+const REPORT_FD: RawFd = 0;
+const STATUS_FD: RawFd = 1;
+
+/// What every init shares with the launcher.
+pub struct Common<'a> {
+    pub templates: &'a Templates,
+    /// The uid of every init.
+    pub uid: u32,
+    /// The launcher itself: getppid says nothing across a PID namespace.
+    pub launcher: &'a OwnedFd,
+    /// The write end of the pipe on which every init reports its program's status.
+    pub status: &'a OwnedFd,
+}
+
+/// A record on the status pipe; smaller than PIPE_BUF, so never mixed with another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Status {
+    pub id: u64,
+    pub wait_status: i32,
+}
+
+impl Status {
+    pub const BYTES: usize = 12;
+
+    pub fn encode(self) -> [u8; Status::BYTES] {
+        let mut out = [0; Status::BYTES];
+        out[..8].copy_from_slice(&self.id.to_le_bytes());
+        out[8..].copy_from_slice(&self.wait_status.to_le_bytes());
+        out
+    }
+
+    pub fn decode(bytes: &[u8]) -> Option<Status> {
+        let (id, wait_status) = bytes.split_first_chunk::<8>()?;
+        let wait_status = i32::from_le_bytes(wait_status.try_into().ok()?);
+        Some(Status { id: u64::from_le_bytes(*id), wait_status })
+    }
+}
+
+/// Runs in the cloned process and never returns to the launcher's code.
+pub fn run(launch: &mut Launch, common: &Common, cgroups: &[OwnedFd]) -> ! {
+    let mut report = launch.report.as_raw_fd();
+    match prepare(launch, common, cgroups, &mut report) {
+        Ok(main) => serve(launch.plan.id, main),
+        Err(error) => {
+            let _ = sys::write(report, &Report::Failed(error).encode());
+            sys::exit(127)
+        }
+    }
+}
+
+/// Everything up to the point where init only waits. Returns the program's process id.
+fn prepare(launch: &mut Launch, common: &Common, cgroups: &[OwnedFd], report: &mut RawFd) -> Result<i32, Error> {
+    // The limits hold from here on, also for the memory and time of being made.
+    for procs in cgroups {
+        sys::write(procs.as_raw_fd(), b"0").map_err(Error::EnterCgroup)?;
+    }
+    enter_namespaces(launch, common.templates)?;
+    die_with(common.launcher)?;
+    let init = sys::getpid();
+    let main = sys::fork(0).map_err(Error::Fork)?;
+    if main == 0 {
+        child::run(launch, init);
+    }
+    // From here the report socket must stay open until init is confined: its end means "started".
+    confine(launch, common, report).map_err(Error::InitConfine)?;
+    if !launch.plan.weaken.has(Weaken::SECCOMP) {
+        sys::seccomp(launch.init_filter).map_err(Error::InitConfine)?;
+    }
+    // SAFETY: the number is ours alone; the OwnedFd of the launcher's copy lies elsewhere and is closed.
+    unsafe { libc::close(REPORT_FD) };
+    Ok(main)
+}
+
+fn enter_namespaces(launch: &Launch, templates: &Templates) -> Result<(), Error> {
+    let weaken = launch.plan.weaken;
+    // A copy of a mount can be taken only in the namespace it lies in, hence before leaving it.
+    let tree = match (&launch.data, weaken.has(Weaken::MOUNTS)) {
+        (Some(dir), false) => Some(namespaces::data_tree(dir.as_raw_fd()).map_err(Error::DataTree)?),
+        _ => None,
+    };
+    if !weaken.has(Weaken::NETWORK) {
+        namespaces::enter(&templates.network, libc::CLONE_NEWNET).map_err(Error::Namespaces)?;
+    }
+    namespaces::enter(&templates.ipc, libc::CLONE_NEWIPC).map_err(Error::Namespaces)?;
+    namespaces::enter(&templates.uts, libc::CLONE_NEWUTS).map_err(Error::Namespaces)?;
+    match (launch.plan.profile, tree) {
+        _ if weaken.has(Weaken::MOUNTS) => Ok(()),
+        (Profile::System, Some(tree)) => namespaces::enter_system_root(templates, &tree).map_err(Error::Mounts),
+        (Profile::System, None) => Err(Error::DataTree(Errno(libc::EBADF))),
+        (Profile::Sigma, _) => namespaces::enter(&templates.empty_root, libc::CLONE_NEWNS).map_err(Error::Namespaces),
+    }
+}
+
+/// Dies with the launcher, also when it died between the clone and this call.
+fn die_with(launcher: &OwnedFd) -> Result<(), Error> {
+    cred::set_death_signal().map_err(Error::DeathSignal)?;
+    match sys::readable(launcher.as_raw_fd()).map_err(Error::DeathSignal)? {
+        true => Err(Error::DeathSignal(Errno(libc::ESRCH))),
+        false => Ok(()),
+    }
+}
+
+fn confine(launch: &Launch, common: &Common, report: &mut RawFd) -> sys::Result<()> {
+    // Parked above first, so that neither overwrites the other.
+    let parked = (sys::dup_above(*report, 64)?, sys::dup_above(common.status.as_raw_fd(), 64)?);
+    let launcher = sys::dup_above(common.launcher.as_raw_fd(), 64)?;
+    sys::dup3(parked.0.as_raw_fd(), REPORT_FD, libc::O_CLOEXEC)?;
+    sys::dup3(parked.1.as_raw_fd(), STATUS_FD, libc::O_CLOEXEC)?;
+    *report = REPORT_FD;
+    sys::dup3(launcher.as_raw_fd(), 2, libc::O_CLOEXEC)?;
+    for parked in [parked.0, parked.1, launcher] {
+        // close_range closes them; dropping them later would close somebody else's number.
+        std::mem::forget(parked);
+    }
+    sys::close_range(3, u32::MAX)?;
+    sys::reset_signals()?;
+    cred::drop_groups()?;
+    cred::drop_bounding()?;
+    cred::lock_securebits()?;
+    cred::set_gid(common.uid)?;
+    cred::set_uid(common.uid)?;
+    cred::drop_capabilities()?;
+    cred::set_no_new_privs()?;
+    cred::set_undumpable()?;
+    // The change of uid has cleared the death signal.
+    cred::set_death_signal()?;
+    if sys::readable(2)? {
+        return Err(Errno(libc::ESRCH));
+    }
+    sys::close_range(2, 2)?;
+    if launch.plan.weaken.has(Weaken::PIDS) {
+        // Without a namespace of its own, init adopts orphans by asking for it.
+        sys::prctl(libc::PR_SET_CHILD_SUBREAPER, [1, 0, 0, 0])?;
+    }
+    Ok(())
+}
+
+/// Waits for the program, reaping orphans, and passes its status on.
+fn serve(id: u64, main: i32) -> ! {
+    loop {
+        match sys::wait(-1, true) {
+            Ok(Some(waited)) if waited.pid == main => {
+                let status = Status { id, wait_status: waited.status };
+                let _ = sys::write(STATUS_FD, &status.encode());
+                sys::exit(0);
+            }
+            Ok(_) | Err(Errno(libc::EINTR)) => {}
+            Err(_) => sys::exit(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_survive_the_pipe() {
+        let status = Status { id: u64::MAX - 1, wait_status: -7 };
+        assert_eq!(Status::decode(&status.encode()), Some(status));
+        assert_eq!(Status::decode(&[0; 11]), None);
+    }
+}

@@ -1,0 +1,30 @@
+//! The sigmaOS launcher: flags in, exit code out. See docs/internals/launcher-protocol.md.
+
+mod boot;
+mod calls;
+mod cgroup;
+mod child;
+mod config;
+mod error;
+mod factory;
+mod filter;
+mod init;
+mod landlock;
+mod namespaces;
+mod plan;
+mod proc;
+mod protocol;
+mod supervisor;
+mod sys;
+
+fn main() {
+    let config = config::Config::parse(std::env::args_os().skip(1));
+    let code = config.and_then(|config| supervisor::run(&config)).unwrap_or_else(|error| {
+        error::log(&error::chain(&error));
+        match error {
+            error::Error::Usage(_) => 64,
+            _ => 71,
+        }
+    });
+    std::process::exit(code);
+}

@@ -1,0 +1,216 @@
+//! Turns a START into a checked plan: pure, so that it is tested without root.
+
+use crate::error::{Errno, Error};
+use crate::protocol::Start;
+use std::ffi::CString;
+
+/// Every instance owns this many uids.
+pub const UIDS: u32 = 1 << 20;
+/// The first of them that a proc may have; below are init and the programs.
+pub const PROC_FIRST: u32 = 1024;
+/// The id under which the launcher itself runs sigmad.
+pub const SIGMAD_ID: u64 = u64::MAX;
+
+/// What a zero in the message stands for: everything has a limit.
+const PIDS_DEFAULT: u32 = 4096;
+const NOFILE_DEFAULT: u32 = 1024;
+const SHARES_DEFAULT: u32 = 1024;
+/// Far above use, below what would let a proc exhaust the machine's process ids or file table.
+const PIDS_LIMIT: u32 = 65_536;
+const NOFILE_LIMIT: u32 = 1 << 20;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    Sigma,
+    System,
+}
+
+/// Protections that an attack test may take off, one bit each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Weaken(pub u32);
+
+impl Weaken {
+    pub const SECCOMP: u32 = 1;
+    pub const LANDLOCK: u32 = 2;
+    pub const MOUNTS: u32 = 4;
+    pub const NETWORK: u32 = 8;
+    pub const PIDS: u32 = 16;
+    pub const UID: u32 = 32;
+    pub const CAPABILITIES: u32 = 64;
+    pub const NO_NEW_PRIVS: u32 = 128;
+    pub const PROGRAM_FD: u32 = 256;
+    const ALL: u32 = 511;
+
+    pub fn has(self, bit: u32) -> bool {
+        self.0 & bit != 0
+    }
+}
+
+/// What the cgroups enforce.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    pub pids: u32,
+    /// None: no limit.
+    pub memory: Option<u64>,
+    pub cpu_shares: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    pub id: u64,
+    pub profile: Profile,
+    pub weaken: Weaken,
+    pub uid: u32,
+    pub gid: u32,
+    /// The cgroup's path below the instance's, without the leaf.
+    pub group: String,
+    pub leaf: String,
+    pub limits: Limits,
+    pub nofile: u32,
+    pub targets: Vec<i32>,
+    pub argv: Vec<CString>,
+    pub envp: Vec<CString>,
+}
+
+impl Plan {
+    /// How many descriptors the message must carry.
+    pub fn descriptors(start: &Start) -> usize {
+        1 + (start.profile == 1) as usize + start.targets.len()
+    }
+}
+
+/// What this launcher may grant.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// The first uid of the instance.
+    pub base: u32,
+    pub weaken: bool,
+}
+
+impl Bounds {
+    pub fn new(instance: u32, weaken: bool) -> Bounds {
+        Bounds { base: 0x4000_0000 + (instance % 1024) * UIDS, weaken }
+    }
+}
+
+pub fn plan(start: Start, bounds: Bounds) -> Result<Plan, Error> {
+    let weaken = check_weaken(start.weaken, bounds)?;
+    if start.id == SIGMAD_ID {
+        return refuse(libc::EINVAL);
+    }
+    let profile = match start.profile {
+        0 => Profile::Sigma,
+        1 => Profile::System,
+        _ => return refuse(libc::EINVAL),
+    };
+    check_ids(profile, start.uid, start.gid, bounds)?;
+    let group = check_group(&start.group)?;
+    let targets = check_targets(&start.targets)?;
+    if start.argv.is_empty() || start.pids_max > PIDS_LIMIT || start.nofile > NOFILE_LIMIT {
+        return refuse(libc::EINVAL);
+    }
+    Ok(Plan {
+        id: start.id,
+        profile,
+        weaken,
+        uid: start.uid,
+        gid: start.gid,
+        group,
+        leaf: start.id.to_string(),
+        limits: Limits {
+            pids: or_default(start.pids_max, PIDS_DEFAULT),
+            memory: (start.memory_max != 0).then_some(start.memory_max),
+            // The kernel refuses shares outside of this range, which must not fail a start.
+            cpu_shares: or_default(start.cpu_shares, SHARES_DEFAULT).clamp(2, 262_144),
+        },
+        nofile: or_default(start.nofile, NOFILE_DEFAULT),
+        targets,
+        argv: c_strings(start.argv)?,
+        envp: c_strings(start.envp)?,
+    })
+}
+
+/// The plan by which the launcher starts sigmad itself: `targets` are the numbers its descriptors get.
+pub fn sigmad(bounds: Bounds, index: u32, targets: Vec<i32>, argv: Vec<CString>) -> Plan {
+    Plan {
+        id: SIGMAD_ID,
+        profile: Profile::System,
+        weaken: Weaken(0),
+        uid: bounds.base + 1 + index,
+        gid: bounds.base + 1 + index,
+        group: "launcher".into(),
+        leaf: "sigmad".into(),
+        limits: Limits { pids: PIDS_DEFAULT, memory: None, cpu_shares: SHARES_DEFAULT },
+        // sigmad holds sockets of every proc of the machine.
+        nofile: NOFILE_LIMIT,
+        targets,
+        argv,
+        envp: Vec::new(),
+    }
+}
+
+fn refuse<T>(errno: i32) -> Result<T, Error> {
+    Err(Error::Plan(Errno(errno)))
+}
+
+fn or_default(value: u32, default: u32) -> u32 {
+    if value == 0 { default } else { value }
+}
+
+fn check_weaken(bits: u32, bounds: Bounds) -> Result<Weaken, Error> {
+    let weaken = Weaken(bits);
+    if bits != 0 && !bounds.weaken {
+        return Err(Error::Weaken(Errno(libc::EPERM)));
+    }
+    if bits & !Weaken::ALL != 0 {
+        return Err(Error::Weaken(Errno(libc::EINVAL)));
+    }
+    // The kernel takes a filter or a Landlock domain only from a process that set NO_NEW_PRIVS or
+    // has CAP_SYS_ADMIN, so this bit makes sense only with both off or with capabilities kept.
+    let filters_off = Weaken::SECCOMP | Weaken::LANDLOCK;
+    let possible = bits & filters_off == filters_off || weaken.has(Weaken::CAPABILITIES);
+    if weaken.has(Weaken::NO_NEW_PRIVS) && !possible {
+        return Err(Error::Weaken(Errno(libc::EINVAL)));
+    }
+    Ok(weaken)
+}
+
+fn check_ids(profile: Profile, uid: u32, gid: u32, bounds: Bounds) -> Result<(), Error> {
+    let procs = bounds.base + PROC_FIRST..bounds.base + UIDS;
+    let programs = bounds.base + 1..bounds.base + PROC_FIRST;
+    let legal = match profile {
+        Profile::Sigma => procs.contains(&uid) && procs.contains(&gid),
+        Profile::System => programs.contains(&uid) && (programs.contains(&gid) || procs.contains(&gid)),
+    };
+    if legal { Ok(()) } else { refuse(libc::ERANGE) }
+}
+
+fn check_group(group: &[u8]) -> Result<String, Error> {
+    let legal = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-';
+    let elements: Vec<&[u8]> = group.split(|byte| *byte == b'/').collect();
+    let each = |element: &&[u8]| (1..=63).contains(&element.len()) && element.iter().all(legal);
+    if elements.len() > 4 || !elements.iter().all(each) || elements[0] == b"launcher" {
+        return refuse(libc::EINVAL);
+    }
+    Ok(String::from_utf8_lossy(group).into_owned())
+}
+
+fn check_targets(targets: &[u32]) -> Result<Vec<i32>, Error> {
+    let mut seen = 0u64;
+    for target in targets {
+        if *target > 63 || seen & (1 << target) != 0 {
+            return refuse(libc::EBADF);
+        }
+        seen |= 1 << target;
+    }
+    Ok(targets.iter().map(|target| *target as i32).collect())
+}
+
+fn c_strings(strings: Vec<Vec<u8>>) -> Result<Vec<CString>, Error> {
+    let convert = |bytes| CString::new(bytes).or_else(|_| refuse(libc::EINVAL));
+    strings.into_iter().map(convert).collect()
+}
+
+#[cfg(test)]
+#[path = "plan_test.rs"]
+mod tests;

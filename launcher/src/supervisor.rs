@@ -1,0 +1,442 @@
+//! The event loop: requests in, records out, children reaped, everything removed at the end.
+
+use crate::boot;
+use crate::cgroup::Cgroups;
+use crate::config::Config;
+use crate::error::{Errno, Error, chain, log};
+use crate::factory::Factory;
+use crate::init::Status;
+use crate::plan::{self, Bounds, Plan, SIGMAD_ID};
+use crate::proc::Proc;
+use crate::protocol::{self, MESSAGE_MAX, Reply, Request, Start};
+use crate::sys::{self, Epoll, Waited, socket};
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+const SECOND: u64 = 1_000_000_000;
+/// How long sigmad may take to end after SIGTERM.
+const GRACE: u64 = 10 * SECOND;
+/// How long a sigmad that closed its socket may take to end by itself, so that its status is known.
+const CLOSED_GRACE: u64 = SECOND;
+/// How long killed processes may take to vanish (uninterruptible I/O) before the launcher gives up.
+const KILL_PATIENCE: u64 = 20 * SECOND;
+/// Requests served per turn, so that exits are not starved by a flood of starts.
+const BATCH: usize = 16;
+/// Records that sigmad has not fetched; beyond it no more requests are read. About 4 MiB.
+const OUTBOX_MAX: usize = 65_536;
+/// A cgroup whose last process is just being torn down is tried again after this time.
+const BUSY_RETRY_MS: i32 = 2;
+
+/// The hard limit on descriptors below which the launcher does not work.
+const NOFILE_MIN: u64 = 2048;
+
+/// sigmad could not be started.
+const EXIT_START: i32 = 71;
+/// sigmad broke the protocol.
+const EXIT_PROTOCOL: i32 = 70;
+
+const CONTROL: u64 = 0;
+const SIGNALS: u64 = 1;
+const STATUS: u64 = 2;
+/// Report sockets are known by init's pid, above the fixed tokens.
+const REPORTS: u64 = 16;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Running,
+    /// sigmad has until this time to end by itself.
+    Ending(u64),
+    /// Everything has been killed; gone it should be by this time.
+    Killing(u64),
+}
+
+pub struct Supervisor {
+    bounds: Bounds,
+    factory: Factory,
+    epoll: Epoll,
+    /// None once sigmad has closed its end.
+    control: Option<OwnedFd>,
+    signals: OwnedFd,
+    status: OwnedFd,
+    procs: HashMap<u64, Proc>,
+    by_pid: HashMap<i32, u64>,
+    /// Ended, but a cgroup of theirs was still busy.
+    busy: Vec<u64>,
+    outbox: VecDeque<Vec<u8>>,
+    phase: Phase,
+    code: i32,
+    buffer: Vec<u8>,
+}
+
+/// Runs until sigmad has ended and nothing is left. Returns the exit code.
+pub fn run(config: &Config) -> Result<i32, Error> {
+    boot::claim(config.lock_fd)?;
+    boot::claim(config.ready_fd)?;
+    sys::cred::set_undumpable().map_err(Error::Loop)?;
+    sys::ignore_sigpipe();
+    // Each proc that is being started costs a few descriptors, and children use numbers above 1000.
+    if sys::set_limit(libc::RLIMIT_NOFILE as i32, 1 << 20).map_err(Error::Limits)? < NOFILE_MIN {
+        return Err(Error::Limits(Errno(libc::EMFILE)));
+    }
+    let cgroups = Cgroups::open(&config.instance)?;
+    let mut supervisor = match Supervisor::new(config, cgroups) {
+        Ok((supervisor, sigmad, fds)) => {
+            let mut supervisor = supervisor;
+            supervisor.start_sigmad(&sigmad, fds)?;
+            supervisor
+        }
+        Err(error) => {
+            // Nothing runs yet; what remains to be undone are the empty cgroups.
+            let _ = Cgroups::open(&config.instance).and_then(|c| c.remove_all().map_err(Error::Sweep));
+            return Err(error);
+        }
+    };
+    let result = supervisor.serve();
+    supervisor.kill_all();
+    if let Err(errno) = supervisor.factory.cgroups.remove_all() {
+        log(&chain(&Error::Sweep(errno)));
+    }
+    result.map(|()| supervisor.code)
+}
+
+impl Supervisor {
+    fn new(config: &Config, cgroups: Cgroups) -> Result<(Supervisor, Plan, Vec<OwnedFd>), Error> {
+        let bounds = Bounds::new(config.instance_number, config.weaken);
+        let (status, reporter) = sys::pipe().map_err(Error::Loop)?;
+        let factory = Factory::new(cgroups, &config.data, bounds.base, reporter)?;
+        let (control, peer) = socket::pair().map_err(Error::Loop)?;
+        for end in [&control, &peer] {
+            // Room for some hundred starts in flight. With less, which root in a container may have to
+            // live with, sigmad waits a little more.
+            let _ = socket::set_send_buffer(end, 1 << 20);
+        }
+        let signals = sys::signalfd(&[libc::SIGCHLD, libc::SIGTERM, libc::SIGINT]).map_err(Error::Loop)?;
+        let epoll = Epoll::new().map_err(Error::Loop)?;
+        for (fd, token) in [(&control, CONTROL), (&signals, SIGNALS), (&status, STATUS)] {
+            epoll.add(fd.as_raw_fd(), libc::EPOLLIN, token).map_err(Error::Loop)?;
+        }
+        let (sigmad, fds) = boot::sigmad(config, bounds, peer)?;
+        let supervisor = Supervisor {
+            bounds,
+            factory,
+            epoll,
+            control: Some(control),
+            signals,
+            status,
+            procs: HashMap::new(),
+            by_pid: HashMap::new(),
+            busy: Vec::new(),
+            outbox: VecDeque::new(),
+            phase: Phase::Running,
+            code: EXIT_START,
+            buffer: vec![0; MESSAGE_MAX],
+        };
+        Ok((supervisor, sigmad, fds))
+    }
+
+    fn start_sigmad(&mut self, plan: &Plan, fds: Vec<OwnedFd>) -> Result<(), Error> {
+        let started = self.factory.start(plan, fds, sys::monotonic_ns());
+        let sigmad = started.inspect_err(|_| {
+            let _ = self.factory.cgroups.remove_all();
+        })?;
+        self.adopt(sigmad);
+        Ok(())
+    }
+
+    fn serve(&mut self) -> Result<(), Error> {
+        let mut events = Vec::new();
+        while !self.finished() {
+            self.epoll.wait(self.timeout_ms(), &mut events).map_err(Error::Loop)?;
+            for (token, ready) in events.iter().copied() {
+                match token {
+                    CONTROL => self.on_control(ready),
+                    SIGNALS => self.on_signals(),
+                    STATUS => self.read_statuses(),
+                    _ => self.on_report((token - REPORTS) as i32),
+                }
+            }
+            for id in std::mem::take(&mut self.busy) {
+                self.finish(id);
+            }
+            self.advance();
+        }
+        Ok(())
+    }
+
+    fn finished(&self) -> bool {
+        match self.phase {
+            Phase::Running | Phase::Ending(_) => false,
+            Phase::Killing(deadline) => self.procs.is_empty() || sys::monotonic_ns() > deadline,
+        }
+    }
+
+    fn timeout_ms(&self) -> i32 {
+        if !self.busy.is_empty() {
+            return BUSY_RETRY_MS;
+        }
+        match self.phase {
+            Phase::Running => -1,
+            Phase::Ending(deadline) | Phase::Killing(deadline) => {
+                (deadline.saturating_sub(sys::monotonic_ns()) / 1_000_000) as i32 + 1
+            }
+        }
+    }
+
+    /// Moves on when a deadline has passed.
+    fn advance(&mut self) {
+        if let Phase::Ending(deadline) = self.phase
+            && sys::monotonic_ns() > deadline
+        {
+            log("sigmad did not end in time");
+            self.kill_all();
+        }
+    }
+
+    fn kill_all(&mut self) {
+        self.procs.values().for_each(Proc::kill);
+        if !matches!(self.phase, Phase::Killing(_)) {
+            self.phase = Phase::Killing(sys::monotonic_ns() + KILL_PATIENCE);
+        }
+    }
+
+    fn on_control(&mut self, ready: u32) {
+        if ready & libc::EPOLLOUT as u32 != 0 {
+            self.flush();
+        }
+        if ready & !(libc::EPOLLOUT as u32) == 0 {
+            return;
+        }
+        for _ in 0..BATCH {
+            let Some(control) = &self.control else { return };
+            if self.outbox.len() >= OUTBOX_MAX {
+                return;
+            }
+            let received = match socket::receive(control.as_raw_fd(), &mut self.buffer) {
+                Err(Errno(libc::EAGAIN | libc::EINTR)) => return,
+                Err(_) => return self.on_closed(),
+                // A record without bytes is not one of ours either way.
+                Ok(received) if received.len == 0 => return self.on_closed(),
+                Ok(received) => received,
+            };
+            let now = sys::monotonic_ns();
+            let request = match received.truncated {
+                true => Err(Error::Malformed("too long")),
+                false => protocol::decode(&self.buffer[..received.len]),
+            };
+            let served = request.and_then(|request| self.serve_request(request, received.fds, now));
+            if let Err(error) = served {
+                log(&chain(&error));
+                self.code = EXIT_PROTOCOL;
+                self.close_control();
+                return self.kill_all();
+            }
+        }
+    }
+
+    fn serve_request(&mut self, request: Request, fds: Vec<OwnedFd>, now: u64) -> Result<(), Error> {
+        match request {
+            Request::Start(start) if fds.len() != Plan::descriptors(&start) => {
+                Err(Error::Malformed("the descriptors are not as many as the message says"))
+            }
+            Request::Start(start) => {
+                self.on_start(start, fds, now);
+                Ok(())
+            }
+            _ if !fds.is_empty() => Err(Error::Malformed("descriptors without a START")),
+            // The proc may have ended while the message was under way, so an unknown id is no error.
+            Request::Kill { id } => {
+                if let Some(proc) = self.procs.get_mut(&id).filter(|proc| !proc.is_sigmad()) {
+                    proc.killed = true;
+                    proc.kill();
+                }
+                Ok(())
+            }
+            Request::Signal { id, signo } => {
+                self.on_signal_request(id, signo as i32);
+                Ok(())
+            }
+        }
+    }
+
+    fn on_start(&mut self, start: Start, fds: Vec<OwnedFd>, now: u64) {
+        let id = start.id;
+        let started = match self.procs.contains_key(&id) {
+            true => Err(Error::Plan(Errno(libc::EEXIST))),
+            false => plan::plan(start, self.bounds),
+        };
+        let started = started.and_then(|plan| self.factory.start(&plan, fds, now));
+        match started {
+            Ok(proc) => self.adopt(proc),
+            Err(error) => self.send(&Reply::Failed { id, error }),
+        }
+    }
+
+    fn on_signal_request(&mut self, id: u64, signo: i32) {
+        let allowed =
+            [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGCONT, libc::SIGSTOP];
+        if !allowed.contains(&signo) {
+            return log(&format!("signal {signo} is not one that sigmad may send"));
+        }
+        match self.procs.get(&id).map(|proc| proc.signal(signo)) {
+            None | Some(Ok(())) | Some(Err(Errno(libc::ESRCH))) => {}
+            Some(Err(errno)) => log(&format!("cannot signal {id}: {errno}")),
+        }
+    }
+
+    fn adopt(&mut self, proc: Proc) {
+        let report = proc.report.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let watched = self.epoll.add(report, libc::EPOLLIN, REPORTS + proc.pid as u64);
+        if watched.is_err() {
+            // Its end is seen by SIGCHLD, upon which the account is closed as FAILED.
+            proc.kill();
+        }
+        self.by_pid.insert(proc.pid, proc.id);
+        self.procs.insert(proc.id, proc);
+    }
+
+    fn on_report(&mut self, pid: i32) {
+        if let Some(id) = self.by_pid.get(&pid) {
+            self.read_reports(*id);
+        }
+    }
+
+    fn read_reports(&mut self, id: u64) {
+        let Some(proc) = self.procs.get_mut(&id) else { return };
+        let Some(report) = &proc.report else { return };
+        // Taken out first: once closed here, a copy in a half-made child would keep it registered.
+        let (fd, pid) = (report.as_raw_fd(), proc.pid);
+        let _ = self.epoll.remove(fd);
+        let started = proc.read_reports();
+        if proc.report.is_some() {
+            let _ = self.epoll.add(fd, libc::EPOLLIN, REPORTS + pid as u64);
+        }
+        if let Some(reply) = started.filter(|_| id != SIGMAD_ID) {
+            self.send(&reply);
+        }
+    }
+
+    fn on_signals(&mut self) {
+        let mut info = [0u8; 128];
+        while sys::read(self.signals.as_raw_fd(), &mut info).is_ok() {
+            match u32::from_le_bytes([info[0], info[1], info[2], info[3]]) as i32 {
+                libc::SIGCHLD => self.reap(),
+                _ if self.phase == Phase::Running => {
+                    log("told to end");
+                    self.phase = Phase::Ending(sys::monotonic_ns() + GRACE);
+                    if let Some(Err(_)) = self.procs.get(&SIGMAD_ID).map(|sigmad| sigmad.signal(libc::SIGTERM)) {
+                        self.kill_all();
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn reap(&mut self) {
+        while let Ok(Some(waited)) = sys::wait(-1, false) {
+            // What an init wrote before its end is in the pipe by now.
+            self.read_statuses();
+            self.on_waited(waited);
+        }
+    }
+
+    fn on_waited(&mut self, waited: Waited) {
+        let Some(id) = self.by_pid.remove(&waited.pid) else { return };
+        if let Some(proc) = self.procs.get_mut(&id) {
+            proc.waited = Some(waited);
+            if proc.loose {
+                self.factory.cgroups.kill_leaf(&proc.leaf);
+            }
+        }
+        self.finish(id);
+    }
+
+    fn read_statuses(&mut self) {
+        let mut buf = [0; 64 * Status::BYTES];
+        while let Ok(len) = sys::read(self.status.as_raw_fd(), &mut buf) {
+            for record in buf[..len].chunks_exact(Status::BYTES) {
+                let Some(status) = Status::decode(record) else { continue };
+                if let Some(proc) = self.procs.get_mut(&status.id) {
+                    proc.wait_status = Some(status.wait_status);
+                }
+            }
+        }
+    }
+
+    /// Closes the account of a proc whose init has been waited for.
+    fn finish(&mut self, id: u64) {
+        self.read_reports(id);
+        let Some(proc) = self.procs.get(&id) else { return };
+        let Some(waited) = proc.waited else { return };
+        let usage = self.factory.cgroups.usage(&proc.leaf);
+        match self.factory.cgroups.remove_leaf(&proc.leaf) {
+            Ok(()) => {}
+            Err(Errno(libc::EBUSY)) => return self.busy.push(id),
+            Err(errno) => log(&format!("cannot remove a cgroup of {id}: {errno}")),
+        }
+        let reply = proc.last_word(waited, usage);
+        if proc.is_sigmad() {
+            self.on_sigmad_end(&reply);
+        } else {
+            self.send(&reply);
+        }
+        self.procs.remove(&id);
+    }
+
+    fn on_sigmad_end(&mut self, reply: &Reply) {
+        match reply {
+            Reply::Exited { wait_status, .. } if self.code != EXIT_PROTOCOL => {
+                self.code = match libc::WIFEXITED(*wait_status) {
+                    true => libc::WEXITSTATUS(*wait_status),
+                    false => 128 + libc::WTERMSIG(*wait_status),
+                };
+            }
+            Reply::Failed { error, .. } => log(&format!("sigmad did not start: {}", chain(error))),
+            _ => {}
+        }
+        self.close_control();
+        self.kill_all();
+    }
+
+    /// sigmad has closed its socket. It is most likely ending: its status is worth a moment's wait.
+    fn on_closed(&mut self) {
+        self.close_control();
+        self.procs.values().filter(|proc| !proc.is_sigmad()).for_each(Proc::kill);
+        if self.phase == Phase::Running {
+            self.phase = Phase::Ending(sys::monotonic_ns() + CLOSED_GRACE);
+        }
+    }
+
+    fn close_control(&mut self) {
+        if let Some(control) = self.control.take() {
+            let _ = self.epoll.remove(control.as_raw_fd());
+        }
+        self.outbox.clear();
+    }
+
+    /// Sends a record, or keeps it until sigmad makes room.
+    fn send(&mut self, reply: &Reply) {
+        if self.control.is_some() {
+            self.outbox.push_back(protocol::encode(reply));
+            if self.outbox.len() == 1 {
+                self.flush();
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        let Some(control) = &self.control else { return };
+        let fd = control.as_raw_fd();
+        while let Some(record) = self.outbox.front() {
+            match socket::send(fd, record) {
+                Ok(true) => drop(self.outbox.pop_front()),
+                Ok(false) => break,
+                // The end of the socket is seen, and acted upon, by the next receive.
+                Err(_) => self.outbox.clear(),
+            }
+        }
+        let waiting = if self.outbox.is_empty() { 0 } else { libc::EPOLLOUT };
+        let reading = if self.outbox.len() < OUTBOX_MAX { libc::EPOLLIN } else { 0 };
+        let _ = self.epoll.modify(fd, waiting | reading, CONTROL);
+    }
+}

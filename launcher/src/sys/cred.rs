@@ -1,0 +1,90 @@
+//! Identity and capabilities of the calling process.
+
+use super::{Result, call, prctl};
+use crate::error::Errno;
+
+/// All securebits that a process without capabilities should have, each locked: root is nobody
+/// special, changing uid gives nothing back, capabilities are not kept, ambient ones not raised.
+const SECUREBITS: usize = 0xef;
+
+pub fn drop_groups() -> Result<()> {
+    // SAFETY: a count of zero reads nothing.
+    unsafe { call(libc::SYS_setgroups, [0; 5]) }.map(drop)
+}
+
+pub fn set_gid(gid: u32) -> Result<()> {
+    let gid = gid as usize;
+    // SAFETY: the call takes plain numbers.
+    unsafe { call(libc::SYS_setresgid, [gid, gid, gid, 0, 0]) }.map(drop)
+}
+
+pub fn set_uid(uid: u32) -> Result<()> {
+    let uid = uid as usize;
+    // SAFETY: the call takes plain numbers.
+    unsafe { call(libc::SYS_setresuid, [uid, uid, uid, 0, 0]) }.map(drop)
+}
+
+/// Drops every capability the kernel knows from the bounding set.
+pub fn drop_bounding() -> Result<()> {
+    for cap in 0..64 {
+        match prctl(libc::PR_CAPBSET_DROP, [cap, 0, 0, 0]) {
+            Ok(_) => {}
+            // The first number beyond the kernel's last capability.
+            Err(Errno(libc::EINVAL)) if cap > 30 => return Ok(()),
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+pub fn lock_securebits() -> Result<()> {
+    prctl(libc::PR_SET_SECUREBITS, [SECUREBITS, 0, 0, 0]).map(drop)
+}
+
+/// The kernel's version 3 header and two halves of {effective, permitted, inheritable}.
+fn capset(sets: [u32; 6]) -> Result<()> {
+    let header = [0x2008_0522u32, 0];
+    let args = [header.as_ptr() as usize, sets.as_ptr() as usize, 0, 0, 0];
+    // SAFETY: header and data are live arrays of the sizes that version 3 reads.
+    unsafe { call(libc::SYS_capset, args) }.map(drop)
+}
+
+/// Empties the effective, permitted, inheritable and ambient sets.
+pub fn drop_capabilities() -> Result<()> {
+    let clear = libc::PR_CAP_AMBIENT_CLEAR_ALL as usize;
+    prctl(libc::PR_CAP_AMBIENT, [clear, 0, 0, 0])?;
+    capset([0; 6])
+}
+
+/// Weakened starts only: lets the permitted set survive the change of uid.
+pub fn keep_capabilities() -> Result<()> {
+    prctl(libc::PR_SET_KEEPCAPS, [1, 0, 0, 0]).map(drop)
+}
+
+/// Weakened starts only: makes every permitted capability effective and lets it survive the exec.
+pub fn raise_capabilities() -> Result<()> {
+    let header = [0x2008_0522u32, 0];
+    let mut sets = [0u32; 6];
+    let args = [header.as_ptr() as usize, sets.as_mut_ptr() as usize, 0, 0, 0];
+    // SAFETY: header and data are live arrays of the sizes that version 3 uses.
+    unsafe { call(libc::SYS_capget, args) }?;
+    let (low, high) = (sets[1], sets[4]);
+    capset([low, low, low, high, high, high])?;
+    let permitted = low as u64 | (high as u64) << 32;
+    for cap in (0..64).filter(|cap| permitted & (1 << cap) != 0) {
+        prctl(libc::PR_CAP_AMBIENT, [libc::PR_CAP_AMBIENT_RAISE as usize, cap, 0, 0])?;
+    }
+    Ok(())
+}
+
+pub fn set_no_new_privs() -> Result<()> {
+    prctl(libc::PR_SET_NO_NEW_PRIVS, [1, 0, 0, 0]).map(drop)
+}
+
+pub fn set_undumpable() -> Result<()> {
+    prctl(libc::PR_SET_DUMPABLE, [0; 4]).map(drop)
+}
+
+pub fn set_death_signal() -> Result<()> {
+    prctl(libc::PR_SET_PDEATHSIG, [libc::SIGKILL as usize, 0, 0, 0]).map(drop)
+}

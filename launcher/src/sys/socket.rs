@@ -1,0 +1,111 @@
+//! SOCK_SEQPACKET sockets with descriptors and credentials beside the bytes.
+
+use super::{Result, check, own};
+use crate::error::Errno;
+use libc::{c_int, c_long, c_void};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// Room for SCM_MAX_FD (253) descriptors: the kernel never passes more in one message.
+const CONTROL_BYTES: usize = 2048;
+
+pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
+    let mut fds = [0; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    // SAFETY: the array has room for the two numbers that the kernel writes.
+    check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) } as c_long)?;
+    Ok((own(fds[0] as c_long), own(fds[1] as c_long)))
+}
+
+/// From now on each record received carries its sender's process id.
+pub fn ask_credentials(fd: &OwnedFd) -> Result<()> {
+    set_option(fd.as_raw_fd(), libc::SO_PASSCRED, 1)
+}
+
+/// Lets so many bytes of records wait for the peer.
+pub fn set_send_buffer(fd: &OwnedFd, bytes: c_int) -> Result<()> {
+    set_option(fd.as_raw_fd(), libc::SO_SNDBUFFORCE, bytes)
+}
+
+fn set_option(fd: RawFd, name: c_int, value: c_int) -> Result<()> {
+    let value: *const c_int = &value;
+    // SAFETY: the value is a live int and its size is passed.
+    check(unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, name, value.cast(), 4) } as c_long).map(drop)
+}
+
+/// What one recvmsg gave.
+pub struct Received {
+    pub len: usize,
+    pub fds: Vec<OwnedFd>,
+    /// The sender's process id in our PID namespace, when asked for.
+    pub pid: Option<i32>,
+    /// Bytes or descriptors did not fit and are lost.
+    pub truncated: bool,
+}
+
+/// Receives one record without waiting. A length of zero is the end.
+pub fn receive(fd: RawFd, buf: &mut [u8]) -> Result<Received> {
+    let mut control = [0u64; CONTROL_BYTES / 8];
+    let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast::<c_void>(), iov_len: buf.len() };
+    // SAFETY: msghdr is plain numbers and pointers, for which all zeroes is a value.
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = control.as_mut_ptr().cast();
+    msg.msg_controllen = CONTROL_BYTES;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: every pointer in msg is to a live local or to the caller's buffer.
+    let len = check(unsafe { libc::recvmsg(fd, &mut msg, flags) } as c_long)? as usize;
+    let mut received = Received {
+        len,
+        fds: Vec::new(),
+        pid: None,
+        truncated: msg.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
+    };
+    // SAFETY: the kernel has filled msg's control buffer, which these macros walk.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(&msg) };
+    while !header.is_null() {
+        // SAFETY: a non-null header lies in the control buffer, as does the data of its length.
+        unsafe { take_control(header, &mut received) };
+        // SAFETY: as above.
+        header = unsafe { libc::CMSG_NXTHDR(&msg, header) };
+    }
+    Ok(received)
+}
+
+/// # Safety
+/// `header` must point to a complete control message that recvmsg has just written.
+unsafe fn take_control(header: *const libc::cmsghdr, received: &mut Received) {
+    // SAFETY: the caller vouches for the header.
+    let (level, kind, len) = unsafe { ((*header).cmsg_level, (*header).cmsg_type, (*header).cmsg_len) };
+    // SAFETY: as above; the data follows the header.
+    let data = unsafe { libc::CMSG_DATA(header) };
+    // SAFETY: CMSG_LEN only computes.
+    let bytes = len - unsafe { libc::CMSG_LEN(0) } as usize;
+    match (level, kind) {
+        (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+            for i in 0..bytes / 4 {
+                // SAFETY: i lies within the data; each number is a descriptor made for us.
+                let fd = unsafe { data.cast::<c_int>().add(i).read_unaligned() };
+                received.fds.push(own(fd as c_long));
+            }
+        }
+        (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if bytes >= size_of::<libc::ucred>() => {
+            // SAFETY: the data holds a whole ucred, as just checked.
+            let cred = unsafe { data.cast::<libc::ucred>().read_unaligned() };
+            received.pid = Some(cred.pid);
+        }
+        _ => {}
+    }
+}
+
+/// Sends one record; false: the peer's buffer is full, nothing was sent.
+pub fn send(fd: RawFd, record: &[u8]) -> Result<bool> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: pointer and length are those of one live slice.
+    let ret = unsafe { libc::send(fd, record.as_ptr().cast(), record.len(), flags) };
+    match check(ret as c_long) {
+        Ok(_) => Ok(true),
+        Err(Errno(libc::EAGAIN | libc::ENOBUFS)) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}

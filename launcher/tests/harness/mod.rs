@@ -1,0 +1,392 @@
+//! A machine for tests: a launcher of its own instance, with the test in the role of sigmad. Records are
+//! encoded here by hand from the document, so that the launcher's codec is not checked against itself.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    Started { id: u64, pid: i32, received: u64, cloned: u64, contained: u64, exec: u64 },
+    Failed { id: u64, errno: i32, step: String },
+    Exited { id: u64, status: i32, flags: u32, user_us: u64, system_us: u64, memory_peak: u64 },
+}
+
+/// A START with defaults that suit most tests.
+pub struct Start<'a> {
+    pub id: u64,
+    pub weaken: u32,
+    pub profile: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub pids_max: u32,
+    pub memory_max: u64,
+    pub nofile: u32,
+    pub group: &'a str,
+    pub argv: Vec<&'a str>,
+    pub envp: Vec<&'a str>,
+    pub targets: Vec<u32>,
+}
+
+impl Start<'_> {
+    fn encode(&self) -> Vec<u8> {
+        let mut m = vec![1, 0, 1, 0];
+        m.extend(self.weaken.to_le_bytes());
+        m.extend(self.id.to_le_bytes());
+        for field in [self.profile, self.uid, self.gid, self.pids_max] {
+            m.extend(field.to_le_bytes());
+        }
+        m.extend(self.memory_max.to_le_bytes());
+        m.extend(1024u32.to_le_bytes());
+        m.extend(self.nofile.to_le_bytes());
+        for count in [self.argv.len(), self.envp.len(), self.targets.len(), self.group.len()] {
+            m.extend((count as u16).to_le_bytes());
+        }
+        self.targets.iter().for_each(|target| m.extend(target.to_le_bytes()));
+        m.extend(self.group.as_bytes());
+        for string in self.argv.iter().chain(&self.envp) {
+            m.extend((string.len() as u32).to_le_bytes());
+            m.extend(string.as_bytes());
+        }
+        m
+    }
+}
+
+pub struct Machine {
+    pub launcher: Child,
+    pub instance: String,
+    pub base: u32,
+    dir: PathBuf,
+    socket: Option<OwnedFd>,
+}
+
+/// Prints why and returns true when root is missing.
+pub fn skipped() -> bool {
+    // SAFETY: geteuid takes nothing and cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        println!("SKIP: needs root to make procs");
+    }
+    !root
+}
+
+fn new_instance() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("{:04x}{:04x}", std::process::id() & 0xffff, 0xf000 + NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+impl Machine {
+    pub fn boot(flags: &[&str]) -> Machine {
+        let instance = new_instance();
+        let dir = std::env::temp_dir().join(format!("sigma-launcher-test-{instance}"));
+        std::fs::create_dir(&dir).expect("a directory of our own");
+        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
+        Machine::boot_in(dir, instance, flags)
+    }
+
+    fn boot_in(dir: PathBuf, instance: String, flags: &[&str]) -> Machine {
+        let launcher_path = PathBuf::from(env!("CARGO_BIN_EXE_launcher"));
+        let probe = launcher_path.parent().unwrap().join("examples/probe");
+        let (ours, theirs) = seqpacket();
+        let lock = File::create(dir.join("lock")).unwrap();
+        let (lock_fd, ready_fd) = (lock.as_raw_fd(), theirs.as_raw_fd());
+        let mut command = Command::new(launcher_path);
+        command.arg("--data").arg(&dir).args(["--machine", "m", "--instance", &instance]);
+        command.args(["--lock-fd", &lock_fd.to_string(), "--ready-fd", &ready_fd.to_string()]);
+        command.arg("--program").arg(format!("sigmad={}", probe.display()));
+        command.arg("--program").arg(format!("named={}", probe.display())).args(flags);
+        // SAFETY: fcntl is async-signal-safe; only this child's copies lose close-on-exec.
+        unsafe {
+            command.pre_exec(move || {
+                for fd in [lock_fd, ready_fd] {
+                    libc::fcntl(fd, libc::F_SETFD, 0);
+                }
+                Ok(())
+            })
+        };
+        let launcher = command.spawn().expect("the launcher starts");
+        let number = u32::from_str_radix(&instance, 16).unwrap();
+        let base = 0x4000_0000 + (number % 1024) * (1 << 20);
+        Machine { launcher, instance, base, dir, socket: Some(ours) }
+    }
+
+    /// Kills the launcher as a crash would, then boots another in its place.
+    pub fn crash_and_reboot(mut self) -> Machine {
+        self.launcher.kill().unwrap();
+        self.launcher.wait().unwrap();
+        let (dir, instance) = (std::mem::take(&mut self.dir), std::mem::take(&mut self.instance));
+        Machine::boot_in(dir, instance, &[])
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub fn hello<'a>(&self, id: u64, argv: &[&'a str]) -> Start<'a> {
+        Start {
+            id,
+            weaken: 0,
+            profile: 0,
+            uid: self.base + 1024 + id as u32,
+            gid: self.base + 1024,
+            pids_max: 32,
+            memory_max: 64 << 20,
+            nofile: 64,
+            group: "default/be",
+            argv: [&["victim"], argv].concat(),
+            envp: vec!["NAME=test"],
+            targets: vec![],
+        }
+    }
+
+    /// Sends a START with the program and the descriptors for its targets.
+    pub fn start(&self, start: &Start, program: &File, fds: &[RawFd]) {
+        self.send(&start.encode(), &[&[program.as_raw_fd()], fds].concat());
+    }
+
+    pub fn kill(&self, id: u64) {
+        self.send(&[&[2, 0, 1, 0], &id.to_le_bytes()[..]].concat(), &[]);
+    }
+
+    pub fn signal(&self, id: u64, signo: i32) {
+        self.send(&[&[3, 0, 1, 0], &id.to_le_bytes()[..], &signo.to_le_bytes()].concat(), &[]);
+    }
+
+    /// Starts the victim with its stdout in a pipe; returns what it wrote and how it ended.
+    pub fn run(&self, id: u64, argv: &[&str]) -> (String, Reply) {
+        let (mut reader, writer) = pipe();
+        let mut start = self.hello(id, argv);
+        start.targets = vec![1];
+        self.start(&start, &victim(), &[writer.as_raw_fd()]);
+        drop(writer);
+        assert!(matches!(self.reply(), Reply::Started { .. }));
+        let mut output = String::new();
+        reader.read_to_string(&mut output).unwrap();
+        (output, self.reply())
+    }
+
+    pub fn send(&self, record: &[u8], fds: &[RawFd]) {
+        let mut control = [0u64; 256];
+        let mut iov = libc::iovec { iov_base: record.as_ptr().cast_mut().cast(), iov_len: record.len() };
+        // SAFETY: every pointer in msg is to a live local or parameter; the control buffer has room
+        // for the one header with its at most 253 descriptors.
+        unsafe {
+            let mut msg: libc::msghdr = std::mem::zeroed();
+            msg.msg_iov = &mut iov;
+            msg.msg_iovlen = 1;
+            if !fds.is_empty() {
+                let bytes = size_of_val(fds) as u32;
+                msg.msg_control = control.as_mut_ptr().cast();
+                msg.msg_controllen = libc::CMSG_SPACE(bytes) as usize;
+                let header = libc::CMSG_FIRSTHDR(&msg);
+                (*header).cmsg_level = libc::SOL_SOCKET;
+                (*header).cmsg_type = libc::SCM_RIGHTS;
+                (*header).cmsg_len = libc::CMSG_LEN(bytes) as usize;
+                std::ptr::copy_nonoverlapping(fds.as_ptr(), libc::CMSG_DATA(header).cast(), fds.len());
+            }
+            let socket = self.socket.as_ref().unwrap().as_raw_fd();
+            assert_eq!(libc::sendmsg(socket, &msg, libc::MSG_NOSIGNAL), record.len() as isize);
+        }
+    }
+
+    /// The next record; fails the test after ten seconds without one.
+    pub fn reply(&self) -> Reply {
+        let socket = self.socket.as_ref().unwrap().as_raw_fd();
+        let mut poll = libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 };
+        let mut record = [0u8; 1024];
+        // SAFETY: pointers and lengths are those of live locals.
+        let len = unsafe {
+            assert_eq!(libc::poll(&mut poll, 1, 10_000), 1, "no record for ten seconds");
+            libc::recv(socket, record.as_mut_ptr().cast(), record.len(), 0)
+        };
+        assert!(len > 0, "the launcher is gone");
+        decode(&record[..len as usize])
+    }
+
+    /// Ends the probe with a code and waits for the launcher.
+    pub fn end(&mut self, code: u8) -> ExitStatus {
+        self.send(&[0xff, code], &[]);
+        self.wait()
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        let end = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < end {
+            if let Some(status) = self.launcher.try_wait().unwrap() {
+                return status;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("the launcher did not end");
+    }
+
+    /// Names everything of this instance that is still there: cgroups, mounts, processes by uid.
+    pub fn leftovers(&self) -> Vec<String> {
+        let mut found = self.cgroups();
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        found.extend(mounts.lines().filter(|l| l.contains(self.dir.to_str().unwrap())).map(String::from));
+        found.extend(self.processes().iter().map(|pid| format!("process {pid}")));
+        found
+    }
+
+    pub fn cgroups(&self) -> Vec<String> {
+        let name = format!("sigma-{}", self.instance);
+        let roots = std::fs::read_dir("/sys/fs/cgroup").unwrap().flatten();
+        let roots = roots.map(|entry| entry.path()).chain([PathBuf::from("/sys/fs/cgroup")]);
+        roots.map(|root| root.join(&name)).filter(|p| p.exists()).map(|p| p.display().to_string()).collect()
+    }
+
+    /// Processes whose uid is in the instance's range.
+    pub fn processes(&self) -> Vec<i32> {
+        let pids = std::fs::read_dir("/proc").unwrap().flatten();
+        let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let ours = |pid: &i32| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let uid = status.lines().find_map(|line| line.strip_prefix("Uid:\t")?.split('\t').next()?.parse().ok());
+            uid.is_some_and(|uid: u32| (self.base..self.base + (1 << 20)).contains(&uid))
+        };
+        pids.filter(ours).collect()
+    }
+
+    /// Waits until so many processes of the instance are left: dying takes the kernel a moment.
+    pub fn settle(&self, count: usize) {
+        let end = Instant::now() + Duration::from_secs(5);
+        while self.processes().len() > count && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Machine {
+    /// Also when a test fails: nothing may stay on the machine.
+    fn drop(&mut self) {
+        if self.instance.is_empty() {
+            return;
+        }
+        self.socket = None;
+        let end = Instant::now() + Duration::from_secs(5);
+        while matches!(self.launcher.try_wait(), Ok(None)) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.launcher.kill();
+        let _ = self.launcher.wait();
+        self.settle(0);
+        for root in self.cgroups() {
+            remove_cgroups(Path::new(&root));
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn remove_cgroups(path: &Path) {
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            remove_cgroups(&entry.path());
+        }
+    }
+    let _ = std::fs::remove_dir(path);
+}
+
+fn decode(record: &[u8]) -> Reply {
+    let u32_at = |at: usize| u32::from_le_bytes(record[at..at + 4].try_into().unwrap());
+    let u64_at = |at: usize| u64::from_le_bytes(record[at..at + 8].try_into().unwrap());
+    assert_eq!(record[2..4], [1, 0], "version");
+    let id = u64_at(4);
+    match (record[0], record.len()) {
+        (16, 48) => Reply::Started {
+            id,
+            pid: u32_at(12) as i32,
+            received: u64_at(16),
+            cloned: u64_at(24),
+            contained: u64_at(32),
+            exec: u64_at(40),
+        },
+        (17, len) => {
+            assert_eq!(len, 20 + u16::from_le_bytes([record[18], record[19]]) as usize);
+            Reply::Failed { id, errno: u32_at(12) as i32, step: String::from_utf8(record[20..].to_vec()).unwrap() }
+        }
+        (18, 44) => Reply::Exited {
+            id,
+            status: u32_at(12) as i32,
+            flags: u32_at(16),
+            user_us: u64_at(20),
+            system_us: u64_at(28),
+            memory_peak: u64_at(36),
+        },
+        (kind, len) => panic!("unexpected record of type {kind} and {len} bytes"),
+    }
+}
+
+fn seqpacket() -> (OwnedFd, OwnedFd) {
+    let mut fds = [0; 2];
+    // SAFETY: the array has room for two descriptors, which are then ours.
+    unsafe {
+        assert_eq!(libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()), 0);
+        (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1]))
+    }
+}
+
+pub fn pipe() -> (File, File) {
+    let mut fds = [0; 2];
+    // SAFETY: the array has room for two descriptors, which are then ours.
+    unsafe {
+        assert_eq!(libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC), 0);
+        (File::from_raw_fd(fds[0]), File::from_raw_fd(fds[1]))
+    }
+}
+
+/// An O_PATH descriptor, as data directories are passed.
+pub fn open_path(path: &Path) -> OwnedFd {
+    let path = CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the path is terminated; the descriptor is then ours.
+    unsafe {
+        let fd = libc::open(path.as_ptr(), libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC);
+        assert!(fd >= 0);
+        OwnedFd::from_raw_fd(fd)
+    }
+}
+
+/// The C program, built once; None (with the reason printed) where no static C program can be.
+fn victim_path() -> Option<&'static Path> {
+    static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || {
+        // Nobody but root can reach it by its path, which must not matter.
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("locked");
+        let _ = std::fs::create_dir(&dir);
+        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
+        let out = dir.join(format!("victim-{}", std::process::id()));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/harness/victim.c");
+        let gcc = |source: &Path| {
+            let mut gcc = Command::new("gcc");
+            gcc.args(["-static", "-O1", "-pthread", "-Werror=implicit-function-declaration", "-o"]).arg(&out);
+            gcc.arg(source).status().is_ok_and(|status| status.success())
+        };
+        // Only a machine that cannot build any static program is a reason to skip.
+        let trivial = dir.join("trivial.c");
+        std::fs::write(&trivial, "int main(void) { return 0; }\n").unwrap();
+        if !gcc(&trivial) {
+            println!("SKIP: gcc cannot build a static program here");
+            return None;
+        }
+        assert!(gcc(&source), "the victim does not compile");
+        std::fs::set_permissions(&out, PermissionsExt::from_mode(0o555)).unwrap();
+        Some(out)
+    };
+    PATH.get_or_init(build).as_deref()
+}
+
+pub fn no_victim() -> bool {
+    victim_path().is_none()
+}
+
+pub fn victim() -> File {
+    File::open(victim_path().unwrap()).unwrap()
+}

@@ -1,0 +1,343 @@
+//! Runs real procs: needs root, gcc with a static C library, and the cgroup controllers.
+
+mod harness;
+
+use harness::{Machine, Reply, no_victim, open_path, pipe, skipped, victim};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+
+/// Boots a machine or returns from the test with the reason printed.
+macro_rules! machine {
+    ($($flag:literal),*) => {{
+        if skipped() || no_victim() {
+            return;
+        }
+        Machine::boot(&[$($flag),*])
+    }};
+}
+
+fn exited(reply: &Reply) -> (i32, u32) {
+    match reply {
+        Reply::Exited { status, flags, .. } => (*status, *flags),
+        other => panic!("got {other:?}, want EXITED"),
+    }
+}
+
+fn failed(reply: &Reply) -> (&str, i32) {
+    match reply {
+        Reply::Failed { step, errno, .. } => (step, *errno),
+        other => panic!("got {other:?}, want FAILED"),
+    }
+}
+
+#[test]
+fn a_static_program_says_hello() {
+    let mut machine = machine!();
+    let (output, end) = machine.run(1, &["hello"]);
+    assert_eq!(output, "hello test\n");
+    assert_eq!(exited(&end), (0, 0));
+    let Reply::Exited { memory_peak, .. } = end else { unreachable!() };
+    assert!(memory_peak > 4096, "memory peak {memory_peak}");
+    assert_eq!(machine.end(5).code(), Some(5), "the launcher's code is sigmad's");
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn endings_are_told_as_wait_tells_them() {
+    let machine = machine!();
+    let cases = [
+        (&["exit", "42"][..], 42 << 8),
+        (&["abort"], libc::SIGABRT),
+        (&["raise"], libc::SIGUSR1),
+        (&["orphan"], 0),
+        (&["threads"], 0),
+        (&["killall"], 0),
+    ];
+    for (id, (argv, want)) in (1..).zip(cases) {
+        let (_, end) = machine.run(id, argv);
+        assert_eq!(exited(&end), (want, 0), "{argv:?}");
+    }
+}
+
+#[test]
+fn kill_minus_one_leaves_others_alone() {
+    let machine = machine!();
+    // A neighbour with the same uid: only the PID namespace keeps them apart.
+    let mut neighbour = machine.hello(1, &["pause"]);
+    neighbour.uid = machine.base + 1024 + 2;
+    machine.start(&neighbour, &victim(), &[]);
+    assert!(matches!(machine.reply(), Reply::Started { .. }));
+    let (_, end) = machine.run(2, &["killall"]);
+    assert_eq!(exited(&end), (0, 0));
+    machine.kill(1);
+    assert_eq!(exited(&machine.reply()), (libc::SIGKILL, 2));
+}
+
+#[test]
+fn the_program_finds_itself_contained() {
+    let machine = machine!();
+    let (output, _) = machine.run(7, &["facts"]);
+    let (uid, gid) = (machine.base + 1024 + 7, machine.base + 1024);
+    let want = format!(
+        "uid {uid} {uid} gid {gid} {gid} groups -1\n\
+         pid 2 ppid 1 session 2 group 2\n\
+         nnp 1 seccomp 2 dumpable 1\n\
+         bounding 0\nnofile 64\ncore 0\nfds 0 1 2\n\
+         open {} socket {} execve {}\n",
+        libc::ENOENT,
+        libc::EPERM,
+        libc::EPERM
+    );
+    assert_eq!(output, want);
+}
+
+#[test]
+fn kill_takes_the_whole_tree() {
+    let mut machine = machine!();
+    let (mut reader, writer) = pipe();
+    let mut start = machine.hello(1, &["tree"]);
+    start.targets = vec![1];
+    machine.start(&start, &victim(), &[writer.as_raw_fd()]);
+    drop(writer);
+    assert!(matches!(machine.reply(), Reply::Started { .. }));
+    let mut up = [0; 12];
+    reader.read_exact(&mut up).unwrap();
+    machine.kill(1);
+    assert_eq!(exited(&machine.reply()), (libc::SIGKILL, 2));
+    // Every writer is gone, or this would wait for ever.
+    assert_eq!(reader.read(&mut up).unwrap(), 0);
+    machine.end(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn signals_reach_the_main_process_only() {
+    let machine = machine!();
+    machine.start(&machine.hello(1, &["pause"]), &victim(), &[]);
+    assert!(matches!(machine.reply(), Reply::Started { .. }));
+    machine.signal(1, libc::SIGKILL);
+    machine.signal(99, libc::SIGTERM);
+    machine.signal(1, libc::SIGSTOP);
+    machine.signal(1, libc::SIGCONT);
+    machine.signal(1, libc::SIGTERM);
+    assert_eq!(exited(&machine.reply()), (libc::SIGTERM, 0));
+}
+
+#[test]
+fn limits_hold() {
+    let machine = machine!();
+    let mut hog = machine.hello(1, &["hog"]);
+    hog.memory_max = 8 << 20;
+    machine.start(&hog, &victim(), &[]);
+    assert!(matches!(machine.reply(), Reply::Started { .. }));
+    assert_eq!(exited(&machine.reply()), (libc::SIGKILL, 1), "out of memory");
+    let mut forks = machine.hello(2, &["forks"]);
+    forks.pids_max = 10;
+    machine.start(&forks, &victim(), &[]);
+    assert!(matches!(machine.reply(), Reply::Started { .. }));
+    assert_eq!(exited(&machine.reply()), (9 << 8, 0), "nine children and itself");
+}
+
+#[test]
+fn wrong_starts_fail_with_their_step() {
+    let mut machine = machine!();
+    let mut foreign = machine.hello(1, &[]);
+    foreign.uid = 0;
+    machine.start(&foreign, &victim(), &[]);
+    assert_eq!(failed(&machine.reply()), ("plan", libc::ERANGE));
+    let mut weak = machine.hello(2, &[]);
+    weak.weaken = 1;
+    machine.start(&weak, &victim(), &[]);
+    assert_eq!(failed(&machine.reply()), ("weaken", libc::EPERM));
+    let mut outside = machine.hello(3, &[]);
+    outside.group = "../x";
+    machine.start(&outside, &victim(), &[]);
+    assert_eq!(failed(&machine.reply()), ("plan", libc::EINVAL));
+
+    let file = |name: &str, content: &str, mode: u32| {
+        let path = machine.dir().join(name);
+        File::create(&path).unwrap().write_all(content.as_bytes()).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        File::open(path).unwrap()
+    };
+    machine.start(&machine.hello(4, &[]), &file("text", "not a program", 0o555), &[]);
+    assert_eq!(failed(&machine.reply()), ("exec", libc::ENOEXEC));
+    machine.start(&machine.hello(5, &[]), &file("script", "#!/bin/sh\n", 0o555), &[]);
+    assert_eq!(failed(&machine.reply()), ("exec", libc::ENOENT));
+    machine.start(&machine.hello(6, &[]), &file("mode", "x", 0o444), &[]);
+    assert_eq!(failed(&machine.reply()), ("exec", libc::EACCES));
+    machine.start(&machine.hello(7, &[]), &File::open("/bin/sh").unwrap(), &[]);
+    assert_eq!(failed(&machine.reply()).0, "exec", "dynamically linked");
+    let mut tiny = machine.hello(8, &[]);
+    tiny.memory_max = 4096;
+    machine.start(&tiny, &victim(), &[]);
+    assert!(matches!(machine.reply(), Reply::Failed { .. }), "no memory to be made in");
+    machine.end(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn a_system_program_has_files_and_nothing_else() {
+    let machine = machine!();
+    let data = machine.dir().join("named");
+    assert_eq!(machine.run(2, &["hello"]).0, "hello test\n", "the launcher is up and has made the directory");
+    let mut start = machine.hello(1, &["files"]);
+    (start.profile, start.uid, start.gid, start.nofile) = (1, machine.base + 2, machine.base + 2, 2000);
+    let dir = open_path(&data);
+    machine.start(&start, &victim(), &[dir.as_raw_fd()]);
+    assert!(matches!(machine.reply(), Reply::Started { .. }));
+    assert_eq!(exited(&machine.reply()), (0, 0));
+    let kept = std::fs::read(data.join("g")).unwrap();
+    assert_eq!(&kept[..4], b"kept");
+}
+
+#[test]
+fn descriptors_go_where_they_are_told() {
+    let machine = machine!();
+    let (mut reader, writer) = pipe();
+    let null = File::open("/dev/null").unwrap();
+    let mut start = machine.hello(1, &["facts"]);
+    start.targets = vec![63, 5, 1, 0];
+    let fds = [null.as_raw_fd(), null.as_raw_fd(), writer.as_raw_fd(), null.as_raw_fd()];
+    machine.start(&start, &victim(), &fds);
+    drop(writer);
+    let mut output = String::new();
+    reader.read_to_string(&mut output).unwrap();
+    assert!(output.contains("\nfds 0 1 2 5 63\n"), "{output}");
+}
+
+#[test]
+fn weakened_starts_lose_what_they_name() {
+    let machine = machine!("--weaken");
+    let facts = |id: u64, bits: u32| {
+        let (mut reader, writer) = pipe();
+        let mut start = machine.hello(id, &["facts"]);
+        (start.weaken, start.targets) = (bits, vec![1]);
+        machine.start(&start, &victim(), &[writer.as_raw_fd()]);
+        drop(writer);
+        let started = machine.reply();
+        assert!(matches!(started, Reply::Started { .. }), "bits {bits}: {started:?}");
+        let mut output = String::new();
+        reader.read_to_string(&mut output).unwrap();
+        machine.reply();
+        output
+    };
+    assert!(facts(1, 1).contains("seccomp 0"));
+    let open = facts(2, 1 | 2 | 4);
+    assert!(open.contains("open 0"), "{open}");
+    assert!(facts(3, 8).contains("seccomp 2"));
+    assert!(!facts(4, 16).contains("pid 2 ppid 1"));
+    assert!(facts(5, 32).contains("uid 0 0 gid 0 0"));
+    assert!(!facts(6, 64).contains("bounding 0"));
+    assert!(facts(7, 1 | 2 | 128).contains("nnp 0"));
+    assert!(facts(8, 64 | 128).contains("nnp 0"));
+    assert!(facts(9, 256).contains("fds 0 1 2 1000"));
+    assert!(facts(10, 1 | 2 | 4 | 8 | 16 | 32 | 64 | 128).contains("uid 0 0"));
+}
+
+#[test]
+fn nothing_is_left_when_sigmad_dies() {
+    let mut machine = machine!();
+    for id in 1..=3 {
+        machine.start(&machine.hello(id, &["tree"]), &victim(), &[]);
+        assert!(matches!(machine.reply(), Reply::Started { .. }));
+    }
+    let sigmad_uid = machine.base + 1;
+    let uid_line = format!("Uid:\t{sigmad_uid}\t");
+    let is_sigmad = |pid: &&i32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.contains(&uid_line)
+    };
+    let processes = machine.processes();
+    let sigmad = *processes.iter().find(is_sigmad).expect("the probe runs");
+    // SAFETY: kill takes plain numbers; the process is the probe that this test's launcher started.
+    unsafe { libc::kill(sigmad, libc::SIGKILL) };
+    assert_eq!(machine.wait().code(), Some(128 + libc::SIGKILL));
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn a_new_launcher_sweeps_what_a_killed_one_left() {
+    let machine = machine!();
+    for id in 1..=3 {
+        machine.start(&machine.hello(id, &["tree"]), &victim(), &[]);
+        assert!(matches!(machine.reply(), Reply::Started { .. }));
+    }
+    let mut machine = machine.crash_and_reboot();
+    let (output, _) = machine.run(1, &["hello"]);
+    assert_eq!(output, "hello test\n", "the same id can be started again");
+    machine.settle(2);
+    assert_eq!(machine.processes().len(), 2, "sigmad and its init: the rest died with the first launcher");
+    machine.end(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn sigterm_ends_everything() {
+    let mut machine = machine!();
+    machine.start(&machine.hello(1, &["pause"]), &victim(), &[]);
+    assert!(matches!(machine.reply(), Reply::Started { .. }));
+    // SAFETY: kill takes plain numbers; the launcher is this test's own child.
+    unsafe { libc::kill(machine.launcher.id() as i32, libc::SIGTERM) };
+    assert_eq!(machine.wait().code(), Some(128 + libc::SIGTERM));
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn a_malformed_message_ends_the_launcher() {
+    let mut machine = machine!();
+    machine.send(&[9, 0, 1, 0], &[]);
+    assert_eq!(machine.wait().code(), Some(70));
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+/// Goal: no record is lost when sigmad does not read. Method: more starts than its socket holds
+/// answers for, all sent before the first answer is read.
+#[test]
+fn a_slow_sigmad_loses_no_record() {
+    let mut machine = machine!();
+    const COUNT: u64 = 300;
+    for id in 1..=COUNT {
+        machine.start(&machine.hello(id, &["exit", "3"]), &victim(), &[]);
+    }
+    let (mut started, mut ended) = (Vec::new(), Vec::new());
+    for _ in 0..2 * COUNT {
+        match machine.reply() {
+            Reply::Started { id, .. } => started.push(id),
+            Reply::Exited { id, status, .. } => {
+                assert_eq!(status, 3 << 8);
+                assert!(started.contains(&id), "EXITED before STARTED");
+                ended.push(id);
+            }
+            failed => panic!("{failed:?}"),
+        }
+    }
+    started.sort();
+    ended.sort();
+    assert_eq!(started, (1..=COUNT).collect::<Vec<_>>());
+    assert_eq!(ended, started);
+    machine.end(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+/// Prints how long starts take; `cargo test --release -- --nocapture start_times` shows it.
+#[test]
+fn start_times() {
+    let machine = machine!();
+    let mut rows = Vec::new();
+    for id in 1..=200 {
+        machine.start(&machine.hello(id, &["hello"]), &victim(), &[]);
+        let Reply::Started { received, cloned, contained, exec, .. } = machine.reply() else { panic!() };
+        machine.reply();
+        rows.push([cloned - received, contained - cloned, exec - contained, exec - received]);
+    }
+    let median = |column: usize| {
+        let mut values: Vec<u64> = rows.iter().map(|row| row[column]).collect();
+        values.sort();
+        values[values.len() / 2] / 1000
+    };
+    let [clone, contain, exec, all] = [0, 1, 2, 3].map(median);
+    println!("p50 us: until cloned {clone}, contained {contain}, exec'd {exec}, all {all}");
+}
