@@ -64,7 +64,7 @@ func put(t testing.TB, f *file, name, data string) sigma.FileID {
 	t.Helper()
 	id, stopped, err := f.Put(t.Context(), []string{name}, []byte(data), sigma.PutOptions{})
 	if err != nil || stopped != nil {
-		t.Fatalf("put %s: %v, %v", name, stopped, err)
+		t.Errorf("put %s: %v, %v", name, stopped, err)
 	}
 	return id
 }
@@ -73,7 +73,7 @@ func get(t testing.TB, f *file, names ...string) string {
 	t.Helper()
 	r, stopped, err := f.Get(t.Context(), names, 0, FileMax)
 	if err != nil || stopped != nil {
-		t.Fatalf("get %q: %v, %v", names, stopped, err)
+		t.Errorf("get %q: %v, %v", names, stopped, err)
 	}
 	return string(r.Data)
 }
