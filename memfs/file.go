@@ -1,0 +1,319 @@
+package memfs
+
+import (
+	"context"
+	"math"
+	"slices"
+	"sync/atomic"
+
+	"sigmaos.dev/sigma"
+)
+
+// file is a handle. node never changes; the rest is guarded by Tree.mu.
+type file struct {
+	t      *Tree
+	n      *node
+	open   bool
+	flags  sigma.OpenFlags
+	list   []string // the names being listed, taken when the listing began
+	closed atomic.Bool
+}
+
+var (
+	_ sigma.File    = (*file)(nil)
+	_ sigma.Getter  = (*file)(nil)
+	_ sigma.Putter  = (*file)(nil)
+	_ sigma.Watcher = (*file)(nil)
+	_ sigma.Leaser  = (*file)(nil)
+)
+
+func (t *Tree) handleLocked(n *node) *file {
+	n.handles++
+	return &file{t: t, n: n}
+}
+
+// Close implements sigma.File.
+func (f *file) Close() {
+	if f.closed.Swap(true) {
+		return
+	}
+	f.t.mu.Lock()
+	defer f.t.mu.Unlock()
+	f.n.handles--
+	f.list = nil
+	f.t.freeLocked(f.n)
+}
+
+// begin checks what every operation needs and takes the tree's mutex, which the caller releases if there is no error.
+func (f *file) begin(ctx context.Context, op string) error {
+	if err := ctx.Err(); err != nil {
+		return sigma.Wrap(op, "", err)
+	}
+	if f.closed.Load() {
+		return sigma.Errorf(op, sigma.KindInvalid, "the handle is closed")
+	}
+	f.t.mu.Lock()
+	return nil
+}
+
+// stepLocked finds one entry of n.
+func (n *node) stepLocked(op, name string) (*node, error) {
+	if n.kind != sigma.KindDir {
+		return nil, sigma.PathError(op, sigma.KindNotDir, n.name)
+	}
+	c := n.children[name]
+	if c == nil {
+		return nil, sigma.PathError(op, sigma.KindNotFound, name)
+	}
+	return c, nil
+}
+
+func checkNames(op string, names []string) error {
+	for _, name := range names {
+		if err := sigma.CheckName(name); err != nil {
+			return sigma.Wrap(op, "", err)
+		}
+	}
+	return nil
+}
+
+// Walk implements sigma.File.
+func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	const op = "memfs.Walk"
+	if err := checkNames(op, names); err != nil {
+		return nil, nil, err
+	}
+	if err := f.begin(ctx, op); err != nil {
+		return nil, nil, err
+	}
+	defer f.t.mu.Unlock()
+	n, ids := f.n, make([]sigma.FileID, 0, len(names))
+	for _, name := range names {
+		next, err := n.stepLocked(op, name)
+		if err != nil && len(ids) == 0 {
+			return nil, nil, err
+		} else if err != nil {
+			return nil, ids, nil
+		}
+		n, ids = next, append(ids, next.fileID())
+	}
+	return f.t.handleLocked(n), ids, nil
+}
+
+// Stat implements sigma.File.
+func (f *file) Stat(ctx context.Context) (sigma.Stat, error) {
+	if err := f.begin(ctx, "memfs.Stat"); err != nil {
+		return sigma.Stat{}, err
+	}
+	defer f.t.mu.Unlock()
+	n := f.n
+	return sigma.Stat{ID: n.fileID(), Name: n.name, Perm: n.perm, Size: n.size(), Modified: n.modified, Ephemeral: n.lease != 0}, nil
+}
+
+// SetStat implements sigma.File.
+func (f *file) SetStat(ctx context.Context, c sigma.StatChange) error {
+	const op = "memfs.SetStat"
+	if err := f.begin(ctx, op); err != nil {
+		return err
+	}
+	defer f.t.mu.Unlock()
+	n := f.n
+	if c.Size != nil {
+		if err := n.wantFileLocked(op); err != nil {
+			return err
+		}
+		if err := f.t.resizeLocked(op, n, *c.Size); err != nil {
+			return err
+		}
+	}
+	if c.Perm != nil {
+		n.perm = *c.Perm & 0o777
+	}
+	f.t.changedLocked(n)
+	if c.Modified != nil {
+		n.modified = *c.Modified
+	}
+	return nil
+}
+
+func (n *node) wantFileLocked(op string) error {
+	switch n.kind {
+	case sigma.KindFile:
+		return nil
+	case sigma.KindDir:
+		return sigma.PathError(op, sigma.KindIsDir, n.name)
+	default:
+		return sigma.Errorf(op, sigma.KindInvalid, "the file is a %v", n.kind)
+	}
+}
+
+// Open implements sigma.File.
+func (f *file) Open(ctx context.Context, flags sigma.OpenFlags) error {
+	const op = "memfs.Open"
+	if err := f.begin(ctx, op); err != nil {
+		return err
+	}
+	defer f.t.mu.Unlock()
+	if f.open {
+		return sigma.Errorf(op, sigma.KindInvalid, "the handle is open already")
+	}
+	if f.n.kind != sigma.KindDir || flags.Writes() {
+		if err := f.n.wantFileLocked(op); err != nil {
+			return err
+		}
+	}
+	f.openLocked(flags)
+	return nil
+}
+
+func (f *file) openLocked(flags sigma.OpenFlags) {
+	if flags&sigma.OpenTruncate != 0 && len(f.n.data) > 0 {
+		f.t.used -= uint64(len(f.n.data))
+		f.n.data = nil
+		f.t.changedLocked(f.n)
+	}
+	f.open, f.flags = true, flags
+}
+
+// wantOpenLocked checks that the handle is open for reading or writing bytes.
+func (f *file) wantOpenLocked(op string, write bool) error {
+	if err := f.n.wantFileLocked(op); err != nil {
+		return err
+	}
+	switch {
+	case !f.open:
+		return sigma.Errorf(op, sigma.KindInvalid, "the handle is not open")
+	case write && !f.flags.Writes():
+		return sigma.Errorf(op, sigma.KindPermission, "the handle is open for reading only")
+	case !write && f.flags&(sigma.OpenWrite|sigma.OpenReadWrite) == sigma.OpenWrite:
+		return sigma.Errorf(op, sigma.KindPermission, "the handle is open for writing only")
+	}
+	return nil
+}
+
+// ReadAt implements sigma.File.
+func (f *file) ReadAt(ctx context.Context, p []byte, offset uint64) (int, error) {
+	const op = "memfs.ReadAt"
+	if err := f.begin(ctx, op); err != nil {
+		return 0, err
+	}
+	defer f.t.mu.Unlock()
+	if err := f.wantOpenLocked(op, false); err != nil {
+		return 0, err
+	}
+	return copy(p, f.n.data[min(offset, uint64(len(f.n.data))):]), nil
+}
+
+// WriteAt implements sigma.File.
+func (f *file) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error) {
+	const op = "memfs.WriteAt"
+	if err := f.begin(ctx, op); err != nil {
+		return 0, err
+	}
+	defer f.t.mu.Unlock()
+	if err := f.wantOpenLocked(op, true); err != nil {
+		return 0, err
+	}
+	if f.flags&sigma.OpenAppend != 0 {
+		offset = uint64(len(f.n.data))
+	}
+	if err := f.t.writeLocked(op, f.n, p, offset); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+func (t *Tree) writeLocked(op string, n *node, p []byte, offset uint64) error {
+	if len(p) == 0 {
+		return nil
+	}
+	if offset > math.MaxInt64-uint64(len(p)) {
+		return sigma.Errorf(op, sigma.KindTooBig, "no file reaches to offset %d", offset)
+	}
+	if end := offset + uint64(len(p)); end > uint64(len(n.data)) {
+		if err := t.resizeLocked(op, n, end); err != nil {
+			return err
+		}
+	}
+	copy(n.data[offset:], p)
+	t.changedLocked(n)
+	return nil
+}
+
+// ReadDir implements sigma.File. The cookie is a position in the sorted list of names that is taken at cookie 0.
+func (f *file) ReadDir(ctx context.Context, cookie uint64, limit int) ([]sigma.DirEntry, uint64, bool, error) {
+	const op = "memfs.ReadDir"
+	if err := f.begin(ctx, op); err != nil {
+		return nil, 0, false, err
+	}
+	defer f.t.mu.Unlock()
+	switch {
+	case f.n.kind != sigma.KindDir:
+		return nil, 0, false, sigma.PathError(op, sigma.KindNotDir, f.n.name)
+	case !f.open:
+		return nil, 0, false, sigma.Errorf(op, sigma.KindInvalid, "the handle is not open")
+	case limit <= 0:
+		return nil, 0, false, sigma.Errorf(op, sigma.KindInvalid, "a listing of %d entries was asked for", limit)
+	}
+	if cookie == 0 {
+		f.list = make([]string, 0, len(f.n.children))
+		for name := range f.n.children {
+			f.list = append(f.list, name)
+		}
+		slices.Sort(f.list)
+	}
+	var entries []sigma.DirEntry
+	total := uint64(len(f.list))
+	for ; cookie < total && len(entries) < limit; cookie++ {
+		if c := f.n.children[f.list[cookie]]; c != nil {
+			entries = append(entries, sigma.DirEntry{Name: c.name, ID: c.fileID(), Size: c.size()})
+		}
+	}
+	return entries, cookie, cookie < total, nil
+}
+
+// ReadLink implements sigma.File.
+func (f *file) ReadLink(ctx context.Context) (string, error) {
+	const op = "memfs.ReadLink"
+	if err := f.begin(ctx, op); err != nil {
+		return "", err
+	}
+	defer f.t.mu.Unlock()
+	if !isLink(f.n.kind) {
+		return "", sigma.Errorf(op, sigma.KindInvalid, "a %v is no link", f.n.kind)
+	}
+	return f.n.target, nil
+}
+
+func isLink(k sigma.FileKind) bool { return k == sigma.KindSymlink || k == sigma.KindEndpoint }
+
+// Sync implements sigma.File. Memory has nothing more durable to offer.
+func (f *file) Sync(ctx context.Context) error { return sigma.Wrap("memfs.Sync", "", ctx.Err()) }
+
+// Watch implements sigma.Watcher.
+func (f *file) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
+	const op = "memfs.Watch"
+	for {
+		if err := f.begin(ctx, op); err != nil {
+			return 0, err
+		}
+		n := f.n
+		if n.removed || n.version > since {
+			defer f.t.mu.Unlock()
+			if n.removed {
+				return 0, sigma.PathError(op, sigma.KindNotFound, n.name)
+			}
+			return n.version, nil
+		}
+		if n.wake == nil {
+			n.wake = make(chan struct{})
+		}
+		wake := n.wake
+		f.t.mu.Unlock()
+		select {
+		case <-wake:
+		case <-ctx.Done():
+			return 0, sigma.Wrap(op, "", ctx.Err())
+		}
+	}
+}

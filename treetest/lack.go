@@ -1,0 +1,97 @@
+package treetest
+
+import (
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+var lackTests = []subtest{{name: "lacks", run: testLacks}}
+
+// testLacks checks that what the tree says it lacks is answered by KindUnsupported and leaves nothing behind.
+func testLacks(e *env) {
+	e.write(e.dir, "f", "abc")
+	for _, c := range e.cfg.Lacks {
+		check, ok := lacking[c]
+		if !ok {
+			e.Fatalf("there is no capability %q", c)
+		}
+		for what, err := range check(e) {
+			e.fails(string(c)+": "+what, err, sigma.KindUnsupported)
+		}
+	}
+	e.wantNames(e.dir, "f")
+	e.wantData("content", e.read(e.dir, "f"), "abc")
+}
+
+// lacking gives, for each capability, what the operations that need it answered. A handle without the interface gives nothing.
+var lacking = map[Capability]func(e *env) map[string]error{
+	Rewrite: func(e *env) map[string]error {
+		f := e.walk(e.dir, "f")
+		defer f.Close()
+		size := uint64(1)
+		got := map[string]error{
+			"Open for writing":  f.Open(e.ctx, sigma.OpenWrite),
+			"Open for append":   f.Open(e.ctx, sigma.OpenWrite|sigma.OpenAppend),
+			"Open for both":     f.Open(e.ctx, sigma.OpenReadWrite),
+			"SetStat of a size": f.SetStat(e.ctx, sigma.StatChange{Size: &size}),
+			"Put with Append":   e.tryPut(sigma.PutOptions{Append: true}),
+		}
+		_, got["Create of an existing file"] = e.dir.Create(e.ctx, "f", sigma.OpenWrite, 0o666)
+		return got
+	},
+	Symlinks: func(e *env) map[string]error {
+		return map[string]error{"Symlink": e.dir.Symlink(e.ctx, "x", "/x"), "Put": e.tryPut(sigma.PutOptions{Kind: sigma.KindSymlink})}
+	},
+	Endpoints: func(e *env) map[string]error {
+		return map[string]error{"Put": e.tryPut(sigma.PutOptions{Kind: sigma.KindEndpoint})}
+	},
+	SetPerm: func(e *env) map[string]error {
+		perm := uint32(0o640)
+		return map[string]error{"SetStat": e.trySetStat(sigma.StatChange{Perm: &perm})}
+	},
+	SetModified: func(e *env) map[string]error {
+		when := time.Unix(1, 0)
+		return map[string]error{"SetStat": e.trySetStat(sigma.StatChange{Modified: &when})}
+	},
+	Watches: func(e *env) map[string]error {
+		w, ok := e.dir.(sigma.Watcher)
+		if !ok {
+			return nil
+		}
+		_, err := w.Watch(e.ctx, 0)
+		return map[string]error{"Watch": err}
+	},
+	Leases: func(e *env) map[string]error {
+		got := map[string]error{"Put": e.tryPut(sigma.PutOptions{Lease: 1})}
+		if l, ok := e.root.(sigma.Leaser); ok {
+			_, got["Lease"] = l.Lease(e.ctx, time.Hour)
+		}
+		return got
+	},
+	PassFiles: func(e *env) map[string]error {
+		f := e.open(e.dir, sigma.OpenRead, "f")
+		p, ok := f.(sigma.FilePasser)
+		if !ok {
+			return nil
+		}
+		_, err := p.PassFile(e.ctx)
+		return map[string]error{"PassFile": err}
+	},
+}
+
+// tryPut puts to a name that is not there, or tells that it is unsupported where there is no Put.
+func (e *env) tryPut(o sigma.PutOptions) error {
+	p, ok := e.dir.(sigma.Putter)
+	if !ok {
+		return sigma.Errorf("treetest.tryPut", sigma.KindUnsupported, "the handle is no sigma.Putter")
+	}
+	_, _, err := p.Put(e.ctx, []string{"x"}, []byte("/x"), o)
+	return err
+}
+
+func (e *env) trySetStat(c sigma.StatChange) error {
+	f := e.walk(e.dir, "f")
+	defer f.Close()
+	return f.SetStat(e.ctx, c)
+}
