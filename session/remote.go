@@ -3,7 +3,7 @@ package session
 import (
 	"context"
 	"os"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -16,7 +16,8 @@ type remote struct {
 	c    *Client
 	fid  uint32
 	name string
-	once sync.Once
+	// closed keeps a program that uses a handle after Close from reaching the file that got the same fid meanwhile.
+	closed atomic.Bool
 }
 
 var (
@@ -29,10 +30,24 @@ var (
 	_ sigma.FilePasser = (*remote)(nil)
 )
 
+// roundTrip is call for requests whose replies carry no files.
+func (r *remote) roundTrip(ctx context.Context, m sigmap.Message) (sigmap.Message, error) {
+	got, files, err := r.call(ctx, m, nil)
+	CloseFiles(files)
+	return got, err
+}
+
+func (r *remote) call(ctx context.Context, m sigmap.Message, files []*os.File) (sigmap.Message, []*os.File, error) {
+	if r.closed.Load() {
+		return nil, nil, sigma.Errorf("session.File", sigma.KindInvalid, "the handle is closed")
+	}
+	return r.c.call(ctx, m, files, false)
+}
+
 // ask makes a round trip whose reply must be of type R.
 func ask[R sigmap.Message](ctx context.Context, r *remote, m sigmap.Message) (R, error) {
 	var zero R
-	got, err := r.c.roundTrip(ctx, m)
+	got, err := r.roundTrip(ctx, m)
 	if err != nil {
 		return zero, err
 	}
@@ -49,15 +64,15 @@ func (r *remote) Walk(ctx context.Context, names []string) (sigma.File, []sigma.
 	}
 	fid := r.c.newFid()
 	m, err := ask[*sigmap.Rwalk](ctx, r, &sigmap.Twalk{Fid: r.fid, NewFid: fid, Names: names})
+	if err == nil && (len(m.IDs) > len(names) || len(m.IDs) == 0 && len(names) > 0) {
+		return nil, nil, unexpected(m)
+	}
 	if err != nil {
-		if k := sigma.KindOf(err); k == sigma.KindCanceled || k == sigma.KindTimeout {
-			return nil, nil, err // the server may still have made the fid, so its number is not used again
-		}
-		r.c.putFid(fid)
+		r.c.unmade(fid, err)
 		return nil, nil, err
 	}
 	if len(m.IDs) < len(names) {
-		r.c.putFid(fid)
+		r.c.unmade(fid, nil)
 		return nil, m.IDs, nil
 	}
 	name := r.name
@@ -74,8 +89,11 @@ func (r *remote) Stat(ctx context.Context) (sigma.Stat, error) {
 	}
 	id := m.ID
 	id.Version = sigma.Version(m.DataVersion)
-	return sigma.Stat{ID: id, Name: r.name, Perm: m.Mode & 0o777, Size: m.Size, Modified: time.Unix(int64(m.MTime), int64(m.MTimeNsec)),
-		Ephemeral: m.Valid&sigmap.GetattrEphemeral != 0}, nil
+	st := sigma.Stat{ID: id, Name: r.name, Perm: m.Mode & 0o777, Size: m.Size, Ephemeral: m.Valid&sigmap.GetattrEphemeral != 0}
+	if m.MTime != 0 || m.MTimeNsec != 0 {
+		st.Modified = time.Unix(int64(m.MTime), int64(m.MTimeNsec))
+	}
+	return st, nil
 }
 
 func (r *remote) SetStat(ctx context.Context, ch sigma.StatChange) error {
@@ -138,9 +156,13 @@ func (r *remote) Create(ctx context.Context, name string, f sigma.OpenFlags, per
 func (r *remote) ReadAt(ctx context.Context, p []byte, offset uint64) (int, error) {
 	done := 0
 	for done < len(p) {
-		m, err := ask[*sigmap.Rread](ctx, r, &sigmap.Tread{Fid: r.fid, Offset: offset + uint64(done), Count: uint32(min(len(p)-done, sigmap.DataMax))})
+		count := min(len(p)-done, sigmap.DataMax)
+		m, err := ask[*sigmap.Rread](ctx, r, &sigmap.Tread{Fid: r.fid, Offset: offset + uint64(done), Count: uint32(count)})
 		if err != nil {
 			return done, err
+		}
+		if len(m.Data) > count {
+			return done, unexpected(m)
 		}
 		if len(m.Data) == 0 {
 			break
@@ -167,7 +189,9 @@ func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, err
 }
 
 func (r *remote) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
-	m, err := ask[*sigmap.Rreaddir](ctx, r, &sigmap.Treaddir{Fid: r.fid, Offset: cookie, Count: uint32(min(sigmap.DataMax, max(n, 1)*280))})
+	n = min(max(n, 1), sigmap.DataMax)
+	count := min(sigmap.DataMax, n*(sigmap.DirEntrySize+sigma.NameMax))
+	m, err := ask[*sigmap.Rreaddir](ctx, r, &sigmap.Treaddir{Fid: r.fid, Offset: cookie, Count: uint32(count)})
 	if err != nil {
 		return nil, cookie, false, err
 	}
@@ -175,9 +199,13 @@ func (r *remote) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.Dir
 	if err != nil {
 		return nil, cookie, false, err
 	}
+	es = es[:min(n, len(es))] // what is cut off comes again, as each entry says where to go on after it
 	out := make([]sigma.DirEntry, len(es))
 	for i, e := range es {
-		out[i] = sigma.DirEntry{Name: e.Name, ID: e.ID}
+		if err := sigma.CheckName(e.Name); err != nil {
+			return nil, cookie, false, err // a name such as .. would mislead whoever makes paths of it
+		}
+		out[i] = sigma.DirEntry{Name: e.Name, ID: e.ID, Next: e.Next}
 		cookie = e.Next
 	}
 	return out, cookie, len(es) > 0, nil
@@ -207,6 +235,14 @@ func (r *remote) Remove(ctx context.Context, name string) error {
 }
 
 func (r *remote) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
+	if u, ok := newDir.(interface {
+		Unwrap(context.Context) (sigma.File, error)
+	}); ok { // a handle of a server of ours that stands before this one
+		var err error
+		if newDir, err = u.Unwrap(ctx); err != nil {
+			return err
+		}
+	}
 	d, ok := newDir.(*remote)
 	if !ok || d.c != r.c {
 		return sigma.Errorf("session.Rename", sigma.KindUnsupported, "a file cannot be renamed to another server; copy it")
@@ -222,27 +258,22 @@ func (r *remote) Sync(ctx context.Context) error {
 
 // Close tells the server without waiting for its answer; the fid is used again only when the answer has come.
 func (r *remote) Close() {
-	r.once.Do(func() {
-		_, ch, err := r.c.send(&sigmap.Tclunk{Fid: r.fid}, nil, false)
-		if err != nil {
-			return
-		}
-		go func() {
-			if rep, ok := <-ch; ok {
-				CloseFiles(rep.files)
-				r.c.putFid(r.fid)
-			}
-		}()
-	})
+	if !r.closed.Swap(true) {
+		r.c.send(&waiter{clunks: r.fid}, &sigmap.Tclunk{Fid: r.fid}, nil, false)
+	}
 }
 
 func (r *remote) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
-	got, err := r.c.roundTrip(ctx, &sigmap.Tget{Fid: r.fid, Names: names, Offset: offset, Count: uint32(min(count, sigmap.DataMax))})
+	count = min(max(count, 0), sigmap.DataMax)
+	got, err := r.roundTrip(ctx, &sigmap.Tget{Fid: r.fid, Names: names, Offset: offset, Count: uint32(count)})
 	if err != nil {
 		return sigma.GetResult{}, nil, err
 	}
 	switch m := got.(type) {
 	case *sigmap.Rget:
+		if len(m.Data) > count {
+			return sigma.GetResult{}, nil, unexpected(m)
+		}
 		return sigma.GetResult{Data: m.Data, ID: m.ID, Size: m.Size}, nil, nil
 	case *sigmap.Rstop:
 		s, err := stopped(m, len(names))
@@ -255,7 +286,7 @@ func (r *remote) Put(ctx context.Context, names []string, data []byte, o sigma.P
 	if len(data) > sigmap.DataMax {
 		return sigma.FileID{}, nil, sigma.Errorf("session.Put", sigma.KindTooBig, "%d bytes do not fit one message", len(data))
 	}
-	got, err := r.c.roundTrip(ctx, &sigmap.Tput{Fid: r.fid, Names: names, Options: o, Data: data})
+	got, err := r.roundTrip(ctx, &sigmap.Tput{Fid: r.fid, Names: names, Options: o, Data: data})
 	if err != nil {
 		return sigma.FileID{}, nil, err
 	}
@@ -303,7 +334,7 @@ func (r *remote) Revoke(ctx context.Context, id sigma.LeaseID) error {
 }
 
 func (r *remote) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
-	got, back, err := r.c.call(ctx, &sigmap.Tcall{Fid: r.fid, Method: method, Payload: payload}, files, false)
+	got, back, err := r.call(ctx, &sigmap.Tcall{Fid: r.fid, Method: method, Payload: payload}, files)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -316,7 +347,7 @@ func (r *remote) Call(ctx context.Context, method string, payload []byte, files 
 }
 
 func (r *remote) PassFile(ctx context.Context) (*os.File, error) {
-	got, files, err := r.c.call(ctx, &sigmap.Tpass{Fid: r.fid}, nil, false)
+	got, files, err := r.call(ctx, &sigmap.Tpass{Fid: r.fid}, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,231 @@
+// Package binfs turns the realm path of a program into an open file that the launcher can execute: it fetches the program once into a local cache by content and remembers
+// which version of which file that was. It checks what it fetched: a static Linux executable for this machine.
+//
+// It promises that a file handed out is a whole program of the version asked for, never a mixture, and that concurrent starts fetch once. Demand paging comes later behind
+// the same call. Users: kernel.
+//
+// Lock: Cache.mu guards the tables; it is not held while fetching.
+package binfs
+
+import (
+	"bytes"
+	"container/list"
+	"context"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	"sigmaos.dev/sigma"
+)
+
+// Limits.
+const (
+	ProgramMax = 1 * sigma.GiB // one program
+	openMax    = 256           // programs that are kept open
+)
+
+// Cache is one machine's programs. Safe for concurrent use.
+type Cache struct {
+	dir string
+
+	mu    sync.Mutex
+	known map[key]*entry // mu
+	order *list.List     // mu; of *entry, least recently used first
+}
+
+// key is one version of one file of a realm.
+type key struct {
+	realm sigma.RealmID
+	path  string
+	id    sigma.FileID
+}
+
+type entry struct {
+	key   key
+	ready chan struct{}
+	file  *os.File // set when ready, unless err
+	err   error
+	users int // Cache.mu
+	gone  bool
+	at    *list.Element
+}
+
+// New makes a cache in dir, which it owns; what a former one left there is removed.
+func New(dir string) (*Cache, error) {
+	if err := os.RemoveAll(dir); err != nil {
+		return nil, sigma.Wrap("binfs.New", dir, err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, sigma.Wrap("binfs.New", dir, err)
+	}
+	return &Cache{dir: dir, known: map[key]*entry{}, order: list.New()}, nil
+}
+
+// Open returns the program at path of a realm's tree, open for reading. release must be called once when it is no longer needed; the file must not be closed.
+func (c *Cache) Open(ctx context.Context, realm sigma.RealmID, tree sigma.Namespace, path string) (f *os.File, release func(), err error) {
+	st, err := tree.Stat(ctx, path)
+	if err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case st.ID.Kind == sigma.KindDir:
+		return nil, nil, &sigma.Error{Op: "binfs.Open", Path: path, Kind: sigma.KindNoExec, Msg: "is a directory, not a program"}
+	case st.Size > uint64(ProgramMax):
+		return nil, nil, &sigma.Error{Op: "binfs.Open", Path: path, Kind: sigma.KindNoExec, Msg: fmt.Sprintf("program is larger than %v", ProgramMax)}
+	}
+	k := key{realm, path, st.ID}
+	c.mu.Lock()
+	e := c.known[k]
+	if e == nil {
+		e = &entry{key: k, ready: make(chan struct{})}
+		c.known[k] = e
+		e.at = c.order.PushBack(e)
+		go func() { // not bound to the first caller's context: others may wait for it
+			e.file, e.err = c.fetch(context.WithoutCancel(ctx), tree, path)
+			if e.err != nil {
+				c.drop(e)
+			}
+			close(e.ready)
+		}()
+	}
+	e.users++
+	c.order.MoveToBack(e.at)
+	c.mu.Unlock()
+	c.evict()
+	select {
+	case <-e.ready:
+	case <-ctx.Done():
+		c.release(e)
+		return nil, nil, sigma.Wrap("binfs.Open", path, ctx.Err())
+	}
+	if e.err != nil {
+		c.release(e)
+		return nil, nil, e.err
+	}
+	var once sync.Once
+	return e.file, func() { once.Do(func() { c.release(e) }) }, nil
+}
+
+func (c *Cache) release(e *entry) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e.users--
+	c.closeLocked(e)
+}
+
+func (c *Cache) drop(e *entry) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !e.gone {
+		e.gone = true
+		delete(c.known, e.key)
+		c.order.Remove(e.at)
+	}
+}
+
+func (c *Cache) closeLocked(e *entry) {
+	if e.gone && e.users == 0 && e.file != nil {
+		e.file.Close()
+		e.file = nil
+	}
+}
+
+// evict closes programs that were not used for longest; their bytes leave the disk with the last process that runs them.
+func (c *Cache) evict() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for at := c.order.Front(); at != nil && c.order.Len() > openMax; {
+		e := at.Value.(*entry)
+		at = at.Next()
+		if e.users == 0 {
+			e.gone = true
+			delete(c.known, e.key)
+			c.order.Remove(e.at)
+			if e.file != nil {
+				os.Remove(e.file.Name())
+			}
+			c.closeLocked(e)
+		}
+	}
+}
+
+// fetch copies the program into the cache under its content's name.
+func (c *Cache) fetch(ctx context.Context, tree sigma.Namespace, path string) (*os.File, error) {
+	h, err := tree.Open(ctx, path, sigma.OpenRead)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	var from io.Reader = h
+	if local, err := h.File(); err == nil {
+		defer local.Close()
+		from = local
+	}
+	temp, err := os.CreateTemp(c.dir, "fetch-*")
+	if err != nil {
+		return nil, sigma.Wrap("binfs.fetch", path, err)
+	}
+	defer os.Remove(temp.Name())
+	defer temp.Close()
+	hash := sha256.New()
+	n, err := io.CopyBuffer(io.MultiWriter(temp, hash), struct{ io.Reader }{io.LimitReader(from, int64(ProgramMax))}, make([]byte, 256<<10))
+	if err != nil {
+		return nil, sigma.Wrap("binfs.fetch", path, err)
+	}
+	if err := Check(temp, n); err != nil {
+		return nil, sigma.Wrap("binfs.fetch", path, err)
+	}
+	name := filepath.Join(c.dir, hex.EncodeToString(hash.Sum(nil)))
+	if err = temp.Chmod(0o555); err == nil {
+		err = os.Rename(temp.Name(), name)
+	}
+	if err != nil {
+		return nil, sigma.Wrap("binfs.fetch", path, err)
+	}
+	f, err := os.Open(name) // a second, read-only one: a file open for writing cannot be executed
+	return f, sigma.Wrap("binfs.fetch", path, err)
+}
+
+// Check says whether the size bytes of r are a program that can run here; the error is of KindNoExec and says what is wrong.
+func Check(r io.ReaderAt, size int64) error {
+	no := func(msg, hint string) error {
+		return &sigma.Error{Op: "binfs.Check", Kind: sigma.KindNoExec, Msg: msg, Hint: hint}
+	}
+	var magic [4]byte
+	if n, err := r.ReadAt(magic[:], 0); n < 4 {
+		if err != nil && !errors.Is(err, io.EOF) {
+			return sigma.Wrap("binfs.Check", "", err)
+		}
+		return no("not a program: it has only "+fmt.Sprint(size)+" bytes", "")
+	}
+	if bytes.HasPrefix(magic[:], []byte("#!")) {
+		return no("is a script", "sigmaOS runs static Linux executables; pass the script to an interpreter that is one")
+	}
+	if string(magic[:]) != elf.ELFMAG {
+		return no("not a Linux executable (no ELF header)", "")
+	}
+	f, err := elf.NewFile(io.NewSectionReader(r, 0, size))
+	if err != nil {
+		return no("damaged or truncated executable", "")
+	}
+	want := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
+	if f.Machine != want || f.Class != elf.ELFCLASS64 {
+		return no(fmt.Sprintf("built for %v, this machine needs %v", f.Machine, want), "build it for this architecture")
+	}
+	if f.Type != elf.ET_EXEC && f.Type != elf.ET_DYN {
+		return no("not an executable but "+f.Type.String(), "")
+	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return no("dynamically linked", "link it statically: gcc -static, CGO_ENABLED=0 go build, or Rust with -C target-feature=+crt-static")
+		}
+	}
+	return nil
+}

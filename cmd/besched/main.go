@@ -1,0 +1,42 @@
+// Command besched is the queue of best-effort procs of the boot set. It keeps nothing on disk.
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"sigmaos.dev/besched"
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+func main() {
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("daemon", "besched")
+	if err := run(); err != nil {
+		log.Error("besched ends", "err", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	c, err := sdk.Open(ctx)
+	if err != nil {
+		return err
+	}
+	l, err := c.Listen(ctx, sigma.FormTree)
+	if err != nil {
+		return err
+	}
+	if err := c.Started(ctx); err != nil {
+		return err
+	}
+	if err := c.ServeTree(ctx, l, besched.NewService()); ctx.Err() == nil {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,57 @@
+// Command s3d is the object store of the boot set: it serves each realm's buckets out of its data directory.
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"sigmaos.dev/s3"
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
+)
+
+func main() {
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("daemon", "s3d")
+	if err := run(); err != nil {
+		log.Error("s3d ends", "err", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	c, err := sdk.Open(ctx)
+	if err != nil {
+		return err
+	}
+	store, err := s3.New(s3.Config{Dir: "/data/buckets"})
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	l, err := c.Listen(ctx, sigma.FormTree)
+	if err != nil {
+		return err
+	}
+	if err := c.Started(ctx); err != nil {
+		return err
+	}
+	if err := c.ServeTree(ctx, l, treekit.Admin{Tree: store, Realms: remover{store}}); ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// remover is what the store knows of realms: they need no making.
+type remover struct{ store *s3.Tree }
+
+func (r remover) Create(context.Context, sigma.RealmID) error { return nil }
+func (r remover) Remove(ctx context.Context, id sigma.RealmID) error {
+	return r.store.RemoveRealm(ctx, id)
+}
+func (r remover) List(context.Context) ([]sigma.RealmInfo, error) { return nil, nil }

@@ -1,0 +1,183 @@
+// Package dialproxy makes and authorises every connection between procs of one machine (001 §4.2): it keeps the endpoints, checks realms, and hands each side one end of a
+// fresh socket pair. Bytes do not pass through it, and it keeps no duplicate of what it passed.
+//
+// It promises that a proc of one realm is never connected to an endpoint of another, but for the system's services that say they are for everybody; that who dialled is
+// what the machine knows, not what anyone claims; that a client that is silent or slow blocks no listener; and that a proc's endpoints end with it.
+//
+// Users: kernel. Lock: Proxy.mu guards everything; nothing blocks under it.
+package dialproxy
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"os"
+	"sync"
+	"syscall"
+
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+)
+
+// Limits. A connection that waits for Accept holds two file descriptors in sigmad.
+const (
+	BacklogMax   = 128 // connections that wait at one listener, as Linux' default
+	ListenersMax = 256 // of one proc
+)
+
+// Proxy is one machine's endpoints. Safe for concurrent use.
+type Proxy struct {
+	machine sigma.MachineID
+
+	mu        sync.Mutex
+	listeners map[sigma.EndpointID]*listener // mu
+	owned     map[sigma.ProcID]int           // mu; listeners per proc
+}
+
+type listener struct {
+	endpoint sigma.Endpoint
+	public   bool
+	waiting  chan arrival
+	closed   chan struct{}
+}
+
+type arrival struct {
+	file *os.File
+	from sigma.Principal
+}
+
+// New makes a machine's proxy.
+func New(machine sigma.MachineID) *Proxy {
+	return &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}}
+}
+
+// Listen makes an endpoint of proc p. public endpoints may be dialled from every realm; only the kernel's callers can ask for that.
+func (x *Proxy) Listen(p sigma.Principal, form sigma.ConnForm, public bool) (sigma.Endpoint, error) {
+	if p.Proc == "" {
+		return sigma.Endpoint{}, &sigma.Error{Op: "dialproxy.Listen", Kind: sigma.KindPermission, Msg: "only procs can listen"}
+	}
+	if form != sigma.FormStream && form != sigma.FormTree {
+		return sigma.Endpoint{}, sigma.Errorf("dialproxy.Listen", sigma.KindInvalid, "%.20q is not a form of endpoint", string(form))
+	}
+	var id [16]byte
+	rand.Read(id[:])
+	l := &listener{public: public, waiting: make(chan arrival, BacklogMax), closed: make(chan struct{}),
+		endpoint: sigma.Endpoint{Realm: p.Realm, Machine: x.machine, Proc: p.Proc, ID: sigma.EndpointID(base64.RawURLEncoding.EncodeToString(id[:])), Form: form}}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.owned[p.Proc] >= ListenersMax {
+		return sigma.Endpoint{}, sigma.Errorf("dialproxy.Listen", sigma.KindBusy, "a proc can have %d listeners", ListenersMax)
+	}
+	x.owned[p.Proc]++
+	x.listeners[l.endpoint.ID] = l
+	return l.endpoint, nil
+}
+
+// mine finds a listener that p may accept from and close.
+func (x *Proxy) mine(p sigma.Principal, id sigma.EndpointID) (*listener, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	l := x.listeners[id]
+	if l == nil || p.Proc == "" || l.endpoint.Proc != p.Proc || l.endpoint.Realm != p.Realm {
+		return nil, sigma.Errorf("dialproxy", sigma.KindNotFound, "no such listener of this proc")
+	}
+	return l, nil
+}
+
+// Accept waits for a connection. The file is the caller's.
+func (x *Proxy) Accept(ctx context.Context, p sigma.Principal, id sigma.EndpointID) (*os.File, sigma.Principal, error) {
+	l, err := x.mine(p, id)
+	if err != nil {
+		return nil, sigma.Principal{}, err
+	}
+	select {
+	case a := <-l.waiting:
+		return a.file, a.from, nil
+	case <-l.closed:
+		return nil, sigma.Principal{}, sigma.Errorf("dialproxy.Accept", sigma.KindUnavailable, "the listener is closed")
+	case <-ctx.Done():
+		return nil, sigma.Principal{}, sigma.Wrap("dialproxy.Accept", "", ctx.Err())
+	}
+}
+
+// Dial connects p to an endpoint and returns p's end.
+func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, error) {
+	x.mu.Lock()
+	l := x.listeners[e.ID]
+	x.mu.Unlock()
+	switch {
+	case l != nil && l.endpoint.Realm != p.Realm && !l.public && !p.System, l == nil && e.Realm != p.Realm && !p.System:
+		return nil, &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindPermission, Msg: "the endpoint belongs to another realm"}
+	case l == nil || l.endpoint != e:
+		return nil, &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint", Hint: "the proc may have ended; look its name up again"}
+	}
+	typ := syscall.SOCK_STREAM
+	if l.endpoint.Form == sigma.FormTree {
+		typ = syscall.SOCK_SEQPACKET
+	}
+	mine, theirs, err := session.FilePair(typ)
+	if err != nil {
+		return nil, sigma.Wrap("dialproxy.Dial", "", err)
+	}
+	x.mu.Lock() // so that close, which drains, sees either no arrival or this one
+	defer x.mu.Unlock()
+	err = sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "nobody listens at the endpoint")
+	if x.listeners[e.ID] == l {
+		select {
+		case l.waiting <- arrival{theirs, p}:
+			return mine, nil
+		default:
+			err = sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections wait to be accepted there", BacklogMax)
+		}
+	}
+	mine.Close()
+	theirs.Close()
+	return nil, err
+}
+
+// Close ends a listener of p.
+func (x *Proxy) Close(p sigma.Principal, id sigma.EndpointID) error {
+	l, err := x.mine(p, id)
+	if err == nil {
+		x.close(l)
+	}
+	return err
+}
+
+func (x *Proxy) close(l *listener) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.listeners[l.endpoint.ID] != l {
+		return
+	}
+	delete(x.listeners, l.endpoint.ID)
+	if x.owned[l.endpoint.Proc]--; x.owned[l.endpoint.Proc] <= 0 {
+		delete(x.owned, l.endpoint.Proc)
+	}
+	close(l.closed)
+	for {
+		select {
+		case a := <-l.waiting:
+			a.file.Close()
+		default:
+			return
+		}
+	}
+}
+
+// CloseProc ends all listeners of a proc that is gone.
+func (x *Proxy) CloseProc(id sigma.ProcID) {
+	x.mu.Lock()
+	var ls []*listener
+	if x.owned[id] > 0 {
+		for _, l := range x.listeners {
+			if l.endpoint.Proc == id {
+				ls = append(ls, l)
+			}
+		}
+	}
+	x.mu.Unlock()
+	for _, l := range ls {
+		x.close(l)
+	}
+}

@@ -1,0 +1,81 @@
+package kernel
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+)
+
+// The sockets in the kernel's data directory. They are mode 0600 and, because a mode can be changed, checked by peer credentials as well.
+const (
+	adminSocket = "admin.sock" // SOCK_SEQPACKET: the sigma dialect, with file descriptors
+	plainSocket = "9p.sock"    // SOCK_STREAM: any 9P2000.L client
+)
+
+// listenAdmin opens the admin sockets.
+func (k *Kernel) listenAdmin() error {
+	for name, network := range map[string]string{adminSocket: "unixpacket", plainSocket: "unix"} {
+		path := filepath.Join(k.cfg.Data, name)
+		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+			return sigma.Wrap("kernel.listenAdmin", path, err)
+		}
+		old := unix.Umask(0o177)
+		l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+		unix.Umask(old)
+		if err != nil {
+			return sigma.Wrap("kernel.listenAdmin", path, err)
+		}
+		stop := context.AfterFunc(k.ctx, func() { l.Close() })
+		k.sessions.Go(func() {
+			defer stop()
+			k.acceptAdmin(l, network == "unixpacket")
+		})
+	}
+	return nil
+}
+
+func (k *Kernel) acceptAdmin(l *net.UnixListener, packets bool) {
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			if k.ctx.Err() == nil {
+				k.cfg.Log.Error("admin socket failed", "err", err)
+			}
+			return
+		}
+		if uid, err := peerUID(c); err != nil || uid != 0 && uid != uint32(os.Getuid()) {
+			k.cfg.Log.Warn("admin connection refused", "uid", uid)
+			c.Close()
+			continue
+		}
+		conn := session.NewStreamConn(c)
+		if packets {
+			conn = session.NewPacketConn(c, false)
+		}
+		k.sessions.Go(func() {
+			k.serve(k.ctx, conn, sigma.Principal{Realm: sigma.SystemRealm, Machine: k.cfg.Machine, System: true})
+		})
+	}
+}
+
+func peerUID(c *net.UnixConn) (uint32, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return 0, err
+	}
+	if cerr != nil {
+		return 0, cerr
+	}
+	return cred.Uid, nil
+}

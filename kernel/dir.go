@@ -1,0 +1,108 @@
+package kernel
+
+import (
+	"context"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
+)
+
+// dir is a directory whose entries are computed, as /proc and /sys are.
+type dir struct {
+	treekit.Base
+	path  string // in the realm
+	names func(ctx context.Context) ([]string, error)
+	open  func(ctx context.Context, name string) (sigma.File, error) // KindNotFound if there is none
+	list  []sigma.DirEntry                                           // as it was at Open
+}
+
+// idOf is the id of a computed file: its path's hash, with a bit that inodes and named's numbers do not have.
+func idOf(path string) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(path))
+	return h.Sum64() | 1<<63
+}
+
+func (d *dir) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	if len(names) == 0 {
+		c := *d
+		c.list = nil
+		return &c, nil, nil
+	}
+	child, err := d.open(ctx, names[0])
+	if err != nil {
+		return nil, nil, err
+	}
+	return walkOn(ctx, child, names[1:])
+}
+
+// walkOn walks names from child, which it closes unless it is what was asked for, and reports child's id too.
+func walkOn(ctx context.Context, child sigma.File, names []string) (sigma.File, []sigma.FileID, error) {
+	st, err := child.Stat(ctx)
+	if err != nil {
+		child.Close()
+		return nil, nil, err
+	}
+	if len(names) == 0 {
+		return child, []sigma.FileID{st.ID}, nil
+	}
+	defer child.Close()
+	if st.ID.Kind != sigma.KindDir {
+		return nil, []sigma.FileID{st.ID}, nil
+	}
+	f, ids, err := child.Walk(ctx, names)
+	if f == nil {
+		err = nil // child was reached
+	}
+	return f, append([]sigma.FileID{st.ID}, ids...), err
+}
+
+func (d *dir) Stat(context.Context) (sigma.Stat, error) {
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: idOf(d.path)}, Name: d.path[strings.LastIndexByte(d.path, '/')+1:], Perm: 0o555, Modified: time.Unix(0, 0)}, nil
+}
+
+func (d *dir) Open(ctx context.Context, f sigma.OpenFlags) error {
+	if f.Writes() {
+		return sigma.PathError("kernel.dir.Open", sigma.KindIsDir, d.path)
+	}
+	names, err := d.names(ctx)
+	if err != nil {
+		return err
+	}
+	slices.Sort(names)
+	d.list = make([]sigma.DirEntry, 0, len(names))
+	for _, n := range names {
+		child, err := d.open(ctx, n)
+		if err != nil {
+			continue // gone meanwhile
+		}
+		if st, err := child.Stat(ctx); err == nil {
+			d.list = append(d.list, sigma.DirEntry{Name: n, ID: st.ID})
+		}
+		child.Close()
+	}
+	return nil
+}
+
+func (d *dir) ReadDir(_ context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
+	from := min(cookie, uint64(len(d.list)))
+	to := min(from+uint64(max(n, 1)), uint64(len(d.list)))
+	return slices.Clone(d.list[from:to]), to, to < uint64(len(d.list)), nil
+}
+
+func (d *dir) Create(context.Context, string, sigma.OpenFlags, uint32) (sigma.File, error) {
+	return nil, d.readOnly()
+}
+func (d *dir) Mkdir(context.Context, string, uint32) error              { return d.readOnly() }
+func (d *dir) Symlink(context.Context, string, string) error            { return d.readOnly() }
+func (d *dir) Remove(context.Context, string) error                     { return d.readOnly() }
+func (d *dir) Rename(context.Context, string, sigma.File, string) error { return d.readOnly() }
+func (d *dir) SetStat(context.Context, sigma.StatChange) error          { return d.readOnly() }
+
+func (d *dir) readOnly() error {
+	return &sigma.Error{Op: "kernel.dir", Path: d.path, Kind: sigma.KindPermission, Msg: "entries here are made by the system"}
+}

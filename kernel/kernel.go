@@ -1,0 +1,206 @@
+// Package kernel puts sigmad together: it serves each proc's tree on its file descriptor 3, carries out what schedd decides, keeps the boot set running, and connects the
+// realm's root at named with ux, /proc and /sys (architecture §4).
+//
+// It parses hostile bytes and holds no privilege: every act that needs one is the launcher's. It assumes that named, besched and s3d are in the boot set. Users: cmd/sigmad.
+//
+// Locks: Kernel.mu (procs, waiters), service.mu, realmNames.mu; none is held while another is taken, nor across a call to another process.
+package kernel
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sigmaos.dev/binfs"
+	"sigmaos.dev/dialproxy"
+	"sigmaos.dev/launch"
+	"sigmaos.dev/namespace"
+	"sigmaos.dev/output"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
+	"sigmaos.dev/ux"
+)
+
+// Version is what sigma version prints.
+const Version = "0.1.0-dev"
+
+// Config says what a machine has.
+type Config struct {
+	Machine  sigma.MachineID
+	Control  *net.UnixConn // to the launcher
+	Programs []Program     // the boot set
+	Data     string        // directory that is the kernel's own
+	UIDBase  uint32        // first of the uids that belong to this instance (docs/internals/launcher-protocol.md)
+	Memory   sigma.Bytes   // for best-effort procs; 0 = three quarters of the machine's
+	// AllowWeaken lets an environment entry SIGMA_WEAKEN=bits of a descriptor take protections off that proc. The launcher must allow it too. Tests only.
+	AllowWeaken bool
+	Log         *slog.Logger
+	Ready       func() // called once, when the boot set is up and the admin socket listens
+}
+
+// Program is one of the boot set.
+type Program struct {
+	Name string
+	File *os.File // its executable
+	Dir  *os.File // its data directory
+}
+
+// Kernel is one running sigmad.
+type Kernel struct {
+	cfg      Config
+	launcher *launch.Launcher
+	proxy    *dialproxy.Proxy
+	bin      *binfs.Cache
+	ux       *ux.Tree
+	services map[string]*service
+	sched    *scheduler
+	metrics  metrics
+	start    time.Time
+	down     context.CancelFunc // ends Run
+	ctx      context.Context    // Run's
+	sessions sync.WaitGroup
+
+	nextLaunch atomic.Uint64
+
+	mu       sync.Mutex
+	core     *schedd.Core                      // mu
+	wake     map[sigma.ProcID]chan struct{}    // mu; closed at the next change of a proc
+	notice   map[sigma.ProcID]chan struct{}    // mu; closed when a proc shall go
+	logs     map[sigma.ProcID]*procLogs        // mu
+	children map[uint64]func(launch.Event)     // mu; by launch id
+	names    map[sigma.RealmID]*realmNames     // mu
+	trees    map[sigma.RealmID]*namespace.Tree // mu; the kernel's own view of realms
+	gids     map[sigma.RealmID]uint32          // mu
+	uids     map[uint32]bool                   // mu; in use
+	nextUID  uint32                            // mu
+}
+
+type procLogs struct{ out, err *output.Log }
+
+// New checks the configuration and prepares the machine's parts. Nothing runs yet.
+func New(cfg Config) (*Kernel, error) {
+	if err := cfg.Machine.Check(); err != nil {
+		return nil, err
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Memory == 0 {
+		total, err := machineMemory()
+		if err != nil {
+			return nil, err
+		}
+		cfg.Memory = total / 4 * 3
+	}
+	bin, err := binfs.New(filepath.Join(cfg.Data, "bin"))
+	if err != nil {
+		return nil, err
+	}
+	if err := os.RemoveAll(filepath.Join(cfg.Data, "logs")); err != nil {
+		return nil, err
+	}
+	scratch, err := ux.New(ux.Config{Dir: filepath.Join(cfg.Data, "ux")})
+	if err != nil {
+		return nil, err
+	}
+	k := &Kernel{cfg: cfg, launcher: launch.New(cfg.Control), proxy: dialproxy.New(cfg.Machine), bin: bin, ux: scratch, services: map[string]*service{}, start: time.Now(),
+		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, logs: map[sigma.ProcID]*procLogs{},
+		children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*namespace.Tree{}, gids: map[sigma.RealmID]uint32{}, uids: map[uint32]bool{}}
+	for i, p := range cfg.Programs {
+		k.services[p.Name] = newService(k, p, cfg.UIDBase+2+uint32(i)) // base+1 is sigmad's own
+	}
+	for _, need := range []string{serviceNamed, serviceBesched, serviceS3} {
+		if k.services[need] == nil {
+			return nil, sigma.Errorf("kernel.New", sigma.KindInvalid, "the boot set lacks %s", need)
+		}
+	}
+	k.sched = newScheduler(k)
+	return k, nil
+}
+
+// Run boots the machine and serves until ctx ends, Down is called, or the launcher is gone. Before it returns, services were asked to end in an orderly way.
+func (k *Kernel) Run(ctx context.Context) error {
+	ctx, k.down = context.WithCancel(ctx)
+	defer k.down()
+	k.ctx = ctx
+	events := make(chan error, 1)
+	work := context.WithoutCancel(ctx) // launcher events are needed until the services have ended
+	work, stopWork := context.WithCancel(work)
+	defer stopWork()
+	go func() { events <- k.launcher.Run(work, k.launchEvent) }()
+
+	for _, s := range k.services {
+		k.sessions.Go(func() { s.supervise(ctx) })
+	}
+	k.sessions.Go(func() { k.sched.run(ctx) })
+	booted := make(chan error, 1)
+	go func() { booted <- k.boot(ctx) }()
+	for {
+		select {
+		case err := <-booted:
+			if err != nil {
+				return err
+			}
+			k.cfg.Log.Info("machine is up", "machine", k.cfg.Machine, "memory", k.cfg.Memory.String(), "boot", time.Since(k.start).Round(time.Millisecond).String())
+			if k.cfg.Ready != nil {
+				k.cfg.Ready()
+			}
+		case err := <-events:
+			return err
+		case <-ctx.Done():
+			k.shutDown()
+			return nil
+		}
+	}
+}
+
+// Down ends Run.
+func (k *Kernel) Down() { k.down() }
+
+// boot waits for the services, makes what must exist, and opens the admin sockets.
+func (k *Kernel) boot(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, bootMax)
+	defer cancel()
+	for _, s := range k.services {
+		if err := s.waitReady(ctx); err != nil {
+			return sigma.Errorf("kernel.boot", sigma.KindUnavailable, "%s did not come up: %v", s.name, err)
+		}
+	}
+	if err := k.realms().Create(ctx, sigma.DefaultRealm); err != nil && sigma.KindOf(err) != sigma.KindExists {
+		return err
+	}
+	return k.listenAdmin()
+}
+
+// serve answers one program's session until it ends.
+func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal) {
+	t := &tree{k: k, principal: p}
+	err := treekit.Serve(ctx, conn, treekit.Config{Tree: t, Principal: p})
+	if err != nil {
+		k.cfg.Log.Debug("session ended", "realm", p.Realm, "proc", p.Proc, "err", err)
+	}
+	t.release()
+}
+
+// shutDown asks the services to end and waits a while; the launcher ends whatever is left.
+func (k *Kernel) shutDown() {
+	k.cfg.Log.Info("machine goes down", "machine", k.cfg.Machine)
+	deadline := time.After(5 * time.Second)
+	for _, name := range []string{serviceBesched, serviceS3, serviceNamed} {
+		s := k.services[name]
+		s.terminate()
+		select {
+		case <-s.ended():
+		case <-deadline:
+			return
+		}
+	}
+	k.ux.Close()
+}

@@ -1,0 +1,101 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
+)
+
+// procDir is /proc: a directory per proc of the realm, also of ended ones while they are remembered.
+func (r *root) procDir() sigma.File {
+	k := r.tree.k
+	return &dir{path: "/proc",
+		names: func(context.Context) ([]string, error) {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			var names []string
+			for _, p := range k.core.List(r.realm, true) {
+				names = append(names, string(p.ID))
+			}
+			return names, nil
+		},
+		open: func(_ context.Context, name string) (sigma.File, error) {
+			id := sigma.ProcID(name)
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			if k.core.Proc(r.realm, id) == nil {
+				return nil, &sigma.Error{Op: "kernel.proc", Path: sigma.JoinPath(nameProc, name), Kind: sigma.KindNotFound, Hint: "sigma ps -a lists the realm's procs"}
+			}
+			return r.oneProcDir(id), nil
+		}}
+}
+
+// oneProcDir is /proc/PID.
+func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
+	k, path := r.tree.k, sigma.JoinPath(nameProc, string(id))
+	return &dir{path: path,
+		names: func(context.Context) ([]string, error) { return []string{"status", "stdout", "stderr"}, nil },
+		open: func(_ context.Context, name string) (sigma.File, error) {
+			file := path + "/" + name
+			switch name {
+			case "status":
+				return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: idOf(file)}, Name: name, Perm: 0o444,
+					Content: func(context.Context) ([]byte, error) { return k.statusText(r.realm, id) }}, nil
+			case "stdout", "stderr":
+				k.mu.Lock()
+				l := k.logs[id]
+				if l == nil {
+					l = k.newLogsLocked(id) // not started yet: the same logs are used then
+				}
+				k.mu.Unlock()
+				if name == "stdout" {
+					return l.out.File(name, idOf(file)), nil
+				}
+				return l.err.File(name, idOf(file)), nil
+			}
+			return nil, sigma.PathError("kernel.proc", sigma.KindNotFound, file)
+		}}
+}
+
+// statusText is /proc/PID/status: one "key value" a line, times in RFC 3339, durations in microseconds.
+func (k *Kernel) statusText(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) {
+	k.mu.Lock()
+	p := k.core.Proc(realm, id)
+	if p == nil {
+		k.mu.Unlock()
+		return nil, unknownProc(id)
+	}
+	i := p.ProcInfo
+	k.mu.Unlock()
+	var b strings.Builder
+	line := func(key string, value any) { fmt.Fprintf(&b, "%s %v\n", key, value) }
+	line("id", i.ID)
+	line("name", i.Name)
+	line("program", i.Program)
+	line("state", i.State)
+	line("class", i.Class)
+	line("parent", i.Parent)
+	line("machine", i.Machine)
+	line("memory", uint64(i.Memory))
+	for _, t := range []struct {
+		name string
+		at   time.Time
+	}{{"spawned", i.Times.Spawned}, {"placed", i.Times.Placed}, {"contained", i.Times.Contained}, {"executed", i.Times.Executed}, {"started", i.Times.Started}, {"ended", i.Times.Ended}} {
+		if !t.at.IsZero() {
+			line(t.name, t.at.UTC().Format(time.RFC3339Nano))
+		}
+	}
+	if i.State == sigma.ProcEnded {
+		line("status", i.Status.Code)
+		line("exit_code", i.Status.ExitCode)
+		line("message", i.Status.Msg)
+		line("user_us", i.Usage.UserTime.Microseconds())
+		line("system_us", i.Usage.SystemTime.Microseconds())
+		line("memory_peak", uint64(i.Usage.MemoryPeak))
+	}
+	return []byte(b.String()), nil
+}

@@ -1,0 +1,335 @@
+package kernel
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/launch"
+	"sigmaos.dev/output"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+)
+
+// Limits of each proc that its descriptor does not choose.
+const (
+	pidsMax    = 512
+	noFileMax  = 4096
+	uidFirst   = 1024    // from UIDBase: uids of procs
+	uidLast    = 1 << 19 // and gids of realms from here
+	cpuShares  = 1024
+	fetchLimit = time.Minute // for a program's bytes to come
+)
+
+// step applies an event and carries out its effects.
+func (k *Kernel) step(e schedd.Event) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, f := range k.core.Step(time.Now(), e) {
+		k.applyLocked(f)
+	}
+}
+
+// applyLocked carries out one effect; nothing in it blocks.
+func (k *Kernel) applyLocked(f schedd.Effect) {
+	switch f := f.(type) {
+	case schedd.Enqueue:
+		k.sched.enqueue(f.Proc.ID, f.Proc.Realm, f.Proc.Memory)
+	case schedd.Dequeue:
+		k.sched.cancel(f.ID)
+	case schedd.Start:
+		p := *f.Proc
+		l := k.newLogsLocked(p.ID)
+		k.sessions.Go(func() { k.startProc(&p, l) })
+	case schedd.Kill:
+		go k.launcher.Kill(f.Proc.Launch)
+	case schedd.Notice:
+		if f.Signal != 0 {
+			go k.launcher.Signal(f.Proc.Launch, f.Signal)
+		} else {
+			close(k.noticeLocked(f.Proc.ID))
+			delete(k.notice, f.Proc.ID)
+		}
+	case schedd.Wake:
+		if ch := k.wake[f.ID]; ch != nil {
+			close(ch)
+			delete(k.wake, f.ID)
+		}
+	case schedd.Timer:
+		time.AfterFunc(time.Until(f.At), func() { k.step(schedd.TimerFired{ID: f.ID}) })
+	case schedd.Forget:
+		if l := k.logs[f.ID]; l != nil {
+			delete(k.logs, f.ID)
+			go func() { l.out.Remove(); l.err.Remove() }()
+		}
+	case schedd.Room:
+		k.sched.room()
+	}
+}
+
+// newLogsLocked makes a proc's logs, unless somebody who looked early made them.
+func (k *Kernel) newLogsLocked(id sigma.ProcID) *procLogs {
+	if l := k.logs[id]; l != nil {
+		return l
+	}
+	dir := filepath.Join(k.cfg.Data, "logs")
+	l := &procLogs{output.New(filepath.Join(dir, string(id)+".out")), output.New(filepath.Join(dir, string(id)+".err"))}
+	k.logs[id] = l
+	return l
+}
+
+func (k *Kernel) noticeLocked(id sigma.ProcID) chan struct{} {
+	ch := k.notice[id]
+	if ch == nil {
+		ch = make(chan struct{})
+		k.notice[id] = ch
+	}
+	return ch
+}
+
+// startProc fetches the program and asks the launcher for the proc (architecture §5, point 3).
+func (k *Kernel) startProc(p *schedd.Proc, l *procLogs) {
+	if err := k.tryStart(p, l); err != nil {
+		l.out.Copy(noBytes{})
+		l.err.Copy(noBytes{})
+		k.metrics.failed.Add(1)
+		k.step(schedd.NotLaunched{ID: p.ID, Err: err})
+	}
+}
+
+// noBytes is an empty stream, to mark the end of a log that never began.
+type noBytes struct{}
+
+func (noBytes) Read([]byte) (int, error) { return 0, os.ErrClosed }
+
+func (k *Kernel) tryStart(p *schedd.Proc, l *procLogs) error {
+	ctx, cancel := context.WithTimeout(k.ctx, fetchLimit)
+	defer cancel()
+	tree, err := k.tree(p.Realm)
+	if err != nil {
+		return err
+	}
+	program, release, err := k.bin.Open(ctx, p.Realm, tree, p.Descriptor.Program)
+	if err != nil {
+		return err
+	}
+	defer release()
+	uid, err := k.takeUID()
+	if err != nil {
+		return err
+	}
+	files, err := newProcFiles()
+	if err != nil {
+		k.putUID(uid)
+		return sigma.Wrap("kernel.startProc", "", err)
+	}
+	defer files.closeTheirs()
+	who := sigma.Principal{Realm: p.Realm, Proc: p.ID, Machine: k.cfg.Machine}
+	started := make(chan struct{})
+	id := k.register(nil)
+	k.mu.Lock()
+	k.children[id] = func(e launch.Event) { k.procEvent(p.ID, id, uid, started, files, e) }
+	k.mu.Unlock()
+	req := launch.Request{ID: id, Weaken: k.weaken(p.Descriptor.Env), Profile: launch.ProfileSigma, UID: uid, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: cpuShares, NoFile: noFileMax,
+		Group: string(p.Realm) + "/" + p.Class.String(), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
+		Env:    append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm), "SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, p.Descriptor.Env...),
+		Passed: []launch.Passed{{File: files.in, Target: 0}, {File: files.outW, Target: 1}, {File: files.errW, Target: 2}, {File: files.system, Target: 3}}}
+	k.step(schedd.LaunchAsked{ID: p.ID, Launch: id})
+	if err := k.launcher.Start(req); err != nil {
+		k.unregister(id)
+		k.putUID(uid)
+		files.closeOurs()
+		return err
+	}
+	k.sessions.Go(func() { k.serve(k.ctx, files.conn, who) })
+	k.sessions.Go(func() { l.out.Copy(files.outR); files.outR.Close() })
+	k.sessions.Go(func() { l.err.Copy(files.errR); files.errR.Close() })
+	files.closeTheirs()
+	select {
+	case <-started: // the program's file is needed until it has been executed
+	case <-k.ctx.Done():
+	}
+	return nil
+}
+
+// procEvent turns what the launcher says into what schedd knows.
+func (k *Kernel) procEvent(id sigma.ProcID, launchID uint64, uid uint32, started chan struct{}, files *procFiles, e launch.Event) {
+	switch e := e.(type) {
+	case launch.Started:
+		k.metrics.started.Add(1)
+		k.step(schedd.Launched{ID: id, Contained: wallTime(e.Contained), Executed: wallTime(e.Executed)})
+		close(started)
+		return
+	case launch.Failed:
+		k.metrics.failed.Add(1)
+		k.step(schedd.NotLaunched{ID: id, Err: e.Err()})
+		files.conn.Close()
+		close(started)
+	case launch.Exited:
+		k.metrics.exited.Add(1)
+		k.proxy.CloseProc(id)
+		files.conn.Close() // a session that outlives its proc has nobody at the other end
+		k.step(schedd.Gone{ID: id, Exit: e})
+		k.mu.Lock()
+		delete(k.notice, id)
+		k.mu.Unlock()
+	}
+	k.unregister(launchID)
+	k.putUID(uid)
+}
+
+// wallTime turns the launcher's CLOCK_MONOTONIC into a time.
+func wallTime(mono time.Duration) time.Time {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return time.Now()
+	}
+	return time.Now().Add(mono - time.Duration(ts.Nano()))
+}
+
+// procFiles are the two sides of what a proc is born with.
+type procFiles struct {
+	in, outW, errW, system *os.File // theirs
+	outR, errR             *os.File // ours
+	conn                   session.Conn
+}
+
+func newProcFiles() (*procFiles, error) {
+	var f procFiles
+	var err error
+	if f.in, err = os.Open(os.DevNull); err != nil {
+		return nil, err
+	}
+	if f.outR, f.outW, err = os.Pipe(); err == nil {
+		f.errR, f.errW, err = os.Pipe()
+	}
+	var ours *os.File
+	if err == nil {
+		ours, f.system, err = session.FilePair(syscall.SOCK_SEQPACKET)
+	}
+	if err == nil {
+		u, uerr := session.UnixConn(ours)
+		if err = uerr; err == nil {
+			f.conn = session.NewPacketConn(u, false)
+			return &f, nil
+		}
+	}
+	f.closeTheirs()
+	f.closeOurs()
+	return nil, err
+}
+
+func (f *procFiles) closeTheirs() {
+	for _, x := range []*os.File{f.in, f.outW, f.errW, f.system} {
+		if x != nil {
+			x.Close()
+		}
+	}
+}
+
+func (f *procFiles) closeOurs() {
+	for _, x := range []*os.File{f.outR, f.errR} {
+		if x != nil {
+			x.Close()
+		}
+	}
+	if f.conn != nil {
+		f.conn.Close()
+	}
+}
+
+// takeUID picks a uid that no live proc has; numbers go round so that one is reused as late as possible.
+func (k *Kernel) takeUID() (uint32, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for range uidLast - uidFirst {
+		uid := k.cfg.UIDBase + uidFirst + k.nextUID%(uidLast-uidFirst)
+		k.nextUID++
+		if !k.uids[uid] {
+			k.uids[uid] = true
+			return uid, nil
+		}
+	}
+	return 0, sigma.Errorf("kernel.takeUID", sigma.KindBusy, "all uids are in use")
+}
+
+func (k *Kernel) putUID(uid uint32) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.uids, uid)
+}
+
+// gid is the realm's group.
+func (k *Kernel) gid(realm sigma.RealmID) uint32 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	g, ok := k.gids[realm]
+	if !ok {
+		g = k.cfg.UIDBase + uidLast + uint32(len(k.gids))
+		k.gids[realm] = g
+	}
+	return g
+}
+
+// machineMemory is what sysinfo(2) tells; sigmad has no /proc.
+func machineMemory() (sigma.Bytes, error) {
+	var si unix.Sysinfo_t
+	if err := unix.Sysinfo(&si); err != nil {
+		return 0, os.NewSyscallError("sysinfo", err)
+	}
+	return sigma.Bytes(si.Totalram) * sigma.Bytes(si.Unit), nil
+}
+
+// waitProc waits until done says so of a realm's proc.
+func (k *Kernel) waitProc(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, done func(*schedd.Proc) bool) (sigma.ProcInfo, error) {
+	for {
+		k.mu.Lock()
+		p := k.core.Proc(realm, id)
+		if p == nil {
+			k.mu.Unlock()
+			return sigma.ProcInfo{}, unknownProc(id)
+		}
+		if done(p) {
+			defer k.mu.Unlock()
+			return p.ProcInfo, nil
+		}
+		ch := k.wake[id]
+		if ch == nil {
+			ch = make(chan struct{})
+			k.wake[id] = ch
+		}
+		k.mu.Unlock()
+		select {
+		case <-ch:
+		case <-ctx.Done():
+			return sigma.ProcInfo{}, sigma.Wrap("kernel.waitProc", "", ctx.Err())
+		}
+	}
+}
+
+func unknownProc(id sigma.ProcID) error {
+	return &sigma.Error{Op: "kernel", Kind: sigma.KindNotFound, Msg: "no proc " + string(id[:min(len(id), 64)]), Hint: "sigma ps -a lists the realm's procs"}
+}
+
+// weaken reads which protections a test wants off (launcher-protocol.md); 0 unless the machine was started for that.
+func (k *Kernel) weaken(env []string) uint32 {
+	if !k.cfg.AllowWeaken {
+		return 0
+	}
+	for _, e := range env {
+		if bits, ok := strings.CutPrefix(e, "SIGMA_WEAKEN="); ok {
+			n, err := strconv.ParseUint(bits, 10, 32)
+			if err == nil {
+				return uint32(n)
+			}
+		}
+	}
+	return 0
+}

@@ -1,0 +1,405 @@
+package kernel
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
+)
+
+// Names at the root of every realm that the kernel provides itself.
+const (
+	nameUX   = "ux"
+	nameProc = "proc"
+	nameSys  = "sys"
+	nameS3   = "s3"
+)
+
+// tree is the tree of one session. It remembers the session's leases, which end with it.
+type tree struct {
+	k         *Kernel
+	principal sigma.Principal
+
+	mu     sync.Mutex
+	leases map[sigma.LeaseID]sigma.RealmID // mu
+}
+
+// Attach implements sigma.Tree. A program of the admin socket chooses its realm by name; a proc has its own.
+func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
+	realm := p.Realm
+	if p.System {
+		if realm = sigma.RealmID(name); name == "" {
+			realm = sigma.DefaultRealm
+		}
+		if err := realm.Check(); err != nil {
+			return nil, err
+		}
+	} else if name != "" && sigma.RealmID(name) != realm {
+		return nil, sigma.Errorf("kernel.Attach", sigma.KindPermission, "this program belongs to the realm %s", realm)
+	}
+	r := &root{tree: t, realm: realm}
+	if realm != sigma.SystemRealm {
+		if _, err := r.named(ctx); err != nil {
+			if sigma.KindOf(err) == sigma.KindNotFound {
+				return nil, &sigma.Error{Op: "kernel.Attach", Kind: sigma.KindNotFound, Msg: "no realm " + string(realm), Hint: "sigma realm ls lists them; sigma realm create makes one"}
+			}
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// release ends the session's leases, so that ephemeral files vanish with the proc that made them (000 §3.4).
+func (t *tree) release() {
+	t.mu.Lock()
+	leases := t.leases
+	t.leases = nil
+	t.mu.Unlock()
+	if len(leases) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.k.ctx), reconnectMax)
+	defer cancel()
+	for id, realm := range leases {
+		r := &root{tree: t, realm: realm}
+		if err := r.Revoke(ctx, id); err != nil {
+			t.k.cfg.Log.Debug("lease left to expire", "realm", realm, "err", err)
+		}
+	}
+}
+
+// root is the root of a realm: what named keeps, and the places the kernel provides.
+type root struct {
+	tree  *tree
+	realm sigma.RealmID
+}
+
+var (
+	_ sigma.File    = (*root)(nil)
+	_ sigma.Getter  = (*root)(nil)
+	_ sigma.Putter  = (*root)(nil)
+	_ sigma.Watcher = (*root)(nil)
+	_ sigma.Leaser  = (*root)(nil)
+)
+
+func (r *root) named(ctx context.Context) (sigma.File, error) {
+	if r.realm == sigma.SystemRealm {
+		return nil, sigma.Errorf("kernel.root", sigma.KindNotFound, "the realm system keeps no names")
+	}
+	return r.tree.k.named(ctx, r.realm)
+}
+
+// Unwrap gives the handle at named, so that a rename to the root finds its server.
+func (r *root) Unwrap(ctx context.Context) (sigma.File, error) { return r.named(ctx) }
+
+// provided returns the kernel's own file of that name, or nil.
+func (r *root) provided(name string) sigma.File {
+	switch name {
+	case nameUX:
+		return r.uxDir()
+	case nameProc:
+		return r.procDir()
+	case nameSys:
+		return r.sysDir()
+	case nameS3:
+		if r.realm != sigma.SystemRealm {
+			return &link{k: r.tree.k}
+		}
+	}
+	return nil
+}
+
+func (r *root) providedNames() []string {
+	if r.realm == sigma.SystemRealm {
+		return []string{nameProc, nameSys, nameUX}
+	}
+	return []string{nameProc, nameS3, nameSys, nameUX}
+}
+
+func (r *root) taken(name string) error {
+	if slices.Contains(r.providedNames(), name) {
+		return &sigma.Error{Op: "kernel.root", Path: "/" + name, Kind: sigma.KindExists, Msg: "the name is the system's"}
+	}
+	return nil
+}
+
+func (r *root) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	if len(names) == 0 {
+		return &root{tree: r.tree, realm: r.realm}, nil, nil
+	}
+	if f := r.provided(names[0]); f != nil {
+		return walkOn(ctx, f, names[1:])
+	}
+	n, err := r.named(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return n.Walk(ctx, names)
+}
+
+func (r *root) Stat(ctx context.Context) (sigma.Stat, error) {
+	n, err := r.named(ctx)
+	if err != nil {
+		if r.realm == sigma.SystemRealm {
+			return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: idOf("/")}, Perm: 0o555, Modified: time.Unix(0, 0)}, nil
+		}
+		return sigma.Stat{}, err
+	}
+	return n.Stat(ctx)
+}
+
+func (r *root) SetStat(ctx context.Context, c sigma.StatChange) error {
+	n, err := r.named(ctx)
+	if err != nil {
+		return err
+	}
+	return n.SetStat(ctx, c)
+}
+
+func (r *root) Open(_ context.Context, f sigma.OpenFlags) error {
+	if f.Writes() {
+		return sigma.PathError("kernel.root.Open", sigma.KindIsDir, "/")
+	}
+	return nil
+}
+
+func (r *root) Create(ctx context.Context, name string, f sigma.OpenFlags, perm uint32) (sigma.File, error) {
+	if err := r.taken(name); err != nil {
+		return nil, err
+	}
+	n, err := r.named(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return n.Create(ctx, name, f, perm)
+}
+
+func (r *root) ReadAt(context.Context, []byte, uint64) (int, error) {
+	return 0, sigma.PathError("kernel.root.ReadAt", sigma.KindIsDir, "/")
+}
+
+func (r *root) WriteAt(context.Context, []byte, uint64) (int, error) {
+	return 0, sigma.PathError("kernel.root.WriteAt", sigma.KindIsDir, "/")
+}
+
+// namedCookies marks cookies of named's part of the listing, which comes after the kernel's.
+const namedCookies = 1 << 63
+
+func (r *root) ReadDir(ctx context.Context, cookie uint64, count int) ([]sigma.DirEntry, uint64, bool, error) {
+	if cookie == 0 {
+		var out []sigma.DirEntry
+		for _, name := range r.providedNames() {
+			f := r.provided(name)
+			if st, err := f.Stat(ctx); err == nil {
+				out = append(out, sigma.DirEntry{Name: name, ID: st.ID})
+			}
+		}
+		return out, namedCookies, r.realm != sigma.SystemRealm, nil
+	}
+	n, err := r.named(ctx)
+	if err != nil {
+		return nil, cookie, false, err
+	}
+	d, _, err := n.Walk(ctx, nil)
+	if err != nil {
+		return nil, cookie, false, err
+	}
+	defer d.Close()
+	if err := d.Open(ctx, sigma.OpenRead); err != nil {
+		return nil, cookie, false, err
+	}
+	es, next, more, err := d.ReadDir(ctx, cookie&^namedCookies, count)
+	return es, next | namedCookies, more, err
+}
+
+func (r *root) Mkdir(ctx context.Context, name string, perm uint32) error {
+	return r.change(ctx, name, func(n sigma.File) error { return n.Mkdir(ctx, name, perm) })
+}
+
+func (r *root) Symlink(ctx context.Context, name, target string) error {
+	return r.change(ctx, name, func(n sigma.File) error { return n.Symlink(ctx, name, target) })
+}
+
+func (r *root) Remove(ctx context.Context, name string) error {
+	return r.change(ctx, name, func(n sigma.File) error { return n.Remove(ctx, name) })
+}
+
+func (r *root) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
+	return r.change(ctx, name, func(n sigma.File) error {
+		if d, ok := newDir.(*root); ok {
+			if err := d.taken(newName); err != nil {
+				return err
+			}
+		}
+		return n.Rename(ctx, name, newDir, newName)
+	})
+}
+
+// change runs a change of the entry name at named.
+func (r *root) change(ctx context.Context, name string, f func(sigma.File) error) error {
+	if err := r.taken(name); err != nil {
+		return err
+	}
+	n, err := r.named(ctx)
+	if err != nil {
+		return err
+	}
+	return f(n)
+}
+
+func (r *root) ReadLink(context.Context) (string, error) {
+	return "", sigma.PathError("kernel.root.ReadLink", sigma.KindInvalid, "/")
+}
+func (r *root) Sync(context.Context) error { return nil }
+func (r *root) Close()                     {}
+
+// Get implements sigma.Getter in one hop for named's files and for links.
+func (r *root) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+	if len(names) == 0 {
+		return sigma.GetResult{}, nil, sigma.PathError("kernel.root.Get", sigma.KindIsDir, "/")
+	}
+	f := r.provided(names[0])
+	if l, ok := f.(*link); ok {
+		s, err := l.stop(ctx)
+		return sigma.GetResult{}, s, err
+	}
+	if f != nil {
+		defer f.Close()
+		g, stop, err := treekit.Get(ctx, f, names[1:], offset, count)
+		if stop != nil {
+			stop.Walked++
+		}
+		return g, stop, err
+	}
+	n, err := r.named(ctx)
+	if err != nil {
+		return sigma.GetResult{}, nil, err
+	}
+	return treekit.Get(ctx, n, names, offset, count)
+}
+
+// Put implements sigma.Putter.
+func (r *root) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+	if len(names) == 0 {
+		return sigma.FileID{}, nil, sigma.PathError("kernel.root.Put", sigma.KindIsDir, "/")
+	}
+	if len(names) == 1 {
+		if err := r.taken(names[0]); err != nil {
+			return sigma.FileID{}, nil, err
+		}
+	}
+	f := r.provided(names[0])
+	if l, ok := f.(*link); ok {
+		s, err := l.stop(ctx)
+		return sigma.FileID{}, s, err
+	}
+	if f != nil {
+		defer f.Close()
+		id, stop, err := treekit.Put(ctx, f, names[1:], data, o)
+		if stop != nil {
+			stop.Walked++
+		}
+		return id, stop, err
+	}
+	n, err := r.named(ctx)
+	if err != nil {
+		return sigma.FileID{}, nil, err
+	}
+	return treekit.Put(ctx, n, names, data, o)
+}
+
+// Watch implements sigma.Watcher; the kernel's own entries do not change.
+func (r *root) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
+	n, err := r.named(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return n.(sigma.Watcher).Watch(ctx, since)
+}
+
+func (r *root) leaser(ctx context.Context) (sigma.Leaser, error) {
+	n, err := r.named(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return n.(sigma.Leaser), nil
+}
+
+// Lease implements sigma.Leaser.
+func (r *root) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, error) {
+	l, err := r.leaser(ctx)
+	if err != nil {
+		return 0, err
+	}
+	id, err := l.Lease(ctx, ttl)
+	if err == nil {
+		r.tree.mu.Lock()
+		if r.tree.leases == nil {
+			r.tree.leases = map[sigma.LeaseID]sigma.RealmID{}
+		}
+		r.tree.leases[id] = r.realm
+		r.tree.mu.Unlock()
+	}
+	return id, err
+}
+
+// Renew implements sigma.Leaser.
+func (r *root) Renew(ctx context.Context, id sigma.LeaseID) error {
+	l, err := r.leaser(ctx)
+	if err != nil {
+		return err
+	}
+	return l.Renew(ctx, id)
+}
+
+// Revoke implements sigma.Leaser.
+func (r *root) Revoke(ctx context.Context, id sigma.LeaseID) error {
+	l, err := r.leaser(ctx)
+	if err != nil {
+		return err
+	}
+	r.tree.mu.Lock()
+	delete(r.tree.leases, id)
+	r.tree.mu.Unlock()
+	return l.Revoke(ctx, id)
+}
+
+// link is /s3: an endpoint whose content is where the object store listens now.
+type link struct {
+	treekit.Base
+	k *Kernel
+}
+
+func (l *link) Walk(_ context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	if len(names) > 0 {
+		return nil, nil, sigma.PathError("kernel.link.Walk", sigma.KindNotDir, nameS3)
+	}
+	return l, nil, nil
+}
+
+func (l *link) Stat(context.Context) (sigma.Stat, error) {
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindEndpoint, Path: idOf("/" + nameS3)}, Name: nameS3, Perm: 0o555, Modified: time.Unix(0, 0)}, nil
+}
+
+func (l *link) ReadLink(ctx context.Context) (string, error) {
+	s := l.k.services[serviceS3]
+	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
+	defer cancel()
+	if err := s.waitReady(ctx); err != nil {
+		return "", sigma.Errorf("kernel.link", sigma.KindUnavailable, "the object store is not available")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.endpoint.String(), nil
+}
+
+func (l *link) stop(ctx context.Context) (*sigma.Stopped, error) {
+	text, err := l.ReadLink(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &sigma.Stopped{Walked: 1, Kind: sigma.KindEndpoint, Target: text}, nil
+}

@@ -1,0 +1,200 @@
+package kernel
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"sigmaos.dev/besched"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// scheduler is the machine's connection to besched: it sends what was spawned and parks credits while there is room.
+type scheduler struct {
+	k *Kernel
+
+	mu      sync.Mutex
+	queue   []besched.Job  // mu; not sent yet
+	cancels []sigma.ProcID // mu; not sent yet
+	work    chan struct{}  // something to send
+	roomy   chan struct{}  // memory became free
+}
+
+// enqueueMax jobs go in one call.
+const enqueueMax = 512
+
+func newScheduler(k *Kernel) *scheduler {
+	return &scheduler{k: k, work: make(chan struct{}, 1), roomy: make(chan struct{}, 1)}
+}
+
+func poke(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+func (s *scheduler) enqueue(id sigma.ProcID, realm sigma.RealmID, memory sigma.Bytes) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.queue = append(s.queue, besched.Job{ID: id, Realm: realm, Memory: memory})
+	poke(s.work)
+}
+
+func (s *scheduler) cancel(id sigma.ProcID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cancels = append(s.cancels, id)
+	poke(s.work)
+}
+
+func (s *scheduler) room() { poke(s.roomy) }
+
+// run keeps a session to besched until ctx ends.
+func (s *scheduler) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		c, err := s.k.services[serviceBesched].dial(ctx)
+		if err != nil {
+			select {
+			case <-time.After(restartMin):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		s.session(ctx, c)
+		c.Close()
+		if ctx.Err() == nil {
+			s.k.step(schedd.SchedulerLost{}) // what it had queued died with it
+			s.mu.Lock()
+			s.queue, s.cancels = nil, nil
+			s.mu.Unlock()
+		}
+	}
+}
+
+// session works with one incarnation of besched until it is lost.
+func (s *scheduler) session(ctx context.Context, c *session.Client) {
+	root, err := c.Attach(ctx, "")
+	if err != nil {
+		return
+	}
+	b, ok := root.(sigma.Caller)
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var both sync.WaitGroup
+	both.Go(func() { s.send(ctx, b); cancel() })
+	both.Go(func() { s.pull(ctx, b); cancel() })
+	select {
+	case <-c.Done():
+		cancel()
+	case <-ctx.Done():
+	}
+	both.Wait()
+}
+
+func (s *scheduler) send(ctx context.Context, b sigma.Caller) {
+	for {
+		select {
+		case <-s.work:
+		case <-ctx.Done():
+			return
+		}
+		for {
+			s.mu.Lock()
+			n := min(len(s.queue), enqueueMax)
+			jobs := s.queue[:n:n]
+			s.queue = s.queue[n:]
+			cancels := s.cancels
+			if len(s.queue) == 0 {
+				s.cancels = nil
+			} else {
+				cancels = nil // only after what they cancel has been sent
+			}
+			s.mu.Unlock()
+			if n == 0 && len(cancels) == 0 {
+				break
+			}
+			if n > 0 && s.call(ctx, b, besched.CallEnqueue, func(c *sigmap.Coder) { besched.CodeJobs(c, &jobs) }) != nil {
+				return
+			}
+			for _, id := range cancels {
+				if s.call(ctx, b, besched.CallCancel, func(c *sigmap.Coder) { c.ProcID(&id) }) != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (s *scheduler) call(ctx context.Context, b sigma.Caller, method string, encode func(*sigmap.Coder)) error {
+	payload, err := sigmap.Payload(encode)
+	if err == nil {
+		_, _, err = b.Call(ctx, method, payload, nil)
+	}
+	if err != nil && ctx.Err() == nil {
+		s.k.cfg.Log.Warn("besched call failed", "method", method, "err", err)
+	}
+	return err
+}
+
+// pull keeps a credit parked while there is memory. When more became free than the parked credit says, the credit is taken back and a larger one parked, so that a large proc
+// does not wait for a small credit.
+func (s *scheduler) pull(ctx context.Context, b sigma.Caller) {
+	for ctx.Err() == nil {
+		s.k.mu.Lock()
+		free := s.k.core.Free()
+		s.k.mu.Unlock()
+		if free < sigma.MemoryLeast {
+			select {
+			case <-s.roomy:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		pctx, cancel := context.WithCancel(ctx)
+		go func() {
+			for {
+				select {
+				case <-pctx.Done():
+					return
+				case <-s.roomy:
+					s.k.mu.Lock()
+					more := s.k.core.Free() > free
+					s.k.mu.Unlock()
+					if more && free < s.k.core.Capacity()/2 {
+						cancel()
+					}
+				}
+			}
+		}()
+		jobs, err := s.pullOnce(pctx, b, free)
+		gaveUp := pctx.Err() != nil
+		cancel()
+		if err != nil && !gaveUp {
+			s.k.cfg.Log.Warn("besched call failed", "method", besched.CallPull, "err", err)
+			return
+		}
+		for _, j := range jobs {
+			s.k.step(schedd.Assigned{ID: j.ID})
+		}
+	}
+}
+
+func (s *scheduler) pullOnce(ctx context.Context, b sigma.Caller, memory sigma.Bytes) (jobs []besched.Job, err error) {
+	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.U64((*uint64)(&memory)) })
+	if err != nil {
+		return nil, err
+	}
+	reply, _, err := b.Call(ctx, besched.CallPull, payload, nil)
+	if err != nil {
+		return nil, err
+	}
+	err = sigmap.Parse(reply, func(c *sigmap.Coder) { besched.CodeJobs(c, &jobs) })
+	return jobs, err
+}

@@ -1,0 +1,234 @@
+package kernel
+
+import (
+	"context"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"sigmaos.dev/launch"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// The boot set.
+const (
+	serviceNamed   = "named"
+	serviceBesched = "besched"
+	serviceS3      = "s3d"
+)
+
+const (
+	bootMax        = 60 * time.Second       // etcd replays its log within that
+	restartMin     = 100 * time.Millisecond // wait before a restart; doubled with each that follows soon
+	restartMax     = 5 * time.Second
+	restartHealthy = 30 * time.Second // a service that ran so long starts afresh with restartMin
+	reconnectMax   = 15 * time.Second // how long a request waits for a service that restarts
+)
+
+// service is one program of the boot set. It is restarted whenever it ends.
+type service struct {
+	k       *Kernel
+	name    string
+	program Program
+	uid     uint32
+
+	mu       sync.Mutex
+	id       sigma.ProcID   // mu; of this incarnation
+	launch   uint64         // mu
+	endpoint sigma.Endpoint // mu; set by its Listen
+	ready    chan struct{}  // mu; closed when it has called Started; replaced at its end
+	over     chan struct{}  // mu; closed at the end of this incarnation
+	state    string         // mu
+	since    time.Time      // mu
+	restarts uint32         // mu
+}
+
+func newService(k *Kernel, p Program, uid uint32) *service {
+	over := make(chan struct{})
+	close(over)
+	return &service{k: k, name: p.Name, program: p, uid: uid, ready: make(chan struct{}), over: over, state: "stopped", since: time.Now()}
+}
+
+// supervise starts the service again whenever it ends, until ctx ends.
+func (s *service) supervise(ctx context.Context) {
+	wait := restartMin
+	for ctx.Err() == nil {
+		began := time.Now()
+		if err := s.run(ctx); err != nil && ctx.Err() == nil {
+			s.k.cfg.Log.Warn("service ended", "service", s.name, "err", err, "restart_in", wait.String())
+		}
+		if time.Since(began) > restartHealthy {
+			wait = restartMin
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+		}
+		wait = min(2*wait, restartMax)
+	}
+}
+
+// run is one incarnation.
+func (s *service) run(ctx context.Context) error {
+	kernelEnd, serviceEnd, err := session.FilePair(syscall.SOCK_SEQPACKET)
+	if err != nil {
+		return err
+	}
+	defer serviceEnd.Close()
+	conn, err := session.FromFile(kernelEnd)
+	if err != nil {
+		return err
+	}
+	p := sigma.Principal{Realm: sigma.SystemRealm, Proc: sigma.NewProcID(), Machine: s.k.cfg.Machine}
+	over := make(chan struct{})
+	result := make(chan error, 1)
+	id := s.k.register(func(e launch.Event) {
+		switch e := e.(type) {
+		case launch.Failed:
+			result <- e.Err()
+		case launch.Exited:
+			result <- sigma.Errorf("kernel.service", sigma.KindLost, "exit code %d, signal %d", e.Wait.ExitStatus(), max(0, int(e.Wait.Signal())))
+		}
+	})
+	defer s.k.unregister(id)
+	s.mu.Lock()
+	s.id, s.launch, s.over, s.state, s.since, s.endpoint = p.Proc, id, over, "starting", time.Now(), sigma.Endpoint{}
+	s.mu.Unlock()
+	defer s.finish(p.Proc, over)
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	s.k.sessions.Go(func() { s.k.serve(serving, conn, p) })
+	err = s.k.launcher.Start(launch.Request{ID: id, Profile: launch.ProfileSystem, UID: s.uid, GID: s.uid, PidsMax: 256, CPUShares: 4096, NoFile: 65536,
+		Group: "system/" + s.name, Args: []string{s.name}, Program: s.program.File, Dir: s.program.Dir,
+		Passed: []launch.Passed{{File: os.Stderr, Target: 1}, {File: os.Stderr, Target: 2}, {File: serviceEnd, Target: 3}}})
+	if err != nil {
+		return err
+	}
+	serviceEnd.Close()
+	return <-result
+}
+
+func (s *service) finish(id sigma.ProcID, over chan struct{}) {
+	s.k.proxy.CloseProc(id)
+	s.mu.Lock()
+	select {
+	case <-s.ready:
+		s.ready = make(chan struct{})
+	default:
+	}
+	s.id, s.launch, s.endpoint, s.state, s.since = "", 0, sigma.Endpoint{}, "restarting", time.Now()
+	s.restarts++
+	s.mu.Unlock()
+	close(over)
+}
+
+// started is called when the service says that it serves.
+func (s *service) started(id sigma.ProcID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.id == id && s.state == "starting" {
+		s.state = "running"
+		close(s.ready)
+	}
+}
+
+func (s *service) waitReady(ctx context.Context) error {
+	s.mu.Lock()
+	ready := s.ready
+	s.mu.Unlock()
+	select {
+	case <-ready:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *service) terminate() {
+	s.mu.Lock()
+	id := s.launch
+	s.mu.Unlock()
+	if id != 0 {
+		s.k.launcher.Signal(id, syscall.SIGTERM)
+	}
+}
+
+func (s *service) ended() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.over
+}
+
+// dial opens a session to the service, waiting a while if it is being restarted.
+func (s *service) dial(ctx context.Context) (*session.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
+	defer cancel()
+	if err := s.waitReady(ctx); err != nil {
+		return nil, sigma.Errorf("kernel.dial", sigma.KindUnavailable, "%s is not available", s.name)
+	}
+	s.mu.Lock()
+	e := s.endpoint
+	s.mu.Unlock()
+	f, err := s.k.proxy.Dial(sigma.Principal{Realm: sigma.SystemRealm, Machine: s.k.cfg.Machine, System: true}, e)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := session.FromFile(f)
+	if err != nil {
+		return nil, err
+	}
+	return session.Dial(ctx, conn)
+}
+
+// service finds the service that a principal is; nil if it is a tenant's proc.
+func (k *Kernel) service(p sigma.Principal) *service {
+	if p.Realm != sigma.SystemRealm || p.Proc == "" {
+		return nil
+	}
+	for _, s := range k.services {
+		s.mu.Lock()
+		is := s.id == p.Proc
+		s.mu.Unlock()
+		if is {
+			return s
+		}
+	}
+	return nil
+}
+
+func (k *Kernel) status() (out []sigmap.Service) {
+	for _, p := range k.cfg.Programs {
+		s := k.services[p.Name]
+		s.mu.Lock()
+		out = append(out, sigmap.Service{Name: s.name, Proc: s.id, State: s.state, Since: s.since, Restarts: s.restarts})
+		s.mu.Unlock()
+	}
+	return append(out, sigmap.Service{Name: "sigmad", State: "running", Since: k.start})
+}
+
+// register takes the events of a launch; unregister ends that.
+func (k *Kernel) register(handle func(launch.Event)) uint64 {
+	id := k.nextLaunch.Add(1)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.children[id] = handle
+	return id
+}
+
+func (k *Kernel) unregister(id uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.children, id)
+}
+
+func (k *Kernel) launchEvent(e launch.Event) {
+	k.mu.Lock()
+	handle := k.children[e.ProcID()]
+	k.mu.Unlock()
+	if handle != nil {
+		handle(e)
+	}
+}

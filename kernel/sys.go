@@ -1,0 +1,333 @@
+package kernel
+
+import (
+	"context"
+	"os"
+	"slices"
+	"time"
+
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/treekit"
+)
+
+// handler is one method of a callable file.
+type handler func(ctx context.Context, payload []byte) (reply []byte, files []*os.File, err error)
+
+// sysDir is /sys: the system calls (sigmap/calls.go) and the state of the machine.
+func (r *root) sysDir() sigma.File {
+	files := map[string]func() sigma.File{
+		sigmap.FileProcs:     func() sigma.File { return r.callable(sigmap.FileProcs, r.procsCalls()) },
+		sigmap.FileSelf:      func() sigma.File { return r.callable(sigmap.FileSelf, r.selfCalls()) },
+		sigmap.FileEndpoints: func() sigma.File { return r.callable(sigmap.FileEndpoints, r.endpointCalls()) },
+		sigmap.FileMachine:   func() sigma.File { return r.callable(sigmap.FileMachine, r.machineCalls()) },
+		sigmap.FileRealms: func() sigma.File {
+			return treekit.RealmsFile(sigmap.FileRealms, idOf("/sys/realms"), r.tree.k.realms(), r.tree.principal.System)
+		},
+	}
+	if r.tree.principal.System {
+		files["metrics"] = func() sigma.File {
+			return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: idOf("/sys/metrics")}, Name: "metrics", Perm: 0o400, Content: r.tree.k.metricsText}
+		}
+	}
+	return &dir{path: "/sys",
+		names: func(context.Context) (names []string, err error) {
+			for n := range files {
+				names = append(names, n)
+			}
+			return names, nil
+		},
+		open: func(_ context.Context, name string) (sigma.File, error) {
+			if f := files[name]; f != nil {
+				return f(), nil
+			}
+			return nil, sigma.PathError("kernel.sys", sigma.KindNotFound, sigma.JoinPath(nameSys, name))
+		}}
+}
+
+func (r *root) callable(name string, methods map[string]handler) sigma.File {
+	return &treekit.Callable{Name: name, ID: idOf("/sys/" + name), Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
+		h := methods[method]
+		if h == nil {
+			return nil, nil, treekit.NoMethod(name, method)
+		}
+		return h(ctx, payload)
+	}}
+}
+
+// aboutProc makes a handler of a method whose request is one proc of the caller's realm.
+func aboutProc(f func(ctx context.Context, id sigma.ProcID) ([]byte, error)) handler {
+	return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+		var id sigma.ProcID
+		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id) }); err != nil {
+			return nil, nil, err
+		}
+		reply, err := f(ctx, id)
+		return reply, nil, err
+	}
+}
+
+func (r *root) procsCalls() map[string]handler {
+	k := r.tree.k
+	return map[string]handler{
+		sigmap.CallSpawn: r.spawn,
+		sigmap.CallList:  r.list,
+		sigmap.CallWaitStart: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+			p, err := k.waitProc(ctx, r.realm, id, func(p *schedd.Proc) bool { return p.HasStarted() || p.Ended() })
+			if err == nil && p.Times.Started.IsZero() {
+				err = &sigma.Error{Op: "kernel.WaitStart", Kind: max(p.Status.Kind, sigma.KindOther), Msg: p.Status.Code.String() + ": " + p.Status.Msg}
+			}
+			return nil, err
+		}),
+		sigmap.CallWaitExit: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+			p, err := k.waitProc(ctx, r.realm, id, (*schedd.Proc).Ended)
+			if err != nil {
+				return nil, err
+			}
+			return sigmap.Payload(func(c *sigmap.Coder) { c.Status(&p.Status) })
+		}),
+		sigmap.CallKill: aboutProc(func(_ context.Context, id sigma.ProcID) ([]byte, error) {
+			return nil, r.tell(id, schedd.Killed{ID: id})
+		}),
+		sigmap.CallEvict: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+			var id sigma.ProcID
+			var grace time.Duration
+			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id); c.Duration(&grace) }); err != nil {
+				return nil, nil, err
+			}
+			return nil, nil, r.tell(id, schedd.Evicted{ID: id, Grace: grace})
+		},
+	}
+}
+
+// tell steps an event about a proc that must be of the caller's realm.
+func (r *root) tell(id sigma.ProcID, e schedd.Event) error {
+	k := r.tree.k
+	k.mu.Lock()
+	known := k.core.Proc(r.realm, id) != nil
+	k.mu.Unlock()
+	if !known {
+		return unknownProc(id)
+	}
+	k.step(e)
+	return nil
+}
+
+func (r *root) spawn(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+	var ds []sigma.Descriptor
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Descriptors(&ds) }); err != nil {
+		return nil, nil, err
+	}
+	if len(ds) > sigma.BurstMax {
+		return nil, nil, sigma.Errorf("kernel.Spawn", sigma.KindTooBig, "%d descriptors in one Spawn; %d are allowed", len(ds), sigma.BurstMax)
+	}
+	if r.realm == sigma.SystemRealm {
+		return nil, nil, sigma.Errorf("kernel.Spawn", sigma.KindPermission, "procs are not spawned in the realm system")
+	}
+	ids := make([]sigma.ProcID, len(ds))
+	for i := range ds {
+		if err := ds[i].Check(); err != nil {
+			return nil, nil, err
+		}
+		ids[i] = sigma.NewProcID()
+	}
+	k := r.tree.k
+	k.mu.Lock()
+	err := k.core.CanSpawn(r.realm, ds)
+	k.mu.Unlock()
+	if err != nil {
+		return nil, nil, err
+	}
+	by := r.tree.principal
+	by.Realm = r.realm
+	k.step(schedd.Spawned{By: by, IDs: ids, Ds: ds})
+	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.ProcIDs(&ids) })
+	return reply, nil, err
+}
+
+// listMax bytes of one page of a listing, so that the reply fits a message whatever the procs' arguments are.
+const listMax = sigmap.DataMax - 8<<10
+
+func (r *root) list(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+	var all bool
+	var skip uint32
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Bool(&all); c.U32(&skip) }); err != nil {
+		return nil, nil, err
+	}
+	k := r.tree.k
+	k.mu.Lock()
+	procs := k.core.List(r.realm, all)
+	k.mu.Unlock()
+	procs = procs[min(int(skip), len(procs)):]
+	size, n := 0, 0
+	for n < len(procs) && n < 1000 {
+		procs[n].Status.Data = nil // a listing does not carry results
+		one, err := sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfo(&procs[n]) })
+		if err != nil {
+			return nil, nil, err
+		}
+		if size += len(one); size > listMax {
+			break
+		}
+		n++
+	}
+	page, more := procs[:n], n < len(procs)
+	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfos(&page); c.Bool(&more) })
+	return reply, nil, err
+}
+
+func (r *root) selfCalls() map[string]handler {
+	k, who := r.tree.k, r.tree.principal
+	proc := func(h handler) handler {
+		return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+			if who.Proc == "" {
+				return nil, nil, &sigma.Error{Op: "kernel.self", Kind: sigma.KindPermission, Msg: "this program is not a proc"}
+			}
+			return h(ctx, payload)
+		}
+	}
+	return map[string]handler{
+		sigmap.CallInfo: func(context.Context, []byte) ([]byte, []*os.File, error) {
+			p := who
+			p.Realm = r.realm
+			info := sigmap.Info{Principal: p, Version: Version}
+			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Info(&info) })
+			return reply, nil, err
+		},
+		sigmap.CallStarted: proc(func(context.Context, []byte) ([]byte, []*os.File, error) {
+			if s := k.service(who); s != nil {
+				s.started(who.Proc)
+				return nil, nil, nil
+			}
+			k.step(schedd.CalledStarted{ID: who.Proc})
+			return nil, nil, nil
+		}),
+		sigmap.CallExited: proc(func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+			var s sigma.Status
+			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Status(&s) }); err != nil {
+				return nil, nil, err
+			}
+			if s.Code == sigma.StatusNone || s.Code > sigma.StatusLost {
+				return nil, nil, sigma.Errorf("kernel.Exited", sigma.KindInvalid, "status code %d", s.Code)
+			}
+			if len(s.Data) > sigma.StatusDataMax || len(s.Msg) > 4096 {
+				return nil, nil, &sigma.Error{Op: "kernel.Exited", Kind: sigma.KindTooBig, Msg: "status is too big", Hint: "write results to a file of the realm and give its path"}
+			}
+			s.Data = slices.Clone(s.Data)
+			k.step(schedd.CalledExited{ID: who.Proc, Status: s})
+			return nil, nil, nil
+		}),
+		sigmap.CallWaitEvict: proc(func(ctx context.Context, _ []byte) ([]byte, []*os.File, error) {
+			k.mu.Lock()
+			ch := k.noticeLocked(who.Proc)
+			k.mu.Unlock()
+			k.step(schedd.WaitsEvict{ID: who.Proc, Delta: 1})
+			defer k.step(schedd.WaitsEvict{ID: who.Proc, Delta: -1})
+			select {
+			case <-ch:
+				return nil, nil, nil
+			case <-ctx.Done():
+				return nil, nil, sigma.Wrap("kernel.WaitEvict", "", ctx.Err())
+			}
+		}),
+	}
+}
+
+func (r *root) endpointCalls() map[string]handler {
+	k, who := r.tree.k, r.tree.principal
+	who.Realm = r.realm
+	id := func(payload []byte) (id sigma.EndpointID, err error) {
+		err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&id)) })
+		return id, err
+	}
+	return map[string]handler{
+		sigmap.CallListen: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+			var form sigma.ConnForm
+			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&form)) }); err != nil {
+				return nil, nil, err
+			}
+			s := k.service(who)
+			e, err := k.proxy.Listen(who, form, s != nil && s.name == serviceS3)
+			if err != nil {
+				return nil, nil, err
+			}
+			if s != nil {
+				s.mu.Lock()
+				s.endpoint = e
+				s.mu.Unlock()
+			}
+			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Endpoint(&e) })
+			return reply, nil, err
+		},
+		sigmap.CallAccept: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+			l, err := id(payload)
+			if err != nil {
+				return nil, nil, err
+			}
+			f, from, err := k.proxy.Accept(ctx, who, l)
+			if err != nil {
+				return nil, nil, err
+			}
+			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Principal(&from) })
+			return reply, []*os.File{f}, err
+		},
+		sigmap.CallDial: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+			var e sigma.Endpoint
+			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e) }); err != nil {
+				return nil, nil, err
+			}
+			f, err := k.proxy.Dial(who, e)
+			if err != nil {
+				return nil, nil, err
+			}
+			return nil, []*os.File{f}, nil
+		},
+		sigmap.CallClose: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+			l, err := id(payload)
+			if err != nil {
+				return nil, nil, err
+			}
+			return nil, nil, k.proxy.Close(who, l)
+		},
+	}
+}
+
+func (r *root) machineCalls() map[string]handler {
+	k := r.tree.k
+	provider := func(h handler) handler {
+		return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+			if !r.tree.principal.System {
+				return nil, nil, sigma.Errorf("kernel.machine", sigma.KindPermission, "only the provider may ask this")
+			}
+			return h(ctx, payload)
+		}
+	}
+	return map[string]handler{
+		sigmap.CallStatus: provider(func(context.Context, []byte) ([]byte, []*os.File, error) {
+			ss := k.status()
+			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Services(&ss) })
+			return reply, nil, err
+		}),
+		sigmap.CallDown: provider(func(context.Context, []byte) ([]byte, []*os.File, error) {
+			time.AfterFunc(10*time.Millisecond, k.Down) // after the answer is on its way
+			return nil, nil, nil
+		}),
+	}
+}
+
+// endRealm kills a realm's procs and waits for their end.
+func (k *Kernel) endRealm(ctx context.Context, realm sigma.RealmID) error {
+	k.mu.Lock()
+	procs := k.core.List(realm, false)
+	k.mu.Unlock()
+	for _, p := range procs {
+		k.step(schedd.Killed{ID: p.ID})
+	}
+	for _, p := range procs {
+		if _, err := k.waitProc(ctx, realm, p.ID, (*schedd.Proc).Ended); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+			return err
+		}
+	}
+	return nil
+}

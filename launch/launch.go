@@ -1,0 +1,221 @@
+// Package launch is sigmad's end of the protocol with the launcher (docs/internals/launcher-protocol.md): it asks for contained processes and reports what became of
+// them. It promises exactly one Started or Failed for each Start, and one Exited after each Started, as long as the launcher lives; when it is gone Run returns.
+//
+// Users: kernel.
+package launch
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// messageMax bounds a record in both directions.
+const messageMax = 64 << 10
+
+// Profile names a set of protections.
+type Profile uint32
+
+// The profiles.
+const (
+	ProfileSigma  Profile = 0 // tenants' procs
+	ProfileSystem Profile = 1 // the boot set
+)
+
+// Passed is a file that becomes file descriptor Target in the program.
+type Passed struct {
+	File   *os.File
+	Target uint32
+}
+
+// Request says what to start. Files stay the caller's.
+type Request struct {
+	ID        uint64 // unique while the launcher lives
+	Weaken    uint32 // tests only
+	Profile   Profile
+	UID, GID  uint32
+	PidsMax   uint32
+	Memory    sigma.Bytes // hard limit; 0 = none
+	CPUShares uint32
+	NoFile    uint32
+	Group     string // cgroup path, as in "default/be"
+	Args, Env []string
+	Program   *os.File
+	Dir       *os.File // data directory, ProfileSystem only
+	Passed    []Passed
+}
+
+// Event is Started, Failed or Exited.
+type Event interface{ ProcID() uint64 }
+
+// Started says that the program executes.
+type Started struct {
+	ID                                    uint64
+	PID                                   int
+	Received, Cloned, Contained, Executed time.Duration // CLOCK_MONOTONIC
+}
+
+// Failed says that nothing was started, and why.
+type Failed struct {
+	ID    uint64
+	Errno syscall.Errno
+	Step  string
+}
+
+// Exited says that every process of the proc is gone.
+type Exited struct {
+	ID         uint64
+	Wait       syscall.WaitStatus // of the main process
+	OOM        bool               // it exceeded its memory
+	Killed     bool               // by Kill
+	User, Sys  time.Duration
+	MemoryPeak sigma.Bytes
+}
+
+// ProcID is the request's.
+func (e Started) ProcID() uint64 { return e.ID }
+
+// ProcID is the request's.
+func (e Failed) ProcID() uint64 { return e.ID }
+
+// ProcID is the request's.
+func (e Exited) ProcID() uint64 { return e.ID }
+
+// Err describes the failure.
+func (e Failed) Err() error {
+	kind := sigma.KindOther
+	hint := ""
+	switch {
+	case e.Step == "exec" || e.Step == "program":
+		kind, hint = sigma.KindNoExec, "programs are static Linux executables for this machine's architecture"
+	case e.Errno == syscall.ENOMEM || e.Errno == syscall.EAGAIN:
+		kind = sigma.KindBusy
+	case e.Step == "plan":
+		kind = sigma.KindInvalid
+	default:
+		hint = "run sigma doctor on the machine"
+	}
+	return &sigma.Error{Op: "launch.Start", Kind: kind, Msg: fmt.Sprintf("could not be started: step %s: %v", e.Step, e.Errno), Hint: hint}
+}
+
+// Launcher is the connection. Safe for concurrent use.
+type Launcher struct {
+	conn *net.UnixConn
+	mu   sync.Mutex // orders senders
+}
+
+// New wraps the control socket.
+func New(conn *net.UnixConn) *Launcher { return &Launcher{conn: conn} }
+
+// Start sends a request. An error means that nothing was started.
+func (l *Launcher) Start(r Request) error {
+	b := binary.LittleEndian.AppendUint16(nil, 1)
+	b = binary.LittleEndian.AppendUint16(b, 1)
+	u32 := func(vs ...uint32) {
+		for _, v := range vs {
+			b = binary.LittleEndian.AppendUint32(b, v)
+		}
+	}
+	u16 := func(vs ...int) {
+		for _, v := range vs {
+			b = binary.LittleEndian.AppendUint16(b, uint16(v))
+		}
+	}
+	u32(r.Weaken)
+	b = binary.LittleEndian.AppendUint64(b, r.ID)
+	u32(uint32(r.Profile), r.UID, r.GID, r.PidsMax)
+	b = binary.LittleEndian.AppendUint64(b, uint64(r.Memory))
+	u32(r.CPUShares, r.NoFile)
+	u16(len(r.Args), len(r.Env), len(r.Passed), len(r.Group))
+	fds := []int{int(r.Program.Fd())}
+	if r.Profile == ProfileSystem {
+		fds = append(fds, int(r.Dir.Fd()))
+	}
+	for _, p := range r.Passed {
+		u32(p.Target)
+		fds = append(fds, int(p.File.Fd()))
+	}
+	b = append(b, r.Group...)
+	for _, list := range [][]string{r.Args, r.Env} {
+		for _, s := range list {
+			u32(uint32(len(s)))
+			b = append(b, s...)
+		}
+	}
+	if len(b) > messageMax {
+		return sigma.Errorf("launch.Start", sigma.KindTooBig, "arguments and environment do not fit %d bytes", messageMax)
+	}
+	return l.send(b, syscall.UnixRights(fds...))
+}
+
+// Kill ends all processes of a proc at once.
+func (l *Launcher) Kill(id uint64) error {
+	return l.send(binary.LittleEndian.AppendUint64([]byte{2, 0, 1, 0}, id), nil)
+}
+
+// Signal sends a signal to the main process of a proc.
+func (l *Launcher) Signal(id uint64, sig syscall.Signal) error {
+	b := binary.LittleEndian.AppendUint64([]byte{3, 0, 1, 0}, id)
+	return l.send(binary.LittleEndian.AppendUint32(b, uint32(sig)), nil)
+}
+
+func (l *Launcher) send(b, oob []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, _, err := l.conn.WriteMsgUnix(b, oob, nil); err != nil {
+		return &sigma.Error{Op: "launch.send", Kind: sigma.KindLost, Msg: "the launcher is gone", Err: err}
+	}
+	return nil
+}
+
+// Run hands every event to handle, in order, until ctx ends or the launcher is gone.
+func (l *Launcher) Run(ctx context.Context, handle func(Event)) error {
+	stop := context.AfterFunc(ctx, func() { l.conn.Close() })
+	defer stop()
+	buf := make([]byte, messageMax)
+	for {
+		n, err := l.conn.Read(buf)
+		if err != nil {
+			return &sigma.Error{Op: "launch.Run", Kind: sigma.KindLost, Msg: "the launcher is gone", Err: err}
+		}
+		e, err := Decode(buf[:n])
+		if err != nil {
+			return err
+		}
+		handle(e)
+	}
+}
+
+// Decode reads one record of the launcher's.
+func Decode(b []byte) (Event, error) {
+	bad := sigma.Errorf("launch.Decode", sigma.KindInvalid, "the launcher sent a record that is none")
+	if len(b) < 12 || binary.LittleEndian.Uint16(b[2:]) != 1 {
+		return nil, bad
+	}
+	typ, id := binary.LittleEndian.Uint16(b), binary.LittleEndian.Uint64(b[4:])
+	b = b[12:]
+	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(b[at:]) }
+	u32 := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
+	switch {
+	case typ == 16 && len(b) == 36:
+		return Started{ID: id, PID: int(u32(0)), Received: time.Duration(u64(4)), Cloned: time.Duration(u64(12)), Contained: time.Duration(u64(20)), Executed: time.Duration(u64(28))}, nil
+	case typ == 17 && len(b) >= 8:
+		n := int(binary.LittleEndian.Uint16(b[6:]))
+		if len(b) != 8+n {
+			return nil, bad
+		}
+		return Failed{ID: id, Errno: syscall.Errno(u32(0)), Step: string(b[8:])}, nil
+	case typ == 18 && len(b) == 32:
+		flags := u32(4)
+		return Exited{ID: id, Wait: syscall.WaitStatus(u32(0)), OOM: flags&1 != 0, Killed: flags&2 != 0, User: time.Duration(u64(8)) * time.Microsecond,
+			Sys: time.Duration(u64(16)) * time.Microsecond, MemoryPeak: sigma.Bytes(u64(24))}, nil
+	}
+	return nil, bad
+}

@@ -1,0 +1,155 @@
+// Package output keeps what procs write to their standard output and error: bounded files that can be read and watched while the proc runs and after it has ended.
+//
+// It promises that a proc that writes without end costs at most LogMax of disk and never blocks for good, and that watchers miss nothing. Users: kernel.
+package output
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
+)
+
+// LogMax bounds one stream of one proc; what comes after is counted and dropped.
+const LogMax = 16 << 20
+
+// Log is one stream of one proc. Safe for concurrent use.
+type Log struct {
+	path string
+
+	mu       sync.Mutex
+	file     *os.File      // mu; made at the first byte
+	size     uint64        // mu; bytes kept
+	dropped  uint64        // mu
+	version  sigma.Version // mu; grows with each piece, and at the end
+	changed  chan struct{} // mu; closed and replaced with each change
+	modified time.Time     // mu
+}
+
+// New makes an empty log that will be kept in the file at path.
+func New(path string) *Log {
+	return &Log{path: path, version: 1, changed: make(chan struct{}), modified: time.Now()}
+}
+
+// Copy reads r to its end into the log, then marks the end.
+func (l *Log) Copy(r io.Reader) {
+	buf := make([]byte, 4<<10)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			l.write(buf[:n])
+			if n == len(buf) && n < 64<<10 {
+				buf = make([]byte, 16*len(buf)) // a stream that fills its buffer is worth a larger one
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	l.bump(func() {})
+}
+
+func (l *Log) write(p []byte) {
+	l.bump(func() {
+		if l.file == nil {
+			if err := os.MkdirAll(filepath.Dir(l.path), 0o700); err == nil {
+				l.file, _ = os.OpenFile(l.path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+			}
+		}
+		keep := p[:min(uint64(len(p)), LogMax-min(l.size, LogMax))]
+		n := 0
+		if l.file != nil {
+			n, _ = l.file.WriteAt(keep, int64(l.size)) // a full disk drops output and is counted; the proc goes on
+		}
+		l.size += uint64(n)
+		l.dropped += uint64(len(p) - n)
+	})
+}
+
+func (l *Log) bump(change func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	change()
+	l.version++
+	l.modified = time.Now()
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// Remove deletes the log.
+func (l *Log) Remove() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file != nil {
+		l.file.Close()
+		os.Remove(l.path)
+		l.file, l.size = nil, 0
+	}
+}
+
+// File returns a handle of the log as a file of a tree.
+func (l *Log) File(name string, id uint64) sigma.File { return &file{log: l, name: name, id: id} }
+
+type file struct {
+	treekit.Base
+	log  *Log
+	name string
+	id   uint64
+}
+
+var _ sigma.Watcher = (*file)(nil)
+
+func (f *file) Walk(_ context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	if len(names) > 0 {
+		return nil, nil, sigma.PathError("output.Walk", sigma.KindNotDir, f.name)
+	}
+	return &file{log: f.log, name: f.name, id: f.id}, nil, nil
+}
+
+func (f *file) Stat(context.Context) (sigma.Stat, error) {
+	f.log.mu.Lock()
+	defer f.log.mu.Unlock()
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindFile, Path: f.id, Version: f.log.version}, Name: f.name, Perm: 0o444, Size: f.log.size, Modified: f.log.modified}, nil
+}
+
+func (f *file) Open(_ context.Context, flags sigma.OpenFlags) error {
+	if flags.Writes() {
+		return sigma.PathError("output.Open", sigma.KindPermission, f.name)
+	}
+	return nil
+}
+
+func (f *file) ReadAt(_ context.Context, p []byte, offset uint64) (int, error) {
+	f.log.mu.Lock()
+	defer f.log.mu.Unlock()
+	if offset >= f.log.size {
+		return 0, nil
+	}
+	n, err := f.log.file.ReadAt(p[:min(uint64(len(p)), f.log.size-offset)], int64(offset))
+	if err == io.EOF {
+		err = nil
+	}
+	return n, sigma.Wrap("output.ReadAt", f.name, err)
+}
+
+// Watch implements sigma.Watcher.
+func (f *file) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
+	for {
+		f.log.mu.Lock()
+		v, ch := f.log.version, f.log.changed
+		f.log.mu.Unlock()
+		if v > since {
+			return v, nil
+		}
+		select {
+		case <-ch:
+		case <-ctx.Done():
+			return 0, sigma.Wrap("output.Watch", f.name, ctx.Err())
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package treekit
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// Callable is a file that answers calls by one function, as the files of /sys are.
+type Callable struct {
+	Base
+	Name   string
+	ID     uint64
+	Handle func(ctx context.Context, method string, payload []byte) (reply []byte, files []*os.File, err error)
+}
+
+var _ sigma.Caller = (*Callable)(nil)
+
+// Walk clones only.
+func (c *Callable) Walk(_ context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	if len(names) > 0 {
+		return nil, nil, sigma.PathError("treekit.Callable.Walk", sigma.KindNotDir, c.Name)
+	}
+	return c, nil, nil
+}
+
+// Stat describes the file.
+func (c *Callable) Stat(context.Context) (sigma.Stat, error) {
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindCallable, Path: c.ID}, Name: c.Name, Perm: 0o600, Modified: time.Unix(0, 0)}, nil
+}
+
+// Call implements sigma.Caller. File descriptors that come with a call are not wanted.
+func (c *Callable) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+	for _, f := range files {
+		f.Close()
+	}
+	return c.Handle(ctx, method, payload)
+}
+
+// NoMethod is the error for a method that a file does not have.
+func NoMethod(file, method string) error {
+	return sigma.Errorf("treekit.Callable", sigma.KindUnsupported, "%s has no method %.50q", file, method)
+}
+
+// RealmsFile makes the callable face of r. allowed says whether the caller may use it.
+func RealmsFile(name string, id uint64, r sigma.Realms, allowed bool) *Callable {
+	return &Callable{Name: name, ID: id, Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
+		if !allowed {
+			return nil, nil, sigma.Errorf("treekit.RealmsFile", sigma.KindPermission, "realms are made by the provider")
+		}
+		if method == sigmap.CallList {
+			rs, err := r.List(ctx)
+			if err != nil {
+				return nil, nil, err
+			}
+			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.RealmInfos(&rs) })
+			return reply, nil, err
+		}
+		var realm sigma.RealmID
+		err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm) })
+		if err == nil {
+			err = realm.Check()
+		}
+		switch {
+		case err != nil:
+		case method == sigmap.CallCreate:
+			err = r.Create(ctx, realm)
+		case method == sigmap.CallRemove:
+			err = r.Remove(ctx, realm)
+		default:
+			err = NoMethod(name, method)
+		}
+		return nil, nil, err
+	}}
+}
+
+// Admin is a tree whose provider-only root, attached without a name, is a callable file; with a name, or for others, it is Tree. It is how named and s3 are asked to make and
+// remove realms.
+type Admin struct {
+	sigma.Tree
+	Realms sigma.Realms
+}
+
+// Attach implements sigma.Tree.
+func (a Admin) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
+	if p.System && name == "" {
+		return RealmsFile("realms", 1, a.Realms, true), nil
+	}
+	return a.Tree.Attach(ctx, p, name)
+}
