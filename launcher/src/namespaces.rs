@@ -101,7 +101,7 @@ fn make_root(place: &CString, system: bool) -> Result<()> {
         sys::check(unsafe { libc::mknod(c"dev/null".as_ptr(), libc::S_IFREG | 0o444, 0) } as libc::c_long)?;
         bind_null()?;
     }
-    mount::mount(None, place, None, libc::MS_REMOUNT | libc::MS_RDONLY | fixed, None)?;
+    mount::mount(None, c".", None, libc::MS_REMOUNT | libc::MS_RDONLY | fixed, None)?;
     mount::enter_root()
 }
 

@@ -209,6 +209,10 @@ impl Supervisor {
         for _ in 0..BATCH {
             let Some(control) = &self.control else { return };
             if self.outbox.len() >= OUTBOX_MAX {
+                // Who closes the socket without having read will not read; and a hang-up cannot be masked.
+                if ready & libc::EPOLLHUP as u32 != 0 {
+                    self.on_closed();
+                }
                 return;
             }
             let received = match socket::receive(control.as_raw_fd(), &mut self.buffer) {
@@ -344,9 +348,6 @@ impl Supervisor {
         let Some(id) = self.by_pid.remove(&waited.pid) else { return };
         if let Some(proc) = self.procs.get_mut(&id) {
             proc.waited = Some(waited);
-            if proc.loose {
-                self.factory.cgroups.kill_leaf(&proc.leaf);
-            }
         }
         self.finish(id);
     }
@@ -368,6 +369,9 @@ impl Supervisor {
         self.read_reports(id);
         let Some(proc) = self.procs.get(&id) else { return };
         let Some(waited) = proc.waited else { return };
+        if proc.loose {
+            self.factory.cgroups.kill_leaf(&proc.leaf);
+        }
         let usage = self.factory.cgroups.usage(&proc.leaf);
         match self.factory.cgroups.remove_leaf(&proc.leaf) {
             Ok(()) => {}

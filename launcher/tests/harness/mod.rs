@@ -358,10 +358,7 @@ pub fn open_path(path: &Path) -> OwnedFd {
 fn victim_path() -> Option<&'static Path> {
     static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
-        // Nobody but root can reach it by its path, which must not matter.
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("locked");
-        let _ = std::fs::create_dir(&dir);
-        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
+        let dir = build_dir();
         let out = dir.join(format!("victim-{}", std::process::id()));
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/harness/victim.c");
         let gcc = |source: &Path| {
@@ -389,4 +386,57 @@ pub fn no_victim() -> bool {
 
 pub fn victim() -> File {
     File::open(victim_path().unwrap()).unwrap()
+}
+
+/// Where programs are built; nobody but root can reach them by path, which must not matter.
+fn build_dir() -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("locked");
+    let _ = std::fs::create_dir(&dir);
+    std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
+    dir
+}
+
+const RUST: &str = "fn main() { println!(\"hello rust {}\", std::thread::spawn(|| 7).join().unwrap()) }";
+const GO: &str = r#"package main
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGUSR1)
+	c := make(chan int)
+	go func() { time.Sleep(time.Millisecond); c <- 7 }()
+	os.Open("/etc/passwd")
+	fmt.Println("hello go", <-c)
+}
+"#;
+
+pub fn rust_program() -> Option<File> {
+    let flags = ["--edition", "2024", "-O", "-C", "target-feature=+crt-static", "-o"];
+    build("hello.rs", RUST, |source, out| Command::new("rustc").args(flags).arg(out).arg(source).status())
+}
+
+pub fn go_program() -> Option<File> {
+    let build_go = |source: &Path, out: &Path| {
+        let mut go = Command::new("go");
+        go.args(["build", "-o"]).arg(out).arg(source).env("CGO_ENABLED", "0").current_dir(build_dir()).status()
+    };
+    build("hello.go", GO, build_go)
+}
+
+fn build(name: &str, text: &str, compile: impl Fn(&Path, &Path) -> std::io::Result<ExitStatus>) -> Option<File> {
+    let source = build_dir().join(name);
+    std::fs::write(&source, text).unwrap();
+    let out = build_dir().join(format!("{name}.out"));
+    match compile(&source, &out) {
+        Err(_) => return None,
+        Ok(status) => assert!(status.success(), "{name} does not compile"),
+    }
+    std::fs::set_permissions(&out, PermissionsExt::from_mode(0o555)).unwrap();
+    Some(File::open(out).unwrap())
 }
