@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -170,14 +169,14 @@ func (a *app) addCommands(root *cobra.Command) {
 		id, title string
 		commands  []*cobra.Command
 	}{
-		{"machine", "The system on this machine:", []*cobra.Command{newVersionCommand(a)}},
+		{"machine", "The system on this machine:", []*cobra.Command{newUpCommand(a), newDownCommand(a), newStatusCommand(a), newDoctorCommand(a), newRealmCommand(a), newVersionCommand(a)}},
+		{"procs", "Procs:", []*cobra.Command{newRunCommand(a), newPsCommand(a), newLogsCommand(a), newWaitCommand(a), newKillCommand(a), newEvictCommand(a), newInspectCommand(a)}},
+		{"files", "Files of the realm:", []*cobra.Command{newLsCommand(a), newCatCommand(a), newPutCommand(a), newGetCommand(a), newRmCommand(a), newMkdirCommand(a), newMvCommand(a), newStatCommand(a), newLnCommand(a)}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
 		for _, c := range g.commands {
 			c.GroupID = g.id
-			if !slices.Contains(root.Commands(), c) {
-				root.AddCommand(c)
-			}
+			root.AddCommand(c)
 		}
 	}
 }

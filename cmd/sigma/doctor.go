@@ -1,0 +1,275 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/sigma"
+)
+
+// What the launcher needs (launcher/src): it starts nothing on a machine that lacks one of these.
+const (
+	landlockLeast = 2             // ABI; Linux 5.19, and the oldest kernel we support is 6.1
+	memoryLeast   = 1 * sigma.GiB // available, for the system itself and a few procs
+	kernelLeast   = "6.1"         // Debian 12's
+)
+
+// finding is one line of doctor's answer.
+type finding struct {
+	Check  string `json:"check"`
+	State  string `json:"state"` // "ok", "missing", or "optional": it is missing and sigmaOS runs without
+	Found  string `json:"found"`
+	Advice string `json:"advice,omitempty"`
+}
+
+const (
+	findingOK       = "ok"
+	findingMissing  = "missing"
+	findingOptional = "optional"
+)
+
+func newDoctorCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "doctor",
+		Short: "Check what this machine offers sigmaOS",
+		Long: `Check what sigmaOS needs of this machine and say what is missing and how to get it. It
+needs no running system and changes nothing. Exit code 1 if something required is missing.`,
+		Example: `  sigma doctor`,
+		Args:    between(0, 0),
+		RunE:    func(*cobra.Command, []string) error { return a.doctor() },
+	}
+}
+
+func (a *app) doctor() error {
+	m := machine{files: os.ReadFile}
+	findings := []finding{
+		m.platform(), m.kernel(), m.root(), m.landlock(), m.seccomp(), m.cgroups(), m.namespaces(), m.memory(), a.disk(), programsFinding(), m.fuse(),
+	}
+	code := exitOK
+	if slices.ContainsFunc(findings, func(f finding) bool { return f.State == findingMissing }) {
+		code = exitFailure
+	}
+	if a.json {
+		if err := a.printJSON(findings); err != nil {
+			return err
+		}
+		return exitCodeOrNil(code)
+	}
+	t := newTable(a.out)
+	for _, f := range findings {
+		t.row(f.State, f.Check, f.Found)
+	}
+	if err := t.print(); err != nil {
+		return err
+	}
+	for _, f := range findings {
+		if f.Advice != "" {
+			fmt.Fprintf(a.out, "\n%s: %s\n", f.Check, f.Advice)
+		}
+	}
+	return exitCodeOrNil(code)
+}
+
+// machine reads what the kernel tells about itself.
+type machine struct {
+	files func(string) ([]byte, error)
+}
+
+func (m machine) read(path string) string {
+	b, _ := m.files(path)
+	return string(b)
+}
+
+func (m machine) platform() finding {
+	f := finding{Check: "platform", State: findingOK, Found: runtime.GOOS + "/" + runtime.GOARCH}
+	if f.Found != "linux/amd64" {
+		f.State, f.Advice = findingMissing, "sigmaOS runs on linux/amd64"
+	}
+	return f
+}
+
+func (m machine) kernel() finding {
+	release := strings.TrimSpace(m.read("/proc/sys/kernel/osrelease"))
+	f := finding{Check: "kernel", State: findingOK, Found: orElse(release, "unknown")}
+	if !versionAtLeast(release, kernelLeast) {
+		f.State, f.Advice = findingMissing, "use Linux "+kernelLeast+" or newer, as Debian 12 has"
+	}
+	return f
+}
+
+// versionAtLeast compares the first two numbers of kernel releases.
+func versionAtLeast(release, least string) bool {
+	number := func(s string) (int, string) {
+		end := 0
+		for end < len(s) && s[end] >= '0' && s[end] <= '9' {
+			end++
+		}
+		n, _ := strconv.Atoi(s[:end])
+		return n, strings.TrimPrefix(s[end:], ".")
+	}
+	a, restA := number(release)
+	b, restB := number(least)
+	if a != b {
+		return a > b
+	}
+	a, _ = number(restA)
+	b, _ = number(restB)
+	return a >= b
+}
+
+func (m machine) root() finding {
+	if os.Geteuid() == 0 {
+		return finding{Check: "root", State: findingOK, Found: "this is root"}
+	}
+	return finding{Check: "root", State: findingOptional, Found: "this is user " + strconv.Itoa(os.Geteuid()), Advice: "sigma up and most other verbs need root: use sudo"}
+}
+
+func (m machine) landlock() finding {
+	abi, _, no := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	f := finding{Check: "landlock", State: findingOK, Found: fmt.Sprintf("ABI %d", abi)}
+	switch {
+	case no == unix.ENOSYS:
+		f.State, f.Found, f.Advice = findingMissing, "not in this kernel", "use a kernel with CONFIG_SECURITY_LANDLOCK=y; Debian's has it"
+	case no == unix.EOPNOTSUPP:
+		f.State, f.Found, f.Advice = findingMissing, "switched off", "boot with landlock in the kernel's lsm= parameter, for example: lsm=landlock,lockdown,yama,integrity,apparmor"
+	case no != 0:
+		f.State, f.Found, f.Advice = findingMissing, no.Error(), "a sandbox around this program may forbid it; run it outside"
+	case abi < landlockLeast:
+		f.State, f.Advice = findingMissing, fmt.Sprintf("ABI %d or newer is needed: use Linux %s or newer", landlockLeast, kernelLeast)
+	}
+	return f
+}
+
+func (m machine) seccomp() finding {
+	actions := strings.Fields(m.read("/proc/sys/kernel/seccomp/actions_avail"))
+	f := finding{Check: "seccomp", State: findingOK, Found: "filters with " + strings.Join(actions, " ")}
+	if len(actions) == 0 {
+		f.State, f.Found, f.Advice = findingMissing, "no filters", "use a kernel with CONFIG_SECCOMP_FILTER=y; Debian's has it"
+	}
+	for _, need := range []string{"kill_process", "errno", "allow"} {
+		if len(actions) > 0 && !slices.Contains(actions, need) {
+			f.State, f.Advice = findingMissing, "the action "+need+" is missing: use Linux "+kernelLeast+" or newer"
+		}
+	}
+	return f
+}
+
+// controllers are those that hold procs to their limits.
+var controllers = []string{"memory", "pids", "cpu"}
+
+// cgroups chooses as the launcher does: version 2 if one hierarchy has all controllers, else version 1.
+func (m machine) cgroups() finding {
+	v1 := map[string]bool{}
+	advice := ""
+	for line := range strings.Lines(m.read("/proc/self/mountinfo")) {
+		left, right, _ := strings.Cut(line, " - ")
+		l, r := strings.Fields(left), strings.Fields(right)
+		if len(l) < 5 || len(r) < 3 {
+			continue
+		}
+		switch r[0] {
+		case "cgroup2":
+			has := strings.Fields(m.read(filepath.Join(l[4], "cgroup.controllers")))
+			if missing := missingOf(has); len(missing) == 0 {
+				return finding{Check: "cgroups", State: findingOK, Found: "version 2 at " + l[4] + ", with " + strings.Join(controllers, " ")}
+			} else if advice == "" {
+				advice = "version 2 at " + l[4] + " lacks " + strings.Join(missing, ", ")
+			}
+		case "cgroup":
+			for _, c := range strings.Split(r[2], ",") {
+				v1[c] = true
+			}
+		}
+	}
+	var has []string
+	for c := range v1 {
+		has = append(has, c)
+	}
+	missing := missingOf(has)
+	if len(missing) == 0 {
+		return finding{Check: "cgroups", State: findingOK, Found: "version 1, with " + strings.Join(controllers, " ")}
+	}
+	if advice == "" {
+		advice = "no controller " + strings.Join(missing, ", ") + " is mounted"
+	}
+	return finding{Check: "cgroups", State: findingMissing, Found: advice,
+		Advice: "mount all controllers in one place: mount -t cgroup2 none /sys/fs/cgroup; if memory is missing, boot with cgroup_enable=memory; in a container, give it its own writable cgroup"}
+}
+
+func missingOf(has []string) []string {
+	return slices.DeleteFunc(slices.Clone(controllers), func(c string) bool { return slices.Contains(has, c) })
+}
+
+func (m machine) namespaces() finding {
+	needed := []string{"pid", "mnt", "net", "ipc", "uts"}
+	var missing []string
+	for _, n := range needed {
+		if _, err := os.Lstat("/proc/self/ns/" + n); err != nil {
+			missing = append(missing, n)
+		}
+	}
+	if len(missing) > 0 {
+		return finding{Check: "namespaces", State: findingMissing, Found: "no " + strings.Join(missing, " "), Advice: "use a kernel with CONFIG_NAMESPACES and all kinds of them; Debian's has them"}
+	}
+	return finding{Check: "namespaces", State: findingOK, Found: strings.Join(needed, " ")}
+}
+
+func (m machine) memory() finding {
+	kib := func(key string) sigma.Bytes {
+		for line := range strings.Lines(m.read("/proc/meminfo")) {
+			if rest, ok := strings.CutPrefix(line, key+":"); ok {
+				n, _ := strconv.ParseUint(strings.Fields(rest + " 0")[0], 10, 54)
+				return sigma.Bytes(n) * sigma.KiB
+			}
+		}
+		return 0
+	}
+	total, available := kib("MemTotal"), kib("MemAvailable")
+	f := finding{Check: "memory", State: findingOK, Found: fmt.Sprintf("%v, %v available", total, available)}
+	if available < memoryLeast {
+		f.State, f.Advice = findingOptional, fmt.Sprintf("less than %v is available: few procs will be admitted", memoryLeast)
+	}
+	return f
+}
+
+// disk looks at where DATA is or would be.
+func (a *app) disk() finding {
+	dir, err := a.dataDir()
+	if err != nil {
+		return finding{Check: "disk", State: findingMissing, Found: err.Error(), Advice: sigma.HintOf(err)}
+	}
+	at := dir
+	var st unix.Statfs_t
+	for unix.Statfs(at, &st) != nil && at != "/" {
+		at = filepath.Dir(at)
+	}
+	free := sigma.Bytes(st.Bavail * uint64(st.Bsize))
+	f := finding{Check: "disk", State: findingOK, Found: fmt.Sprintf("%v free for %s", free, dir)}
+	if free < spaceLeast {
+		f.State, f.Advice = findingMissing, fmt.Sprintf("%v are needed: free some space or choose another place with --data DIR", sigma.Bytes(spaceLeast))
+	}
+	return f
+}
+
+func programsFinding() finding {
+	found, err := findPrograms()
+	if err != nil {
+		return finding{Check: "programs", State: findingMissing, Found: err.Error(), Advice: sigma.HintOf(err)}
+	}
+	return finding{Check: "programs", State: findingOK, Found: "all in " + filepath.Dir(found["launcher"])}
+}
+
+func (m machine) fuse() finding {
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		return finding{Check: "fuse", State: findingOptional, Found: "no /dev/fuse", Advice: "not used yet; to have it: modprobe fuse"}
+	}
+	return finding{Check: "fuse", State: findingOK, Found: "/dev/fuse"}
+}

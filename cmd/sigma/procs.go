@@ -1,0 +1,208 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+// procArgument is how help texts explain PROC.
+const procArgument = "PROC is a proc's id, the start of one, or a name, as sigma ps shows them."
+
+func newLogsCommand(a *app) *cobra.Command {
+	var o logsOptions
+	cmd := &cobra.Command{
+		Use:   "logs [-f] [--stdout | --stderr] PROC",
+		Short: "Show what a proc wrote",
+		Long: `Show what a proc wrote to its standard output and standard error, on the same streams
+here, also after it has ended. ` + procArgument,
+		Example: `  sudo sigma logs hello
+  sudo sigma logs -f --stderr 3kq`,
+		Args: between(1, 1),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.logs(cmd.Context(), o, args[0]) },
+	}
+	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on until the proc has ended")
+	cmd.Flags().BoolVar(&o.stdout, "stdout", false, "standard output only")
+	cmd.Flags().BoolVar(&o.stderr, "stderr", false, "standard error only")
+	return cmd
+}
+
+type logsOptions struct{ follow, stdout, stderr bool }
+
+func (a *app) logs(ctx context.Context, o logsOptions, word string) error {
+	if o.stdout == o.stderr {
+		o.stdout, o.stderr = true, true
+	}
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ids, err := findProcs(ctx, c, []string{word})
+	if err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	if o.follow {
+		go func() {
+			defer close(ended)
+			c.WaitExit(ctx, ids[0])
+		}()
+	} else {
+		close(ended)
+	}
+	var tails []*tail
+	if o.stdout {
+		tails = append(tails, &tail{tree: c, path: procFile(ids[0], "stdout"), to: a.out})
+	}
+	if o.stderr {
+		tails = append(tails, &tail{tree: c, path: procFile(ids[0], "stderr"), to: a.err})
+	}
+	errs := make(chan error, len(tails))
+	for _, t := range tails {
+		go func() { errs <- t.follow(ctx, ended) }()
+	}
+	for range tails {
+		if e := <-errs; e != nil && err == nil {
+			err = e
+		}
+	}
+	var w writeError
+	if errors.As(err, &w) {
+		return w.error
+	}
+	return err
+}
+
+func newWaitCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "wait PROC...",
+		Short: "Wait until procs have ended",
+		Long: `Wait until procs have ended, print how each did, and exit with the code of the first
+one (in the order given) that did not end well. ` + procArgument,
+		Example: `  id=$(sudo sigma run -d ./job); sudo sigma wait $id`,
+		Args:    between(1, -1),
+		RunE:    func(cmd *cobra.Command, args []string) error { return a.wait(cmd.Context(), args) },
+	}
+}
+
+type waitJSON struct {
+	ID     string          `json:"id"`
+	Status *procStatusJSON `json:"status"`
+}
+
+func (a *app) wait(ctx context.Context, words []string) error {
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ids, err := findProcs(ctx, c, words)
+	if err != nil {
+		return err
+	}
+	code, list := 0, make([]waitJSON, len(ids))
+	for i, id := range ids {
+		st, err := c.WaitExit(ctx, id)
+		if err != nil {
+			return err
+		}
+		if code == 0 {
+			code = statusCode(st)
+		}
+		list[i] = waitJSON{string(id), statusToJSON(st)}
+		if !a.json {
+			fmt.Fprintf(a.out, "%s %s\n", id, endWords(st))
+		}
+	}
+	if a.json {
+		if err := a.printJSON(list); err != nil {
+			return err
+		}
+	}
+	return exitCodeOrNil(code)
+}
+
+func newKillCommand(a *app) *cobra.Command {
+	var evict bool
+	var grace time.Duration
+	cmd := &cobra.Command{
+		Use:   "kill [--evict [--grace TIME]] PROC...",
+		Short: "End procs at once, or ask them to go",
+		Long: `End procs and all their processes at once. With --evict they get notice (SIGTERM) and
+are killed when the grace is over; "sigma evict" is the same. Returns when the procs
+are told; "sigma wait" waits for their end. ` + procArgument,
+		Example: `  sudo sigma kill hello
+  sudo sigma kill --evict --grace 30s hello`,
+		Args: between(1, -1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.end(cmd.Context(), args, evict || cmd.Flags().Changed("grace"), grace)
+		},
+	}
+	cmd.Flags().BoolVar(&evict, "evict", false, "give notice first")
+	cmd.Flags().DurationVar(&grace, "grace", 0, "`TIME` between notice and kill, such as 30s (default: the system's)")
+	return cmd
+}
+
+func newEvictCommand(a *app) *cobra.Command {
+	var grace time.Duration
+	cmd := &cobra.Command{
+		Use:     "evict [--grace TIME] PROC...",
+		Aliases: []string{"stop"},
+		Short:   "Ask procs to go, kill them after a grace",
+		Long: `Give procs notice (SIGTERM, and WaitEvict for those that use the SDK) and kill them
+when the grace is over. Returns when notice is given. ` + procArgument,
+		Example: `  sudo sigma evict --grace 30s hello`,
+		Args:    between(1, -1),
+		RunE:    func(cmd *cobra.Command, args []string) error { return a.end(cmd.Context(), args, true, grace) },
+	}
+	cmd.Flags().DurationVar(&grace, "grace", 0, "`TIME` between notice and kill, such as 30s (default: the system's)")
+	return cmd
+}
+
+// end kills or evicts procs. All words are understood before the first proc is touched; a failure does not keep the others alive.
+func (a *app) end(ctx context.Context, words []string, evict bool, grace time.Duration) error {
+	if grace < 0 {
+		return usageError(nil, "write for example: --grace 30s", "the grace is negative")
+	}
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ids, err := findProcs(ctx, c, words)
+	if err != nil {
+		return err
+	}
+	var failed error
+	for _, id := range ids {
+		if err := endOne(ctx, c, id, evict, grace); err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		fmt.Fprintln(a.idsTo(), id)
+	}
+	return failed
+}
+
+// idsTo is where ids of what was done to procs go: not into the answer with --json, as that is one JSON value or nothing.
+func (a *app) idsTo() io.Writer {
+	if a.json {
+		return io.Discard
+	}
+	return a.out
+}
+
+func endOne(ctx context.Context, c *sdk.Client, id sigma.ProcID, evict bool, grace time.Duration) error {
+	if evict {
+		return c.Evict(ctx, id, grace)
+	}
+	return c.Kill(ctx, id)
+}

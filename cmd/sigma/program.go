@@ -1,0 +1,215 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"sigmaos.dev/namespace"
+	"sigmaos.dev/sigma"
+)
+
+// binDir is where programs live in a realm.
+const binDir = "/bin"
+
+// A PROGRAM on the command line is a local file or a realm path: with a slash but not in front it is local; with a slash in front it is a realm path if there is such a
+// file, else local; a bare word is a local file if there is one, else a program in /bin.
+
+// localFile opens the local file that word names, or gives nil if word cannot mean one or (for words that may also mean a realm path) there is none.
+func localFile(word string) (*os.File, error) {
+	mayBeRemote := strings.HasPrefix(word, "/") || !strings.Contains(word, "/")
+	f, err := os.OpenFile(word, os.O_RDONLY|syscall.O_NONBLOCK, 0) // so that a named pipe does not make us wait for a writer
+	if err == nil {
+		st, err := f.Stat()
+		if err == nil && st.IsDir() && mayBeRemote {
+			f.Close()
+			return nil, nil
+		}
+		return f, err
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && mayBeRemote:
+		return nil, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, withCode(exitNoProgram, noProgram(word, "there is no such file"))
+	case errors.Is(err, fs.ErrPermission):
+		return nil, withCode(exitNoExec, &sigma.Error{Op: "sigma.localFile", Path: word, Kind: sigma.KindPermission, Msg: "may not be read", Hint: "run as root, or: chmod a+r " + word})
+	}
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		err = pe.Err
+	}
+	return nil, withCode(exitNoProgram, &sigma.Error{Op: "sigma.localFile", Path: word, Kind: sigma.KindOf(err), Err: err})
+}
+
+func noProgram(word, msg string) error {
+	return &sigma.Error{Op: "sigma.run", Path: word, Kind: sigma.KindNotFound, Msg: msg,
+		Hint: "give the path of a static executable, such as ./hello, or the name of one in the realm: sigma ls " + binDir}
+}
+
+// checkProgram says why a local file cannot run as a proc.
+func checkProgram(f *os.File) error {
+	bad := func(msg, hint string) error {
+		return withCode(exitNoExec, &sigma.Error{Op: "sigma.checkProgram", Path: f.Name(), Kind: sigma.KindNoExec, Msg: msg, Hint: hint})
+	}
+	st, err := f.Stat()
+	switch {
+	case err != nil:
+		return withCode(exitRun, sigma.Wrap("sigma.checkProgram", f.Name(), err))
+	case st.IsDir():
+		return bad("is a directory", "give the path of an executable file")
+	case !st.Mode().IsRegular():
+		return bad("is not a regular file", "give the path of an executable file")
+	case st.Mode()&0o111 == 0:
+		return bad("is not executable", "if it is a program: chmod +x "+f.Name())
+	case st.Size() == 0:
+		return bad("is empty", "")
+	}
+	var magic [4]byte
+	if n, err := f.ReadAt(magic[:], 0); err != nil && err != io.EOF {
+		return withCode(exitRun, sigma.Wrap("sigma.checkProgram", f.Name(), err))
+	} else if string(magic[:min(n, 2)]) == "#!" {
+		return bad("is a script", "a proc has no interpreter and no files around it; sigma runs static ELF executables")
+	} else if string(magic[:n]) != elf.ELFMAG {
+		return bad("is not an ELF executable", "sigma runs static Linux executables")
+	}
+	return checkELF(f, bad)
+}
+
+func checkELF(f *os.File, bad func(msg, hint string) error) error {
+	e, err := elf.NewFile(f)
+	if err != nil {
+		return bad("is a damaged ELF file: "+err.Error(), "build it again")
+	}
+	defer e.Close()
+	machine, ok := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
+	switch {
+	case ok && e.Machine != machine || e.Class != elf.ELFCLASS64 || e.Data != elf.ELFDATA2LSB:
+		return bad(fmt.Sprintf("is built for %s (%s), this machine is %s", machineWord(e.Machine), classWord(e.Class), machineWord(machine)),
+			"build it for this machine; in Go: GOOS=linux GOARCH="+runtime.GOARCH+" CGO_ENABLED=0 go build")
+	case e.Type != elf.ET_EXEC && e.Type != elf.ET_DYN:
+		return bad("is an ELF file but not an executable", "link it; an object file (.o) does not run")
+	}
+	runs := false
+	for _, p := range e.Progs {
+		switch p.Type {
+		case elf.PT_INTERP:
+			return bad("is dynamically linked", "link it statically; C: -static; Go: CGO_ENABLED=0; Rust: --target "+rustTarget())
+		case elf.PT_LOAD:
+			runs = true
+		}
+	}
+	libs, _ := e.ImportedLibraries()
+	switch {
+	case len(libs) > 0 || e.Type == elf.ET_DYN && e.Entry == 0:
+		return bad("is a shared library or needs some", "link a static executable; C: -static; Go: CGO_ENABLED=0; Rust: --target "+rustTarget())
+	case !runs:
+		return bad("has nothing in it to load", "build it again")
+	}
+	return nil
+}
+
+func machineWord(m elf.Machine) string {
+	switch m {
+	case elf.EM_X86_64:
+		return "x86-64"
+	case elf.EM_386:
+		return "i386"
+	case elf.EM_AARCH64:
+		return "arm64"
+	}
+	return strings.ToLower(strings.TrimPrefix(m.String(), "EM_"))
+}
+
+func classWord(c elf.Class) string {
+	if c == elf.ELFCLASS32 {
+		return "32 bit"
+	}
+	return "64 bit"
+}
+
+func rustTarget() string {
+	if runtime.GOARCH == "arm64" {
+		return "aarch64-unknown-linux-musl"
+	}
+	return "x86_64-unknown-linux-musl"
+}
+
+// findProgram gives the realm path of the program that word names, and puts a local file there first. local is what localFile gave for word.
+func (a *app) findProgram(ctx context.Context, c sigma.Namespace, word string, local *os.File) (string, error) {
+	if strings.HasPrefix(word, "/") {
+		remote, err := cleanPath(word)
+		if err != nil {
+			return "", withCode(exitNoProgram, err)
+		}
+		if st, err := c.Stat(ctx, remote); err == nil && st.ID.Kind != sigma.KindDir {
+			return remote, nil
+		} else if err == nil && local == nil {
+			return "", withCode(exitNoExec, &sigma.Error{Op: "sigma.findProgram", Path: remote, Kind: sigma.KindNoExec, Msg: "is a directory", Hint: "give the path of a program"})
+		} else if err != nil && sigma.KindOf(err) != sigma.KindNotFound && sigma.KindOf(err) != sigma.KindNotDir {
+			return "", withCode(exitRun, err)
+		}
+	}
+	if local != nil {
+		if err := checkProgram(local); err != nil {
+			return "", err
+		}
+		remote, err := a.putProgram(ctx, c, local)
+		return remote, withCode(exitRun, err)
+	}
+	if !strings.HasPrefix(word, "/") {
+		if err := sigma.CheckName(word); err != nil {
+			return "", withCode(exitNoProgram, err)
+		}
+		remote := path.Join(binDir, word)
+		if _, err := c.Stat(ctx, remote); err == nil {
+			return remote, nil
+		} else if sigma.KindOf(err) != sigma.KindNotFound {
+			return "", withCode(exitRun, err)
+		}
+		return "", withCode(exitNoProgram, noProgram(word, "there is no such file here and no such program in the realm's "+binDir))
+	}
+	return "", withCode(exitNoProgram, noProgram(word, "there is no such file in the realm and none on this machine"))
+}
+
+// putProgram stores a local program in the realm under a name that has its content's hash in it, so that the same program is stored once.
+func (a *app) putProgram(ctx context.Context, c sigma.Namespace, f *os.File) (string, error) {
+	h := sha256.New()
+	size, err := io.Copy(h, io.NewSectionReader(f, 0, 1<<62))
+	if err != nil {
+		return "", sigma.Wrap("sigma.putProgram", f.Name(), err)
+	}
+	base := filepath.Base(f.Name())
+	base = base[:min(len(base), 200)]
+	remote := path.Join(binDir, base+"-"+hex.EncodeToString(h.Sum(nil))[:12])
+	st, err := c.Stat(ctx, remote)
+	if err == nil && st.Size == uint64(size) {
+		return remote, nil
+	}
+	if err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+		return "", err
+	}
+	p := a.progressBytes("storing "+base, size)
+	defer p.Done()
+	return remote, upload(ctx, c, io.NewSectionReader(f, 0, size), remote, 0o755, p)
+}
+
+// cleanPath makes a realm path of what a person typed. Double and trailing slashes are forgiven; what else is wrong is said.
+func cleanPath(typed string) (string, error) {
+	if len(typed) <= 2*sigma.PathMax && strings.HasPrefix(typed, "/") {
+		typed = namespace.Clean(typed)
+	}
+	_, err := sigma.ParsePath(typed)
+	return typed, err
+}

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/sigma"
+)
+
+type realmJSON struct {
+	ID      string    `json:"id"`
+	Created time.Time `json:"created"`
+	Procs   int       `json:"procs"` // that have not ended
+}
+
+func newRealmCommand(a *app) *cobra.Command {
+	return a.group("realm", "Make, list and remove realms (tenants)", `A realm is a tenant: one tree of names, one set of procs, separated from all others.
+The realm "default" exists as soon as the system is up.`,
+		newRealmCreateCommand(a), newRealmLsCommand(a), newRealmRmCommand(a))
+}
+
+func newRealmCreateCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "create NAME...",
+		Short: "Make realms",
+		Long: `Make realms with the well-known places in their trees. A name is 1 to 32 of a-z, 0-9
+and -, starting with a letter.`,
+		Example: `  sudo sigma realm create team-a`,
+		Args:    between(1, -1),
+		RunE:    func(cmd *cobra.Command, args []string) error { return a.realmCreate(cmd.Context(), args) },
+	}
+}
+
+func (a *app) realmCreate(ctx context.Context, names []string) error {
+	if err := checkRealms(names); err != nil {
+		return err
+	}
+	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, n := range names {
+		err := c.Realms().Create(ctx, sigma.RealmID(n))
+		if sigma.KindOf(err) == sigma.KindExists && err != nil {
+			err = &sigma.Error{Op: "sigma.realmCreate", Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a realm %q already", n), Hint: "list realms with: sigma realm ls"}
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(a.out, n)
+	}
+	return nil
+}
+
+func checkRealms(names []string) error {
+	for _, n := range names {
+		if err := sigma.RealmID(n).Check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func newRealmLsCommand(a *app) *cobra.Command {
+	quiet := false
+	cmd := &cobra.Command{
+		Use:     "ls [-q]",
+		Aliases: []string{"list"},
+		Short:   "List realms",
+		Long:    `List all realms with their age and how many procs they have that have not ended.`,
+		Example: `  sudo sigma realm ls
+  sudo sigma realm ls --json`,
+		Args: between(0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.realmLs(cmd.Context(), quiet) },
+	}
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
+	return cmd
+}
+
+func (a *app) realmLs(ctx context.Context, quiet bool) error {
+	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	realms, err := c.Realms().List(ctx)
+	if err != nil {
+		return err
+	}
+	list := make([]realmJSON, len(realms))
+	for i, r := range realms {
+		list[i] = realmJSON{string(r.ID), r.Created, r.Procs}
+	}
+	switch {
+	case quiet:
+		for _, r := range list {
+			fmt.Fprintln(a.out, r.ID)
+		}
+		return nil
+	case a.json:
+		return a.printJSON(list)
+	}
+	t := a.table("REALM", "AGE", "PROCS")
+	for _, r := range list {
+		t.row(r.ID, ago(r.Created), r.Procs)
+	}
+	return t.print()
+}
+
+func newRealmRmCommand(a *app) *cobra.Command {
+	force := false
+	cmd := &cobra.Command{
+		Use:     "rm [--force] NAME...",
+		Aliases: []string{"remove"},
+		Short:   "Remove realms with all that is in them",
+		Long: `Remove realms: their names, their stored files and their scratch files. A realm whose
+procs have not all ended is only removed with --force, which kills them. There is no
+way back.`,
+		Example: `  sudo sigma realm rm team-a`,
+		Args:    between(1, -1),
+		RunE:    func(cmd *cobra.Command, args []string) error { return a.realmRm(cmd.Context(), args, force) },
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "also if procs are running: kill them")
+	return cmd
+}
+
+func (a *app) realmRm(ctx context.Context, names []string, force bool) error {
+	if err := checkRealms(names); err != nil {
+		return err
+	}
+	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	realms, err := c.Realms().List(ctx)
+	if err != nil {
+		return err
+	}
+	procs := map[string]int{}
+	for _, r := range realms {
+		procs[string(r.ID)] = r.Procs
+	}
+	for _, n := range names { // all are looked at before one is removed
+		switch k, ok := procs[n]; {
+		case !ok:
+			return &sigma.Error{Op: "sigma.realmRm", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no realm %q", n), Hint: "list realms with: sigma realm ls"}
+		case k > 0 && !force:
+			return &sigma.Error{Op: "sigma.realmRm", Kind: sigma.KindNotEmpty, Msg: fmt.Sprintf("realm %q has %d procs that have not ended", n, k),
+				Hint: "kill them and remove it with: sigma realm rm --force " + n}
+		}
+	}
+	for _, n := range names {
+		if err := c.Realms().Remove(ctx, sigma.RealmID(n)); err != nil {
+			return err
+		}
+		fmt.Fprintln(a.out, n)
+	}
+	return nil
+}

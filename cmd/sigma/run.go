@@ -1,0 +1,330 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+// interruptGrace is what a proc gets to end in good order when ^C is pressed at its run.
+const interruptGrace = time.Second
+
+type runOptions struct {
+	name   string
+	env    []string
+	memory string
+	detach bool
+}
+
+func newRunCommand(a *app) *cobra.Command {
+	var o runOptions
+	cmd := &cobra.Command{
+		Use:   "run [--name NAME] [-e NAME=VALUE] [-m SIZE] [-d] PROGRAM [ARG...]",
+		Short: "Run a program as a proc and show its output",
+		Long: `Run a program as an isolated proc, show what it writes, and exit with its code.
+
+PROGRAM is a local file or a program of the realm: ./hello and build/hello are local;
+/bin/hello is the realm's if the realm has it, else local; hello is local if there is
+such a file here, else the realm's /bin/hello. A local program is stored in the realm as
+/bin/NAME-HASH first, once. It must be a statically linked Linux executable.
+
+A proc gets no standard input in this version: reading it gives the end at once. Its
+environment is what -e says.
+
+^C (or SIGTERM) asks the proc to end and kills it a second later; a second one kills it
+at once. Exit codes: the proc's; 128+n if signal n ended it; 125 if sigmaOS failed; 126 if
+the program cannot be executed; 127 if there is none.`,
+		Example: `  sudo sigma run ./hello world
+  sudo sigma run --name job -e LEVEL=debug -m 256M -d ./server --port-file /port`,
+		Args:        between(1, -1),
+		Annotations: map[string]string{ownSignals: ""},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withCodeUnless(exitRun, a.run(cmd.Context(), o, args))
+		},
+	}
+	f := cmd.Flags()
+	f.SetInterspersed(false) // what follows PROGRAM is the program's
+	f.StringVar(&o.name, "name", "", "`NAME` of the proc for people (default: the program's)")
+	f.StringArrayVarP(&o.env, "env", "e", nil, "`NAME=VALUE` for the proc's environment; NAME alone takes the value from here")
+	f.StringVarP(&o.memory, "memory", "m", "", "`SIZE` of memory the proc may use at most, such as 256M (default 64M)")
+	f.StringVar(&o.memory, "mem", "", "the same as --memory")
+	f.BoolVarP(&o.detach, "detach", "d", false, "print the proc's id and do not wait")
+	f.Lookup("mem").Hidden = true
+	return cmd
+}
+
+// withCodeUnless gives err a code if it has none of its own.
+func withCodeUnless(code int, err error) error {
+	switch err.(type) {
+	case nil, coded, exitCode:
+		return err
+	}
+	return coded{code, err}
+}
+
+// descriptor makes what Spawn takes; Program is filled in later.
+func (a *app) descriptor(o runOptions, args []string) (sigma.Descriptor, error) {
+	d := sigma.Descriptor{Program: "/", Name: o.name, Args: args[1:]}
+	if d.Name == "" {
+		base := args[0][strings.LastIndexByte(args[0], '/')+1:]
+		d.Name = base[:min(len(base), 64)]
+	}
+	if o.memory != "" {
+		m, err := sigma.ParseBytes(o.memory)
+		if err != nil {
+			return d, withCode(exitUsage, err)
+		}
+		d.Memory = m
+	}
+	for _, e := range o.env {
+		name, _, given := strings.Cut(e, "=")
+		switch {
+		case name == "":
+			return d, usageError(nil, "write for example: -e LEVEL=debug", "%.80q sets no variable", e)
+		case !given:
+			value := a.getenv(name)
+			if value == "" {
+				continue // as docker does: what is not set here is not set there
+			}
+			e += "=" + value
+		}
+		d.Env = append(d.Env, e)
+	}
+	if err := d.Check(); err != nil {
+		return d, withCode(exitUsage, err)
+	}
+	return d, nil
+}
+
+func (a *app) run(ctx context.Context, o runOptions, args []string) error {
+	d, err := a.descriptor(o, args)
+	if err != nil {
+		return err
+	}
+	local, err := localFile(args[0])
+	if err != nil {
+		return err
+	}
+	if local != nil {
+		defer local.Close()
+		if !strings.HasPrefix(args[0], "/") { // it is meant, so what is wrong with it can be said without a system
+			if err := checkProgram(local); err != nil {
+				return err
+			}
+		}
+	}
+	in := newInterrupts()
+	defer in.stop()
+	connecting, done := in.context(ctx)
+	defer done()
+	c, err := a.connect(connecting)
+	if err != nil {
+		return in.cause(err)
+	}
+	defer c.Close()
+	if d.Program, err = a.findProgram(connecting, c, args[0], local); err != nil {
+		return in.cause(err)
+	}
+	if done(); in.first() != 0 {
+		return in.cause(nil)
+	}
+	ids, err := c.Spawn(ctx, d)
+	if err != nil {
+		return withCode(startCode(sigma.KindOf(err)), err)
+	}
+	if o.detach {
+		return a.printID(ids[0])
+	}
+	return a.attend(ctx, c, ids[0], d.Name, in)
+}
+
+func (a *app) printID(id sigma.ProcID) error {
+	if a.json {
+		return a.printJSON(map[string]string{"id": string(id)})
+	}
+	_, err := fmt.Fprintln(a.out, id)
+	return err
+}
+
+// attend shows a proc's output until it has ended, and ends it when interrupted.
+func (a *app) attend(ctx context.Context, c *sdk.Client, id sigma.ProcID, name string, in *interrupts) error {
+	type result struct {
+		status sigma.Status
+		err    error
+	}
+	ended := make(chan result, 1)
+	go func() {
+		st, err := c.WaitExit(ctx, id)
+		ended <- result{st, err}
+	}()
+	out := a.follow(ctx, c, id)
+	defer out.cancel()
+	for {
+		select {
+		case r := <-ended:
+			out.finish(in.patience())
+			if n := in.first(); n != 0 {
+				return exitCode(exitBySignal + n)
+			}
+			if r.err != nil {
+				return withCode(exitRun, fmt.Errorf("lost sight of proc %s: %w", id, r.err))
+			}
+			a.explainEnd(id, name, r.status)
+			return exitCodeOrNil(statusCode(r.status))
+		case <-out.broken: // nobody reads our output any more
+			in.note(syscall.SIGPIPE)
+			go c.Kill(ctx, id)
+		case s := <-in.signals:
+			if n := in.note(s); n > 2 {
+				return exitCode(exitBySignal + in.first())
+			} else if n == 2 {
+				go c.Kill(ctx, id)
+			} else {
+				go c.Evict(ctx, id, interruptGrace)
+			}
+		}
+	}
+}
+
+func exitCodeOrNil(code int) error {
+	if code == 0 {
+		return nil
+	}
+	return exitCode(code)
+}
+
+// startCode is run's exit code when a proc could not be started for a reason.
+func startCode(k sigma.Kind) int {
+	switch k {
+	case sigma.KindNoExec:
+		return exitNoExec
+	case sigma.KindNotFound:
+		return exitNoProgram
+	}
+	return exitRun
+}
+
+// statusCode is run's and wait's exit code for how a proc ended.
+func statusCode(s sigma.Status) int {
+	switch {
+	case s.Code == sigma.StatusOK:
+		return exitOK
+	case s.Code == sigma.StatusLost:
+		return exitRun
+	case s.ExitCode > 0:
+		return min(s.ExitCode, 255)
+	case s.Code == sigma.StatusError && s.Kind != sigma.KindOther:
+		return startCode(s.Kind)
+	case s.Code == sigma.StatusOOM || s.Code == sigma.StatusEvicted:
+		return exitBySignal + int(syscall.SIGKILL)
+	}
+	return exitFailure
+}
+
+// explainEnd says what the exit code alone does not.
+func (a *app) explainEnd(id sigma.ProcID, name string, s sigma.Status) {
+	name = printable(name)
+	msg := printable(s.Msg)
+	switch s.Code {
+	case sigma.StatusOOM:
+		a.remark("sigma: %s was killed because it used more memory than it may\nhint: give it more with: sigma run -m SIZE", name)
+	case sigma.StatusLost:
+		a.remark("sigma: %s was lost: %s\nhint: it may have done all, some or none of its work", name, orElse(msg, "its machine or scheduler died"))
+	case sigma.StatusCrashed, sigma.StatusEvicted:
+		a.remark("sigma: %s (%s) %s", name, id, endWords(s))
+	case sigma.StatusError:
+		if s.Kind != sigma.KindOther || s.ExitCode <= 0 {
+			a.remark("sigma: %s: %s", name, orElse(msg, s.Kind.String()))
+		}
+	}
+}
+
+// endWords says in a few words how a proc ended.
+func endWords(s sigma.Status) string {
+	words := s.Code.String()
+	switch {
+	case s.ExitCode > exitBySignal && s.ExitCode < exitBySignal+65 && s.Code != sigma.StatusError:
+		words += " (" + syscall.Signal(s.ExitCode-exitBySignal).String() + ")"
+	case s.ExitCode > 0:
+		words += fmt.Sprintf(" (%d)", s.ExitCode)
+	}
+	if s.Msg != "" && s.Kind != sigma.KindOther {
+		words += ": " + printable(s.Msg)
+	}
+	return words
+}
+
+// interrupts are the signals that came during a run.
+type interrupts struct {
+	signals chan os.Signal
+	pipe    chan os.Signal
+	count   int
+	number  atomic.Int32 // of the first
+}
+
+func newInterrupts() *interrupts {
+	in := &interrupts{signals: make(chan os.Signal, 4), pipe: make(chan os.Signal, 1)}
+	signal.Notify(in.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(in.pipe, syscall.SIGPIPE) // so that writing says EPIPE and the proc can be ended before we go
+	return in
+}
+
+func (in *interrupts) stop() {
+	signal.Stop(in.signals)
+	signal.Stop(in.pipe)
+}
+
+// note counts a signal.
+func (in *interrupts) note(s os.Signal) int {
+	in.number.CompareAndSwap(0, int32(s.(syscall.Signal)))
+	in.count++
+	return in.count
+}
+
+// first is the number of the first signal, or 0.
+func (in *interrupts) first() int { return int(in.number.Load()) }
+
+// patience is how long output may still be drained.
+func (in *interrupts) patience() time.Duration {
+	if in.first() != 0 {
+		return interruptGrace
+	}
+	return 0
+}
+
+// context gives a context that the first signal ends, until done is called; done can be called again.
+func (in *interrupts) context(ctx context.Context) (_ context.Context, done func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case s := <-in.signals:
+			in.number.CompareAndSwap(0, int32(s.(syscall.Signal)))
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		cancel()
+		<-ended
+	}
+}
+
+// cause replaces an error that a signal made.
+func (in *interrupts) cause(err error) error {
+	if n := in.first(); n != 0 {
+		return exitCode(exitBySignal + n)
+	}
+	return err
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"io"
+	"path"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// copyBuffer is what moves at once between a file of the realm and one outside; the namespace splits it into messages.
+const copyBuffer = 1 << 20
+
+// upload puts what r gives at a realm path: in one message if it fits, else streamed into a file of another name that then takes its place, so that nobody sees a
+// part, also if this program dies.
+func upload(ctx context.Context, c sigma.Namespace, r io.Reader, to string, perm uint32, p progress) error {
+	first := make([]byte, sigmap.DataMax+1)
+	n, err := io.ReadFull(r, first)
+	switch {
+	case err == io.EOF || err == io.ErrUnexpectedEOF:
+		if _, err = c.Put(ctx, to, first[:n], sigma.PutOptions{Perm: perm}); err == nil {
+			p.Add(int64(n))
+		}
+		return err
+	case err != nil:
+		return err
+	}
+	temp := path.Join(path.Dir(to), "put-"+rand.Text()[:12]+"~")
+	h, err := c.Create(ctx, temp, sigma.OpenWrite|sigma.OpenExclusive, perm)
+	if err != nil {
+		return sayPath(err, to)
+	}
+	err = pour(ctx, h, io.MultiReader(&once{first}, r), p)
+	if e := h.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = c.Rename(ctx, temp, to)
+	}
+	if err != nil {
+		c.Remove(context.WithoutCancel(ctx), temp)
+		return sayPath(err, to)
+	}
+	return nil
+}
+
+// sayPath makes a sigma error speak of the path that the user knows.
+func sayPath(err error, p string) error {
+	if e, ok := err.(*sigma.Error); ok {
+		c := *e
+		c.Path = p
+		return &c
+	}
+	return err
+}
+
+// once is a reader of a slice that lets go of it.
+type once struct{ b []byte }
+
+func (o *once) Read(p []byte) (int, error) {
+	n := copy(p, o.b)
+	if o.b = o.b[n:]; n == 0 && len(p) > 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+// pour copies r to w and counts, until the end, an error, or the end of ctx.
+func pour(ctx context.Context, w io.Writer, r io.Reader, p progress) error {
+	buf := make([]byte, copyBuffer)
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := io.ReadFull(r, buf)
+		if n > 0 {
+			if _, err := w.Write(buf[:n]); err != nil {
+				return err
+			}
+			p.Add(int64(n))
+		}
+		switch err {
+		case nil:
+		case io.EOF, io.ErrUnexpectedEOF:
+			return nil
+		default:
+			return err
+		}
+	}
+}
