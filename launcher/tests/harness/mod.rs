@@ -355,37 +355,35 @@ pub fn open_path(path: &Path) -> OwnedFd {
 }
 
 /// The C program, built once; None (with the reason printed) where no static C program can be.
-fn victim_path() -> Option<&'static Path> {
-    static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let build = || {
-        let dir = build_dir();
-        let out = dir.join(format!("victim-{}", std::process::id()));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/harness/victim.c");
-        let gcc = |source: &Path| {
-            let mut gcc = Command::new("gcc");
-            gcc.args(["-static", "-O1", "-pthread", "-Werror=implicit-function-declaration", "-o"]).arg(&out);
-            gcc.arg(source).status().is_ok_and(|status| status.success())
-        };
+fn built_victim() -> Option<&'static File> {
+    static VICTIM: OnceLock<Option<File>> = OnceLock::new();
+    let gcc = |source: &Path, out: &Path| {
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-static", "-O1", "-pthread", "-Werror=implicit-function-declaration", "-o"]).arg(out);
+        gcc.arg(source).status()
+    };
+    let build_victim = || {
         // Only a machine that cannot build any static program is a reason to skip.
-        let trivial = dir.join("trivial.c");
-        std::fs::write(&trivial, "int main(void) { return 0; }\n").unwrap();
-        if !gcc(&trivial) {
+        let out = build_dir().join(format!("trivial.{}", std::process::id()));
+        let source = out.with_added_extension("c");
+        std::fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+        let possible = gcc(&source, &out).is_ok_and(|status| status.success());
+        let _ = (std::fs::remove_file(&source), std::fs::remove_file(&out));
+        if !possible {
             println!("SKIP: gcc cannot build a static program here");
             return None;
         }
-        assert!(gcc(&source), "the victim does not compile");
-        std::fs::set_permissions(&out, PermissionsExt::from_mode(0o555)).unwrap();
-        Some(out)
+        build("victim.c", include_str!("victim.c"), gcc)
     };
-    PATH.get_or_init(build).as_deref()
+    VICTIM.get_or_init(build_victim).as_ref()
 }
 
 pub fn no_victim() -> bool {
-    victim_path().is_none()
+    built_victim().is_none()
 }
 
 pub fn victim() -> File {
-    File::open(victim_path().unwrap()).unwrap()
+    built_victim().unwrap().try_clone().unwrap()
 }
 
 /// Where programs are built; nobody but root can reach them by path, which must not matter.
@@ -429,14 +427,18 @@ pub fn go_program() -> Option<File> {
     build("hello.go", GO, build_go)
 }
 
+/// Builds a program and opens it; None without a compiler. The files are removed at once: a program is
+/// only ever known by its descriptor.
 fn build(name: &str, text: &str, compile: impl Fn(&Path, &Path) -> std::io::Result<ExitStatus>) -> Option<File> {
-    let source = build_dir().join(name);
+    let dir = build_dir().join(format!("{name}.{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    let (source, out) = (dir.join(name), dir.join("out"));
     std::fs::write(&source, text).unwrap();
-    let out = build_dir().join(format!("{name}.out"));
-    match compile(&source, &out) {
-        Err(_) => return None,
-        Ok(status) => assert!(status.success(), "{name} does not compile"),
-    }
-    std::fs::set_permissions(&out, PermissionsExt::from_mode(0o555)).unwrap();
-    Some(File::open(out).unwrap())
+    let program = compile(&source, &out).ok().map(|status| {
+        assert!(status.success(), "{name} does not compile");
+        std::fs::set_permissions(&out, PermissionsExt::from_mode(0o555)).unwrap();
+        File::open(&out).unwrap()
+    });
+    std::fs::remove_dir_all(&dir).unwrap();
+    program
 }
