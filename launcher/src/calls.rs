@@ -232,6 +232,9 @@ const SYSTEM: &[Entry] = &[
     (SYS_mkdir, EVER),
     (SYS_mkdirat, EVER),
     (SYS_rmdir, EVER),
+    // Files beneath a directory without following links, and their stable identity (open_by_handle_at is not there).
+    (SYS_openat2, EVER),
+    (SYS_name_to_handle_at, EVER),
     (SYS_getdents64, EVER),
     (SYS_chmod, EVER),
     (SYS_fchmod, EVER),

@@ -128,6 +128,7 @@ pub fn enter_system_root(templates: &Templates, tree: &OwnedFd) -> Result<()> {
 /// The data directory's mount as a system program sees it. Must be called in the host's mount namespace.
 pub fn data_tree(dir: RawFd) -> Result<OwnedFd> {
     let tree = mount::clone_tree(dir)?;
-    mount::restrict_tree(&tree, libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC)?;
+    // Not NOEXEC: a descriptor of sigmad's program cache is what a proc executes. The system profile itself has no exec in its filter.
+    mount::restrict_tree(&tree, libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV)?;
     Ok(tree)
 }
