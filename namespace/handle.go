@@ -8,7 +8,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// handle is an open file with a position. Its operations last as long as the context it was opened with.
+// handle is an open file with a position. Like those of an os.File, its operations cannot be given up; the context has what it was opened with besides that.
 type handle struct {
 	ctx    context.Context
 	file   sigma.File
@@ -37,6 +37,9 @@ func (t *Tree) Create(ctx context.Context, path string, f sigma.OpenFlags, perm 
 		return nil, err
 	}
 	defer dir.Close()
+	if !f.Writes() {
+		f |= sigma.OpenWrite
+	}
 	file, err := dir.Create(ctx, name, f, perm)
 	if err != nil {
 		return nil, withPath(err, path)
@@ -80,6 +83,7 @@ func (h *handle) WriteAt(p []byte, off int64) (int, error) {
 
 func (h *handle) Seek(offset int64, whence int) (int64, error) {
 	switch whence {
+	case io.SeekStart:
 	case io.SeekCurrent:
 		offset += int64(h.pos)
 	case io.SeekEnd:
@@ -88,6 +92,8 @@ func (h *handle) Seek(offset int64, whence int) (int64, error) {
 			return 0, withPath(err, h.path)
 		}
 		offset += int64(st.Size)
+	default:
+		return 0, sigma.Errorf("namespace.Seek", sigma.KindInvalid, "whence %d", whence)
 	}
 	if offset < 0 {
 		return 0, sigma.Errorf("namespace.Seek", sigma.KindInvalid, "negative position")
@@ -96,14 +102,18 @@ func (h *handle) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-func (h *handle) Stat() (sigma.Stat, error) { return h.file.Stat(h.ctx) }
+func (h *handle) Stat() (sigma.Stat, error) {
+	st, err := h.file.Stat(h.ctx)
+	return st, withPathOrNil(err, h.path)
+}
 
 func (h *handle) File() (*os.File, error) {
 	p, ok := h.file.(sigma.FilePasser)
 	if !ok {
 		return nil, sigma.PathError("namespace.File", sigma.KindUnsupported, h.path)
 	}
-	return p.PassFile(h.ctx)
+	f, err := p.PassFile(h.ctx)
+	return f, withPathOrNil(err, h.path)
 }
 
 // Close makes what was written durable and visible, then releases the handle.

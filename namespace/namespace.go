@@ -14,15 +14,21 @@ import (
 	"sync"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
 )
 
-// hopsMax bounds links on one path, as on Linux.
-const hopsMax = 40
+const (
+	// hopsMax bounds links on one path, as on Linux.
+	hopsMax = 40
+	// listMax bounds a listing, so that a server that never ends one does not fill the program's memory.
+	listMax = 1 << 20
+)
 
 // Config says where the tree's root is.
 type Config struct {
 	Root    sigma.File      // handle of the root; stays the caller's
+	Done    <-chan struct{} // closed when Root's session ends, so that leases are not renewed for ever; nil = never
 	Machine sigma.MachineID // what ~local means; "" = nothing
 	// Dial attaches to the server behind an endpoint. done is closed when that session ends. nil = endpoints are not gone through.
 	Dial func(ctx context.Context, e sigma.Endpoint) (root sigma.File, done <-chan struct{}, err error)
@@ -51,48 +57,68 @@ func New(cfg Config) *Tree { return &Tree{cfg: cfg, mounts: map[string]*mount{}}
 // cursor is a place on the way along a path: names remain to be walked from file.
 type cursor struct {
 	file  sigma.File
+	own   bool   // whether file is the cursor's to close
 	mount string // key of the mount that file belongs to, "" = the root's server
 	names []string
-	path  []string // the whole path, absolute, as it is after the links so far
+	path  []string // the whole path, absolute, as it is after the links so far; names are its end
 	hops  int
 }
 
-// at runs op at the last server of the path. op gets a handle and the names that remain; it answers with where a link stopped it.
+// move makes file the place from where names are walked.
+func (c *cursor) move(file sigma.File, own bool, names []string) {
+	if c.own {
+		c.file.Close()
+	}
+	c.file, c.own, c.names = file, own, names
+}
+
+// at runs op at the last server of the path. op gets a handle and the names that remain; it answers with where a link stopped it. The cursor's file is not to be used
+// afterwards.
 func (t *Tree) at(ctx context.Context, path string, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*cursor, error) {
 	names, err := sigma.ParsePath(path)
 	if err != nil {
 		return nil, err
 	}
 	c := &cursor{file: t.cfg.Root, names: names, path: names}
+	defer func() { c.move(nil, false, c.names) }()
 	for {
-		stop, err := op(c.file, c.names)
+		stop, err := t.step(ctx, c, op)
 		switch {
 		case err == nil && stop == nil:
 			return c, nil
 		case err == nil:
 			err = t.follow(ctx, c, stop)
 		case sigma.KindOf(err) == sigma.KindNotFound || sigma.KindOf(err) == sigma.KindInvalid:
-			var found bool
-			if found, err = t.choose(ctx, c, err); found {
-				err = nil
-			}
+			err = t.choose(ctx, c, err)
 		}
 		if err != nil {
 			return c, withPath(err, path)
 		}
 		if c.hops++; c.hops > hopsMax {
-			return c, sigma.PathError("namespace.at", sigma.KindLoop, path)
+			return c, &sigma.Error{Op: "namespace.at", Path: path, Kind: sigma.KindLoop, Hint: "a link on the path leads back to itself, or there are more than 40"}
 		}
 	}
 }
 
+// step runs op, after going along as much of a very long path as one message does not hold.
+func (t *Tree) step(ctx context.Context, c *cursor, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped, error) {
+	for len(c.names) > sigmap.WalkMax {
+		file, stop, err := treekit.WalkTo(ctx, c.file, c.names[:sigmap.WalkMax], true)
+		if err != nil || stop != nil {
+			return stop, err
+		}
+		c.move(file, true, c.names[sigmap.WalkMax:])
+	}
+	return op(c.file, c.names)
+}
+
 // withPath makes the error speak of the path the program gave, not of what a server saw of it.
 func withPath(err error, path string) error {
-	e, ok := sigma.Wrap("namespace", path, err).(*sigma.Error)
-	if ok {
+	err = sigma.Wrap("namespace", path, err)
+	if e, ok := err.(*sigma.Error); ok {
 		e.Path = path
 	}
-	return e
+	return err
 }
 
 // follow moves the cursor through a link.
@@ -107,12 +133,17 @@ func (t *Tree) follow(ctx context.Context, c *cursor, stop *sigma.Stopped) error
 		if err != nil {
 			return err
 		}
-		c.file, c.mount, c.names = root, stop.Target, rest
+		c.move(root, false, rest)
+		c.mount = stop.Target
 		return nil
 	}
 	target := stop.Target
 	if !strings.HasPrefix(target, "/") {
-		dir := c.path[:len(c.path)-len(rest)-1]
+		at := len(c.path) - len(rest) - 1
+		if at < 0 {
+			return sigma.Errorf("namespace.follow", sigma.KindInvalid, "the server says that its root is a link")
+		}
+		dir := c.path[:at]
 		target = strings.TrimSuffix(sigma.JoinPath(dir...), "/") + "/" + target
 	}
 	names, err := sigma.ParsePath(target)
@@ -120,7 +151,11 @@ func (t *Tree) follow(ctx context.Context, c *cursor, stop *sigma.Stopped) error
 		return err
 	}
 	c.path = slices.Concat(names, rest)
-	c.file, c.mount, c.names = t.cfg.Root, "", c.path
+	if len(c.path) > sigma.PathMax {
+		return sigma.Errorf("namespace.follow", sigma.KindTooBig, "links make the path longer than %d names", sigma.PathMax)
+	}
+	c.move(t.cfg.Root, false, c.path)
+	c.mount = ""
 	return nil
 }
 
@@ -129,29 +164,28 @@ func (t *Tree) mounted(ctx context.Context, key string, e sigma.Endpoint) (sigma
 	if t.cfg.Dial == nil || e.Form != sigma.FormTree {
 		return nil, sigma.Errorf("namespace.mounted", sigma.KindUnsupported, "cannot walk through this endpoint")
 	}
-	t.mu.Lock()
-	m := t.mounts[key]
-	if m != nil {
-		select {
-		case <-m.ready:
-			select {
-			case <-m.done:
-				m = nil
-			default:
-			}
-		default:
+	for {
+		t.mu.Lock()
+		m := t.mounts[key]
+		if m == nil || m.ended() {
+			break
 		}
-	}
-	if m != nil {
 		t.mu.Unlock()
 		select {
 		case <-m.ready:
-			return m.root, m.err
 		case <-ctx.Done():
 			return nil, sigma.Wrap("namespace.mounted", "", ctx.Err())
 		}
+		if k := sigma.KindOf(m.err); m.err == nil || k != sigma.KindCanceled && k != sigma.KindTimeout {
+			return m.root, m.err
+		} // else somebody else gave up dialling; that is no reason to
 	}
-	m = &mount{ready: make(chan struct{})}
+	for k, m := range t.mounts {
+		if m.ended() {
+			delete(t.mounts, k)
+		}
+	}
+	m := &mount{ready: make(chan struct{})}
 	t.mounts[key] = m
 	t.mu.Unlock()
 	m.root, m.done, m.err = t.cfg.Dial(ctx, e)
@@ -164,31 +198,45 @@ func (t *Tree) mounted(ctx context.Context, key string, e sigma.Endpoint) (sigma
 	return m.root, m.err
 }
 
-// choose replaces the first ~local or ~any that the server did not resolve by an entry of its directory.
-func (t *Tree) choose(ctx context.Context, c *cursor, cause error) (bool, error) {
+// ended says whether the mount's session is over.
+func (m *mount) ended() bool {
+	select {
+	case <-m.ready:
+	default:
+		return false
+	}
+	select {
+	case <-m.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// choose replaces the first ~local or ~any that the server did not resolve by an entry of its directory; if there is none, the cause stands.
+func (t *Tree) choose(ctx context.Context, c *cursor, cause error) error {
 	i := slices.IndexFunc(c.names, func(n string) bool { return n == sigma.LocalName || n == sigma.AnyName })
 	if i < 0 {
-		return false, cause
+		return cause
 	}
 	dir, stop, err := treekit.WalkTo(ctx, c.file, c.names[:i], true)
 	if err != nil || stop != nil {
-		return false, cause
+		return cause
 	}
 	defer dir.Close()
 	entries, err := list(ctx, dir)
 	if err != nil {
-		return false, err
+		return err
 	}
 	for _, e := range entries {
 		if t.matches(ctx, dir, e, c.names[i]) {
-			j := len(c.path) - len(c.names) + i
 			c.path = slices.Clone(c.path)
-			c.path[j] = e.Name
 			c.names = c.path[len(c.path)-len(c.names):]
-			return true, nil
+			c.names[i] = e.Name
+			return nil
 		}
 	}
-	return false, cause
+	return cause
 }
 
 func (t *Tree) matches(ctx context.Context, dir sigma.File, e sigma.DirEntry, want string) bool {
@@ -261,7 +309,9 @@ func list(ctx context.Context, dir sigma.File) ([]sigma.DirEntry, error) {
 		if es, cookie, more, err = d.ReadDir(ctx, cookie, 512); err != nil {
 			return nil, err
 		}
-		out = append(out, es...)
+		if out = append(out, es...); len(out) > listMax {
+			return nil, sigma.Errorf("namespace.list", sigma.KindTooBig, "the directory has more than %d entries", listMax)
+		}
 	}
 	slices.SortFunc(out, func(a, b sigma.DirEntry) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil

@@ -25,17 +25,57 @@ func (t *Tree) Get(ctx context.Context, path string) ([]byte, sigma.FileID, erro
 	if r.Size > uint64(sigma.GetMax) {
 		return nil, r.ID, &sigma.Error{Op: "namespace.Get", Path: path, Kind: sigma.KindTooBig, Msg: "file is too big to get at once", Hint: "open it and read it in pieces"}
 	}
-	f, _, err := t.walk(ctx, path, true) // a handle, so that all pieces are of one version where the server keeps versions
+	return t.getLarge(ctx, path)
+}
+
+// getLarge reads a file in pieces, and again if it was changed meanwhile: what it returns is one version, unless the file changes all the time.
+func (t *Tree) getLarge(ctx context.Context, path string) ([]byte, sigma.FileID, error) {
+	f, _, err := t.walk(ctx, path, true)
 	if err != nil {
-		return nil, r.ID, err
+		return nil, sigma.FileID{}, err
 	}
 	defer f.Close()
 	if err := f.Open(ctx, sigma.OpenRead); err != nil {
-		return nil, r.ID, withPath(err, path)
+		return nil, sigma.FileID{}, withPath(err, path)
 	}
-	buf := make([]byte, r.Size)
-	n, err := f.ReadAt(ctx, buf, 0)
-	return buf[:n], r.ID, withPathOrNil(err, path)
+	before, err := f.Stat(ctx)
+	for range 5 {
+		if err != nil {
+			break
+		}
+		var data []byte
+		if data, err = readAll(ctx, f, before.Size); err != nil {
+			break
+		}
+		var after sigma.Stat
+		if after, err = f.Stat(ctx); err == nil && after.ID.Version == before.ID.Version {
+			return data, after.ID, nil
+		}
+		before = after
+	}
+	if err == nil {
+		err = sigma.Errorf("namespace.Get", sigma.KindBusy, "the file changes while it is read")
+	}
+	return nil, sigma.FileID{}, withPath(err, path)
+}
+
+// readAll reads to the end of the file, whose size is only expected: files of /proc do not know theirs.
+func readAll(ctx context.Context, f sigma.File, expected uint64) ([]byte, error) {
+	buf := make([]byte, 0, min(expected, uint64(sigma.GetMax))+1)
+	for {
+		n, err := f.ReadAt(ctx, buf[len(buf):cap(buf)], uint64(len(buf)))
+		if err != nil {
+			return nil, err
+		}
+		buf = buf[:len(buf)+n]
+		if len(buf) > int(sigma.GetMax) {
+			return nil, sigma.Errorf("namespace.Get", sigma.KindTooBig, "the file is too big to get at once")
+		}
+		if len(buf) < cap(buf) {
+			return buf, nil
+		}
+		buf = slices.Grow(buf, len(buf))
+	}
 }
 
 // Put implements sigma.Namespace.
@@ -43,7 +83,7 @@ func (t *Tree) Put(ctx context.Context, path string, data []byte, o sigma.PutOpt
 	if o.Perm == 0 {
 		o.Perm = 0o644
 	}
-	if len(data) > sigmap.DataMax {
+	if len(data)+len(path) > sigmap.DataMax { // the path has to fit too
 		return t.putLarge(ctx, path, data, o)
 	}
 	var id sigma.FileID
@@ -350,14 +390,16 @@ func (t *Tree) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, fun
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		tick := time.NewTicker(ttl / 3)
+		tick := time.NewTicker(max(ttl/3, time.Millisecond))
 		defer tick.Stop()
 		for {
 			select {
 			case <-renewing.Done():
 				return
+			case <-t.cfg.Done:
+				return
 			case <-tick.C:
-				if err := l.Renew(renewing, id); sigma.KindOf(err) == sigma.KindNotFound && err != nil {
+				if err := l.Renew(renewing, id); err != nil && sigma.KindOf(err) == sigma.KindNotFound {
 					return // expired; its files are gone and renewing cannot bring them back
 				}
 			}

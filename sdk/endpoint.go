@@ -129,11 +129,32 @@ func (c *Client) mount(ctx context.Context, e sigma.Endpoint) (sigma.File, <-cha
 		name = string(c.info.Principal.Realm) // an outside program acts for the realm it connected to
 	}
 	root, err := s.Attach(ctx, name)
+	if err == nil && !c.keep(s) {
+		err = sigma.Errorf("sdk.Client", sigma.KindUnavailable, "the client is closed")
+	}
 	if err != nil {
 		s.Close()
 		return nil, nil, err
 	}
 	return root, s.Done(), nil
+}
+
+// keep notes a session that Close has to end, and forgets those that have ended. It reports whether the client is open.
+func (c *Client) keep(s *session.Client) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mounts == nil {
+		return false
+	}
+	for m := range c.mounts {
+		select {
+		case <-m.Done():
+			delete(c.mounts, m)
+		default:
+		}
+	}
+	c.mounts[s] = true
+	return true
 }
 
 // DialTree dials an endpoint of FormTree and starts a session.
@@ -164,8 +185,13 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 		if err != nil {
 			return err
 		}
+		packets, ok := nc.(*conn)
+		if !ok {
+			nc.Close()
+			return sigma.Errorf("sdk.ServeTree", sigma.KindInvalid, "the listener is not one of this SDK")
+		}
 		sessions.Go(func() {
-			treekit.Serve(ctx, session.NewPacketConn(nc.(*conn).UnixConn, false), treekit.Config{Tree: tree, Principal: p})
+			treekit.Serve(ctx, session.NewPacketConn(packets.UnixConn, false), treekit.Config{Tree: tree, Principal: p})
 		})
 	}
 }

@@ -32,8 +32,9 @@ type Client struct {
 	root    sigma.File
 	info    sigmap.Info
 
-	mu    sync.Mutex
-	files map[string]sigma.Caller // mu; the well-known callable files used so far
+	mu     sync.Mutex
+	files  map[string]sigma.Caller  // mu; the well-known callable files used so far
+	mounts map[*session.Client]bool // mu; sessions with servers behind endpoints; nil once closed
 }
 
 var (
@@ -80,9 +81,8 @@ func start(ctx context.Context, conn session.Conn, realm string) (*Client, error
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{session: s, files: map[string]sigma.Caller{}}
+	c := &Client{session: s, files: map[string]sigma.Caller{}, mounts: map[*session.Client]bool{}}
 	if c.root, err = s.Attach(ctx, realm); err == nil {
-		c.Tree = namespace.New(namespace.Config{Root: c.root, Dial: c.mount})
 		var reply []byte
 		if reply, _, err = c.call(ctx, sigmap.FileSelf, sigmap.CallInfo, nil); err == nil {
 			err = sigmap.Parse(reply, func(d *sigmap.Coder) { d.Info(&c.info) })
@@ -92,12 +92,21 @@ func start(ctx context.Context, conn session.Conn, realm string) (*Client, error
 		s.Close()
 		return nil, err
 	}
-	c.Tree = namespace.New(namespace.Config{Root: c.root, Machine: c.info.Principal.Machine, Dial: c.mount})
+	c.Tree = namespace.New(namespace.Config{Root: c.root, Done: s.Done(), Machine: c.info.Principal.Machine, Dial: c.mount})
 	return c, nil
 }
 
-// Close ends the connection. Listeners and connections that were handed out live on.
-func (c *Client) Close() { c.session.Close() }
+// Close ends the connection, and those to servers whose trees were walked through. Listeners and connections that were handed out live on.
+func (c *Client) Close() {
+	c.session.Close()
+	c.mu.Lock()
+	mounts := c.mounts
+	c.mounts = nil
+	c.mu.Unlock()
+	for s := range mounts {
+		s.Close()
+	}
+}
 
 // Done is closed when sigmad is gone.
 func (c *Client) Done() <-chan struct{} { return c.session.Done() }
@@ -145,7 +154,10 @@ func (c *Client) wellKnown(ctx context.Context, name string) (sigma.Caller, erro
 		return nil, err
 	}
 	f, ok := file.(sigma.Caller)
-	if file == nil || !ok {
+	if !ok {
+		if file != nil {
+			file.Close()
+		}
 		return nil, sigma.PathError("sdk.Client", sigma.KindNotFound, sigma.JoinPath("sys", name))
 	}
 	c.mu.Lock()

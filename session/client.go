@@ -3,16 +3,22 @@ package session
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"sync"
+	"time"
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
 
-// pendingMax bounds requests in flight on one session; it is far above what a program needs (a coordinator waits for each of its procs).
-const pendingMax = 16384
+const (
+	// pendingMax bounds requests in flight on one session; it is far above what a program needs (a coordinator waits for each of its procs).
+	pendingMax = 16384
+	// flushWait is how long a caller that gave up waits for the server to say what became of its request. A server that lives says so at once.
+	flushWait = time.Second
+	// sendMax is how long a server may leave a full socket unread before the session is given up.
+	sendMax = 30 * time.Second
+)
 
 // Client is the asking side of one session. Safe for concurrent use.
 type Client struct {
@@ -20,11 +26,20 @@ type Client struct {
 	done chan struct{} // closed when the reader has ended
 
 	mu      sync.Mutex
-	pending map[uint16]chan reply // mu
-	nextTag uint16                // mu
-	nextFid uint32                // mu
-	freeFid []uint32              // mu
-	broken  error                 // mu; why no more requests can be made
+	pending map[uint16]*waiter // mu; by tag
+	nextTag uint16             // mu
+	nextFid uint32             // mu
+	freeFid []uint32           // mu
+	broken  error              // mu; why no more requests can be made
+}
+
+// waiter is a request whose reply has not come.
+type waiter struct {
+	ch       chan reply // with room for one; nil if nobody waits
+	clunks   uint32     // the fid that is free when the reply comes; 0 = none
+	flushes  *uint16    // the tag that is free when the reply comes, if this is a Tflush
+	flushed  bool       // a Tflush for it is under way: the tag stays taken until that is answered (9P flush(5))
+	answered bool       // and the reply has come
 }
 
 type reply struct {
@@ -32,9 +47,12 @@ type reply struct {
 	files []*os.File
 }
 
+// errAbandoned marks the error of a request whose fate the server did not tell in time.
+var errAbandoned = errors.New("the server did not confirm the cancellation")
+
 // Dial negotiates the version over conn and starts the session. It owns conn from now on.
 func Dial(ctx context.Context, conn Conn) (*Client, error) {
-	c := &Client{conn: conn, done: make(chan struct{}), pending: map[uint16]chan reply{}}
+	c := &Client{conn: conn, done: make(chan struct{}), pending: map[uint16]*waiter{}}
 	go c.read()
 	r, _, err := c.call(ctx, &sigmap.Tversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma}, nil, true)
 	if err == nil {
@@ -60,13 +78,13 @@ func (c *Client) Done() <-chan struct{} { return c.done }
 
 // Attach returns the root of the server's tree (name chooses among several, "" is the default).
 func (c *Client) Attach(ctx context.Context, name string) (sigma.File, error) {
-	fid := c.newFid()
-	_, err := c.roundTrip(ctx, &sigmap.Tattach{Fid: fid, Afid: sigmap.NoFid, Aname: name, NUname: sigmap.NoFid})
+	r := &remote{c: c, fid: c.newFid()}
+	_, err := ask[*sigmap.Rattach](ctx, r, &sigmap.Tattach{Fid: r.fid, Afid: sigmap.NoFid, Aname: name, NUname: sigmap.NoFid})
 	if err != nil {
-		c.putFid(fid)
+		c.unmade(r.fid, err)
 		return nil, err
 	}
-	return &remote{c: c, fid: fid}, nil
+	return r, nil
 }
 
 // read dispatches replies until the connection ends.
@@ -79,14 +97,13 @@ func (c *Client) read() {
 			err = c.dispatch(msg, files)
 		}
 	}
-	if errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) {
-		err = sigma.Errorf("session.Client", sigma.KindLost, "the session has ended")
-	}
 	c.conn.Close()
 	c.mu.Lock()
-	c.broken = &sigma.Error{Op: "session.Client", Kind: sigma.KindLost, Msg: "connection lost", Err: err}
-	for _, ch := range c.pending {
-		close(ch)
+	c.broken = &sigma.Error{Op: "session.Client", Kind: sigma.KindLost, Msg: "the connection to the server is lost", Err: err}
+	for _, w := range c.pending {
+		if w.ch != nil {
+			close(w.ch)
+		}
 	}
 	c.pending = nil
 	c.mu.Unlock()
@@ -100,14 +117,30 @@ func (c *Client) dispatch(buf []byte, files []*os.File) error {
 		return err
 	}
 	c.mu.Lock()
-	ch := c.pending[tag]
-	delete(c.pending, tag)
+	w := c.pending[tag]
+	if w != nil && w.answered {
+		w = nil
+	}
+	if w != nil && w.flushed {
+		w.answered = true
+	} else {
+		delete(c.pending, tag)
+	}
+	if w != nil && w.flushes != nil {
+		delete(c.pending, *w.flushes) // no reply to it will follow
+	}
+	if w != nil && w.clunks != 0 {
+		c.freeFid = append(c.freeFid, w.clunks)
+	}
+	if w != nil && w.ch != nil {
+		w.ch <- reply{m, files} // has room for the one
+		files = nil
+	}
 	c.mu.Unlock()
-	if ch == nil {
-		CloseFiles(files)
+	CloseFiles(files)
+	if w == nil {
 		return sigma.Errorf("session.Client", sigma.KindInvalid, "the server answered a request that was not made")
 	}
-	ch <- reply{m, files} // has room for one
 	return nil
 }
 
@@ -116,16 +149,20 @@ func (c *Client) call(ctx context.Context, m sigmap.Message, files []*os.File, v
 	if err := ctx.Err(); err != nil {
 		return nil, nil, sigma.Wrap("session.call", "", err)
 	}
-	tag, ch, err := c.send(m, files, version)
+	w := &waiter{ch: make(chan reply, 1)}
+	tag, err := c.send(w, m, files, version)
 	if err != nil {
 		return nil, nil, err
 	}
 	select {
-	case r, ok := <-ch:
+	case r, ok := <-w.ch:
 		return c.received(r, ok)
 	case <-ctx.Done():
 	}
-	return c.flush(ctx, tag, ch)
+	if version {
+		return nil, nil, sigma.Wrap("session.call", "", ctx.Err())
+	}
+	return c.flush(ctx, tag, w)
 }
 
 func (c *Client) received(r reply, ok bool) (sigmap.Message, []*os.File, error) {
@@ -141,40 +178,85 @@ func (c *Client) received(r reply, ok bool) (sigmap.Message, []*os.File, error) 
 	return r.msg, r.files, nil
 }
 
-// flush takes back the request tag. A reply that comes before the flush's own is used after all: the request took effect.
-func (c *Client) flush(ctx context.Context, tag uint16, ch chan reply) (sigmap.Message, []*os.File, error) {
-	canceled := sigma.Wrap("session.call", "", ctx.Err())
-	_, fch, err := c.send(&sigmap.Tflush{OldTag: tag}, nil, false)
-	if err != nil {
+// flush takes back the request tag. A reply that comes before the flush's own is used after all: the request took effect. A server that answers neither is
+// waited for only a little.
+func (c *Client) flush(ctx context.Context, tag uint16, w *waiter) (sigmap.Message, []*os.File, error) {
+	canceled := &sigma.Error{Op: "session.call", Kind: sigma.KindOf(ctx.Err()), Err: ctx.Err()}
+	c.mu.Lock()
+	w.flushed = c.pending[tag] == w
+	c.mu.Unlock()
+	if !w.flushed { // its reply came just now, or the session has ended
+		r, ok := <-w.ch
+		return c.taken(r, ok, canceled)
+	}
+	fw := &waiter{ch: make(chan reply, 1), flushes: &tag}
+	if _, err := c.send(fw, &sigmap.Tflush{OldTag: tag}, nil, false); err != nil {
+		c.abandon(w)
+		c.unflush(tag, w)
+		canceled.Err = errors.Join(ctx.Err(), errAbandoned)
 		return nil, nil, canceled
 	}
+	patience := time.NewTimer(flushWait)
+	defer patience.Stop()
 	select {
-	case r, ok := <-ch:
-		go func() { <-fch }() // its tag stays taken until the server has answered; ends with the session at the latest
-		return c.received(r, ok)
-	case <-fch:
+	case r, ok := <-w.ch:
+		c.abandon(fw)
+		return c.taken(r, ok, canceled)
+	case <-fw.ch:
 		select {
-		case r, ok := <-ch: // both were there
-			return c.received(r, ok)
+		case r, ok := <-w.ch: // both were there
+			return c.taken(r, ok, canceled)
 		default:
+			return nil, nil, canceled
 		}
-		c.mu.Lock()
-		delete(c.pending, tag)
-		c.mu.Unlock()
+	case <-patience.C:
+		c.abandon(w)
+		c.abandon(fw)
+		canceled.Err = errors.Join(ctx.Err(), errAbandoned)
 		return nil, nil, canceled
 	}
 }
 
-func (c *Client) send(m sigmap.Message, files []*os.File, version bool) (uint16, chan reply, error) {
-	ch := make(chan reply, 1)
+// taken is received for a request that was taken back: if the server says so too, the caller's own reason is the better one.
+func (c *Client) taken(r reply, ok bool, canceled error) (sigmap.Message, []*os.File, error) {
+	m, files, err := c.received(r, ok)
+	if sigma.KindOf(err) == sigma.KindCanceled {
+		err = canceled
+	}
+	return m, files, err
+}
+
+// unflush notes that w is not being flushed after all.
+func (c *Client) unflush(tag uint16, w *waiter) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w.flushed = false
+	if w.answered {
+		delete(c.pending, tag)
+	}
+}
+
+// abandon leaves the reply of w to the reader.
+func (c *Client) abandon(w *waiter) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case r := <-w.ch: // it came just now, or the session has ended
+		CloseFiles(r.files)
+	default:
+		w.ch = nil
+	}
+}
+
+func (c *Client) send(w *waiter, m sigmap.Message, files []*os.File, version bool) (uint16, error) {
 	c.mu.Lock()
 	if c.broken != nil {
 		defer c.mu.Unlock()
-		return 0, nil, c.broken
+		return 0, c.broken
 	}
 	if len(c.pending) >= pendingMax {
 		c.mu.Unlock()
-		return 0, nil, sigma.Errorf("session.send", sigma.KindBusy, "%d requests are in flight on one session", pendingMax)
+		return 0, sigma.Errorf("session.send", sigma.KindBusy, "%d requests are in flight on one session", pendingMax)
 	}
 	tag := uint16(sigmap.NoTag)
 	if !version {
@@ -182,27 +264,27 @@ func (c *Client) send(m sigmap.Message, files []*os.File, version bool) (uint16,
 		}
 		c.nextTag = tag + 1
 	}
-	c.pending[tag] = ch
+	c.pending[tag] = w
 	c.mu.Unlock()
 
 	buf, err := sigmap.Encode(make([]byte, 0, 128), tag, m)
 	if err == nil {
-		if err = c.conn.Send(buf, files); err == nil {
-			return tag, ch, nil
+		if d, ok := c.conn.(interface{ SetWriteDeadline(time.Time) error }); ok {
+			d.SetWriteDeadline(time.Now().Add(sendMax))
 		}
-		err = &sigma.Error{Op: "session.send", Kind: sigma.KindLost, Msg: "connection lost", Err: err}
+		err = c.conn.Send(buf, files)
+	}
+	if err == nil {
+		return tag, nil
+	}
+	if _, ok := err.(*sigma.Error); !ok { // the socket's: part of the message may have gone
+		c.conn.Close()
+		err = &sigma.Error{Op: "session.send", Kind: sigma.KindLost, Msg: "the connection to the server is lost", Err: err}
 	}
 	c.mu.Lock()
 	delete(c.pending, tag)
 	c.mu.Unlock()
-	return 0, nil, err
-}
-
-// roundTrip is call for requests whose replies carry no files.
-func (c *Client) roundTrip(ctx context.Context, m sigmap.Message) (sigmap.Message, error) {
-	r, files, err := c.call(ctx, m, nil, false)
-	CloseFiles(files)
-	return r, err
+	return 0, err
 }
 
 func (c *Client) newFid() uint32 {
@@ -217,7 +299,11 @@ func (c *Client) newFid() uint32 {
 	return c.nextFid
 }
 
-func (c *Client) putFid(fid uint32) {
+// unmade gives back the number of a fid that the server did not make because of err. If the server may still make it, the number is not used again.
+func (c *Client) unmade(fid uint32, err error) {
+	if errors.Is(err, errAbandoned) {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.freeFid = append(c.freeFid, fid)

@@ -4,7 +4,7 @@
 // It promises that a peer can at worst end its own session: lengths are bounded before anything is allocated, unknown tags and surprising replies end the
 // session with an error, and every waiter gets an answer when the connection breaks (KindLost, as the outcome is unknown).
 //
-// Locks: Client.mu guards tags and fids and is never held while sending; Conn.sendMu orders senders. Neither is taken under the other.
+// Locks: Client.mu guards tags and fids and is never held while sending; streamConn.sendMu orders senders. Neither is taken under the other.
 package session
 
 import (
@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"sync"
 	"syscall"
 
@@ -37,7 +38,6 @@ type packetConn struct {
 	*net.UnixConn
 	takeFiles bool
 	buf       []byte
-	sendMu    sync.Mutex
 }
 
 // NewPacketConn wraps a SOCK_SEQPACKET connection. takeFiles says whether file descriptors that come are wanted; otherwise the kernel drops them.
@@ -51,13 +51,15 @@ func (c *packetConn) Send(msg []byte, files []*os.File) error {
 		_, err := c.UnixConn.Write(msg)
 		return err
 	}
+	if len(files) > FilesMax {
+		return sigma.Errorf("session.Send", sigma.KindTooBig, "%d file descriptors with one message; %d are possible", len(files), FilesMax)
+	}
 	fds := make([]int, len(files))
 	for i, f := range files {
 		fds[i] = int(f.Fd())
 	}
-	c.sendMu.Lock()
-	defer c.sendMu.Unlock()
 	_, _, err := c.UnixConn.WriteMsgUnix(msg, syscall.UnixRights(fds...), nil)
+	runtime.KeepAlive(files)
 	return err
 }
 
@@ -75,6 +77,8 @@ func (c *packetConn) Recv() ([]byte, []*os.File, error) {
 	case err != nil:
 	case n == 0 && oobn == 0:
 		return nil, nil, io.EOF
+	case c.takeFiles && flags&syscall.MSG_CTRUNC != 0:
+		err = sigma.Errorf("session.Recv", sigma.KindTooBig, "more than %d file descriptors came with one message", FilesMax)
 	case n > sigmap.MessageMax || flags&syscall.MSG_TRUNC != 0:
 		err = sigma.Errorf("session.Recv", sigma.KindTooBig, "a record is longer than %d bytes", sigmap.MessageMax)
 	default:
@@ -158,10 +162,15 @@ func Pair() (a, b Conn, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if a, err = FromFile(x); err == nil {
-		b, err = FromFile(y)
+	if a, err = FromFile(x); err != nil {
+		y.Close()
+		return nil, nil, err
 	}
-	return a, b, err
+	if b, err = FromFile(y); err != nil {
+		a.Close()
+		return nil, nil, err
+	}
+	return a, b, nil
 }
 
 // FilePair returns the two ends of a UNIX socket pair of a type (syscall.SOCK_SEQPACKET or SOCK_STREAM), closed on exec.
@@ -179,7 +188,16 @@ func FromFile(f *os.File) (Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	if u.LocalAddr().Network() != "unixpacket" {
+		u.Close()
+		return nil, sigma.Errorf("session.FromFile", sigma.KindInvalid, "the socket keeps no records; SOCK_SEQPACKET does")
+	}
 	return NewPacketConn(u, true), nil
+}
+
+// Ended reports whether err from a Conn only says that this side or the other has closed it.
+func Ended(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed) || errors.Is(err, io.ErrClosedPipe)
 }
 
 // UnixConn makes a net.UnixConn of a UNIX socket; f is closed.

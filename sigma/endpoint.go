@@ -42,14 +42,17 @@ func ParseEndpoint(s string) (Endpoint, error) {
 	ok := len(s) < 512 && len(w) == 6 && w[0] == endpointPrefix
 	if ok {
 		e = Endpoint{RealmID(w[1]), MachineID(w[2]), ProcID(w[3]), EndpointID(w[4]), ConnForm(w[5])}
-		id, err := base64.RawURLEncoding.DecodeString(w[4])
-		ok = err == nil && len(id) == 16 && e.Realm.Check() == nil && e.Machine.Check() == nil && (e.Form == FormStream || e.Form == FormTree)
+		id, err := base64.RawURLEncoding.Strict().DecodeString(w[4])
+		ok = err == nil && len(id) == 16 && len(w[4]) == 22 && // the decoder skips line ends, so the length counts too
+			len(w[3]) <= 64 && strings.IndexFunc(w[3], notProcLetter) < 0 && e.Realm.Check() == nil && e.Machine.Check() == nil && (e.Form == FormStream || e.Form == FormTree)
 	}
 	if !ok {
 		return Endpoint{}, Errorf("sigma.ParseEndpoint", KindInvalid, "%.80q is not an endpoint", s)
 	}
 	return e, nil
 }
+
+func notProcLetter(c rune) bool { return (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' }
 
 // Endpoints is how a proc listens and connects (001 Table 1: NewSigmaEP, Accept, Dial, CloseEP). Safe for concurrent use.
 type Endpoints interface {

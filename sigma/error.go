@@ -172,8 +172,7 @@ func Wrap(op, path string, err error) error {
 	if err == nil {
 		return nil
 	}
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := err.(*Error); ok {
 		c := *e
 		c.Op = op
 		if c.Path == "" {

@@ -46,6 +46,7 @@ type DirEntry struct {
 	Name string
 	ID   FileID
 	Size uint64 // 0 where the server would have to look it up
+	Next uint64 // cookie to go on after this entry; 0 = only the one that ReadDir returns is known
 }
 
 // OpenFlags say what a handle is opened for.
@@ -104,8 +105,9 @@ type File interface {
 	ReadAt(ctx context.Context, p []byte, offset uint64) (int, error)
 	// WriteAt writes all of p at offset (at the end if opened with OpenAppend).
 	WriteAt(ctx context.Context, p []byte, offset uint64) (int, error)
-	// ReadDir returns about max entries (maybe more) after the cookie (0 = from the start) and the cookie to go on with; more == false at the end. Names are unique in a
-	// listing and every entry that exists during the whole listing is in it.
+	// ReadDir returns up to max entries after the cookie (0 = from the start) and the cookie to go on with; more == false at the end, and no entries with more == true are
+	// no end. A cookie is good for any later ReadDir on this handle. A server that sets DirEntry.Next saves the server kit from asking for one entry at a time.
+	// Names are unique in a listing and every entry that exists during the whole listing is in it.
 	ReadDir(ctx context.Context, cookie uint64, max int) (entries []DirEntry, next uint64, more bool, err error)
 	// Mkdir, Symlink: KindExists if the name is taken.
 	Mkdir(ctx context.Context, name string, perm uint32) error

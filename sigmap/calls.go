@@ -127,7 +127,9 @@ func (c *Coder) Status(s *sigma.Status) {
 	c.U16((*uint16)(&s.Kind))
 	c.Str(&s.Msg)
 	c.Data(&s.Data)
-	s.ExitCode = int(int32(code))
+	if c.decoding {
+		s.ExitCode = int(int32(code))
+	}
 }
 
 // ProcInfo describes a proc.
@@ -187,7 +189,9 @@ func (c *Coder) RealmInfos(rs *[]sigma.RealmInfo) {
 		c.RealmID(&r.ID)
 		c.Time(&r.Created)
 		c.U32(&n)
-		r.Procs = int(n)
+		if c.decoding {
+			r.Procs = int(n)
+		}
 	})
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // Coder walks the fields of a message in order, either appending them to a buffer or filling them from one. Integers are little endian, strings have
-// a 16-bit length, data a 32-bit length (Plan 9 manual, section 5, intro). It is not safe for concurrent use.
+// a 16-bit length, data a 32-bit length (Plan 9 manual, section 5, intro). Encoding changes nothing of what is encoded. It is not safe for concurrent use.
 type Coder struct {
 	buf      []byte // encoding: what was written; decoding: what is left
 	decoding bool
@@ -99,7 +99,9 @@ func (c *Coder) Bool(v *bool) {
 	if b > 1 {
 		c.Fail("a boolean is neither 0 nor 1")
 	}
-	*v = b == 1
+	if c.decoding {
+		*v = b == 1
+	}
 }
 
 // Str is a string of at most 65535 bytes.
@@ -159,6 +161,15 @@ func (c *Coder) Strs(v *[]string) {
 	}
 }
 
+// names are the components of a walk; more than WalkMax are refused before room is made for them.
+func (c *Coder) names(v *[]string) {
+	if len(*v) > WalkMax || c.decoding && len(c.buf) >= 2 && binary.LittleEndian.Uint16(c.buf) > WalkMax {
+		c.Fail("more than 64 names in one walk")
+		return
+	}
+	c.Strs(v)
+}
+
 // Time is nanoseconds since 1970 as 64 bits; 0 is the zero time.
 func (c *Coder) Time(t *time.Time) {
 	var ns uint64
@@ -178,7 +189,9 @@ func (c *Coder) Time(t *time.Time) {
 func (c *Coder) Duration(d *time.Duration) {
 	v := uint64(*d)
 	c.U64(&v)
-	*d = time.Duration(v)
+	if c.decoding {
+		*d = time.Duration(v)
+	}
 }
 
 // Qid is a 9P qid: type, 32-bit version, path. Only the low 32 bits of a FileID's version travel in it.
@@ -195,9 +208,7 @@ func (c *Coder) Qid(id *sigma.FileID) {
 // FileID is a qid with the whole version, used in the messages that sigmaP adds.
 func (c *Coder) FileID(id *sigma.FileID) {
 	c.Qid(id)
-	v := uint64(id.Version)
-	c.U64(&v)
-	id.Version = sigma.Version(v)
+	c.U64((*uint64)(&id.Version))
 }
 
 // Qid types. A plain 9P client knows directory and symlink and takes the others for files.

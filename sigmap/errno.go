@@ -1,9 +1,17 @@
 package sigmap
 
-import "syscall"
+import (
+	"strings"
+	"syscall"
+)
 
 // errnoOf is a number from the wire as an errno.
 func errnoOf(n uint32) syscall.Errno { return syscall.Errno(n) }
 
 // clip bounds the words of an error, so that an error reply always fits.
-func clip(s string) string { return s[:min(len(s), 1000)] }
+func clip(s string) string {
+	if len(s) > 1000 {
+		s = strings.ToValidUTF8(s[:1000], "") // not half a character at the end
+	}
+	return s
+}

@@ -1,6 +1,8 @@
 package sigmap
 
 import (
+	"cmp"
+	"errors"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -99,7 +101,7 @@ func (m *Rstop) fields(c *Coder) {
 }
 func (m *Tget) fields(c *Coder) {
 	c.U32(&m.Fid)
-	c.Strs(&m.Names)
+	c.names(&m.Names)
 	c.U64(&m.Offset)
 	c.U32(&m.Count)
 }
@@ -128,7 +130,7 @@ func (m *Tput) fields(c *Coder) {
 		}
 	}
 	c.U32(&m.Fid)
-	c.Strs(&m.Names)
+	c.names(&m.Names)
 	c.U8((*uint8)(&o.Kind))
 	c.U32(&flags)
 	c.U32(&o.Perm)
@@ -136,7 +138,9 @@ func (m *Tput) fields(c *Coder) {
 	c.U64((*uint64)(&o.Lease))
 	c.U64((*uint64)(&o.Epoch))
 	c.Data(&m.Data)
-	o.MustMake, o.MustExist, o.Append = flags&putMustMake != 0, flags&putMustExist != 0, flags&putAppend != 0
+	if c.decoding {
+		o.MustMake, o.MustExist, o.Append = flags&putMustMake != 0, flags&putMustExist != 0, flags&putAppend != 0
+	}
 	if flags > 7 || o.Kind != sigma.KindFile && o.Kind != sigma.KindSymlink && o.Kind != sigma.KindEndpoint {
 		c.Fail("put has unknown flags or a kind that cannot be put")
 	}
@@ -155,18 +159,19 @@ func (m *Rcall) fields(c *Coder)  { c.Data(&m.Payload) }
 func (m *Tpass) fields(c *Coder)  { c.U32(&m.Fid) }
 func (m *Rpass) fields(*Coder)    {}
 
-// Fail makes the reply for err in the dialect of the session.
+// Fail makes the reply for err in the dialect of the session. Causes stay here, because they may speak of the server's own files and peers: what travels is the words of the
+// outermost sigma.Error that has any.
 func Fail(err error, plain bool) Message {
 	kind := sigma.KindOf(err)
 	if plain {
 		return &Rlerror{Errno: uint32(kind.Errno())}
 	}
 	r := &Rfail{Kind: kind, Hint: clip(sigma.HintOf(err))}
-	if e, ok := err.(*sigma.Error); ok {
-		r.Path = clip(e.Path)
-		r.Msg = clip((&sigma.Error{Kind: e.Kind, Msg: e.Msg, Err: e.Err}).Error())
-	} else {
-		r.Msg = clip(err.Error())
+	for ; err != nil; err = errors.Unwrap(err) {
+		if e, ok := err.(*sigma.Error); ok {
+			r.Path = cmp.Or(r.Path, clip(e.Path))
+			r.Msg = cmp.Or(r.Msg, clip(e.Msg))
+		}
 	}
 	return r
 }

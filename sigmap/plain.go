@@ -228,7 +228,7 @@ func (m *Tattach) fields(c *Coder) {
 func (m *Rattach) fields(c *Coder) { c.Qid(&m.ID) }
 func (m *Tflush) fields(c *Coder)  { c.U16(&m.OldTag) }
 func (m *Rflush) fields(*Coder)    {}
-func (m *Twalk) fields(c *Coder)   { c.U32(&m.Fid); c.U32(&m.NewFid); c.Strs(&m.Names) }
+func (m *Twalk) fields(c *Coder)   { c.U32(&m.Fid); c.U32(&m.NewFid); c.names(&m.Names) }
 func (m *Rwalk) fields(c *Coder) {
 	n := len(m.IDs)
 	c.Count(&n, 13)
@@ -281,8 +281,13 @@ func (m *Tsetattr) fields(c *Coder) {
 func (m *Rsetattr) fields(*Coder)   {}
 func (m *Treaddir) fields(c *Coder) { c.U32(&m.Fid); c.U64(&m.Offset); c.U32(&m.Count) }
 func (m *Rreaddir) fields(c *Coder) { c.Data(&m.Data) }
-func (m *Tfsync) fields(c *Coder)   { c.U32(&m.Fid); c.U32(&m.DataSync) }
-func (m *Rfsync) fields(*Coder)     {}
+func (m *Tfsync) fields(c *Coder) {
+	c.U32(&m.Fid)
+	if !c.decoding || len(c.buf) > 0 { // clients older than Linux 3.x and gVisor's leave it out
+		c.U32(&m.DataSync)
+	}
+}
+func (m *Rfsync) fields(*Coder) {}
 func (m *Tmkdir) fields(c *Coder) {
 	c.U32(&m.Fid)
 	c.Str(&m.Name)
@@ -324,16 +329,27 @@ type DirEntry struct {
 	Name string
 }
 
+// DirEntrySize is how many bytes an entry takes besides its name.
+const DirEntrySize = 13 + 8 + 1 + 2
+
+// direntType is DT_DIR, DT_LNK or DT_REG of readdir(3), which ls and find of a plain client go by.
+func direntType(k sigma.FileKind) uint8 {
+	switch k {
+	case sigma.KindDir:
+		return 4
+	case sigma.KindSymlink:
+		return 10
+	}
+	return 8
+}
+
 // AppendDirEntry appends e to data unless it would exceed max; it reports whether it did.
 func AppendDirEntry(data []byte, max int, e DirEntry) ([]byte, bool) {
-	if len(data)+13+8+1+2+len(e.Name) > max {
+	if len(data)+DirEntrySize+len(e.Name) > max {
 		return data, false
 	}
 	c := NewEncoder(data)
-	t := kindToQid(e.ID.Kind) >> 4 // DT_* of readdir(3) is close enough to be useful: 4 is DT_DIR
-	if e.ID.Kind == sigma.KindDir {
-		t = 4
-	}
+	t := direntType(e.ID.Kind)
 	c.Qid(&e.ID)
 	c.U64(&e.Next)
 	c.U8(&t)

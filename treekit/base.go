@@ -6,12 +6,12 @@
 //
 // Users: named, s3, sigmad for file descriptor 3 of its procs and for the admin socket, and tenants' procs through sdk.
 //
-// Locks: session.mu guards tags and fids; a fid's own mu orders Open and Create against other uses. session.mu is never held while a handler runs.
+// Locks: server.sending orders answers and is held while one is sent; a fid's own mu orders Open against other uses; server.mu guards tags and fids, is taken under
+// either and held for moments. No other is taken under another.
 package treekit
 
 import (
 	"context"
-	"time"
 
 	"sigmaos.dev/sigma"
 )
@@ -56,7 +56,7 @@ type Blob struct {
 	ID      sigma.FileID
 	Name    string
 	Perm    uint32
-	Size    uint64 // what Stat tells; 0 if not known before the content is made
+	Size    uint64 // what Stat tells before Open; 0 if not known
 	Content func(context.Context) ([]byte, error)
 	data    []byte
 }
@@ -73,7 +73,11 @@ func (b *Blob) Walk(_ context.Context, names []string) (sigma.File, []sigma.File
 
 // Stat describes the file.
 func (b *Blob) Stat(context.Context) (sigma.Stat, error) {
-	return sigma.Stat{ID: b.ID, Name: b.Name, Perm: b.Perm, Size: b.Size, Modified: time.Unix(0, 0)}, nil
+	size := b.Size
+	if b.data != nil {
+		size = uint64(len(b.data))
+	}
+	return sigma.Stat{ID: b.ID, Name: b.Name, Perm: b.Perm, Size: size}, nil
 }
 
 // Open makes the content.

@@ -22,12 +22,16 @@ func WalkTo(ctx context.Context, f sigma.File, names []string, followLast bool) 
 			return file, nil, nil
 		}
 	} else {
-		if k := ids[max(n, 1)-1].Kind; n == 0 || k != sigma.KindSymlink && k != sigma.KindEndpoint {
-			kind := sigma.KindNotFound
-			if n > 0 && k != sigma.KindDir {
-				kind = sigma.KindNotDir
+		kind := sigma.KindDir
+		if n > 0 {
+			kind = ids[n-1].Kind
+		}
+		if kind != sigma.KindSymlink && kind != sigma.KindEndpoint {
+			reason := sigma.KindNotFound
+			if kind != sigma.KindDir {
+				reason = sigma.KindNotDir
 			}
-			return nil, nil, sigma.PathError("treekit.Walk", kind, sigma.JoinPath(names...))
+			return nil, nil, sigma.PathError("treekit.Walk", reason, sigma.JoinPath(names...))
 		}
 		if file, _, err = f.Walk(ctx, names[:n]); err != nil {
 			return nil, nil, err
@@ -55,7 +59,11 @@ func Get(ctx context.Context, f sigma.File, names []string, offset uint64, count
 	}
 	defer file.Close()
 	if g, ok := file.(sigma.Getter); ok && len(names) > 0 {
-		return g.Get(ctx, nil, offset, count)
+		r, stop, err := g.Get(ctx, nil, offset, count)
+		if stop != nil {
+			stop.Walked += len(names)
+		}
+		return r, stop, err
 	}
 	if err := file.Open(ctx, sigma.OpenRead); err != nil {
 		return sigma.GetResult{}, nil, err
@@ -72,11 +80,19 @@ func Get(ctx context.Context, f sigma.File, names []string, offset uint64, count
 	if err != nil {
 		return sigma.GetResult{}, nil, err
 	}
-	// A file of unknown size (/proc) is as large as what could be read.
-	return sigma.GetResult{Data: buf[:n], ID: st.ID, Size: max(st.Size, offset+uint64(n))}, nil, nil
+	// A file of unknown size (/proc) is as large as what could be read, and larger if there is another byte.
+	size := max(st.Size, offset+uint64(n))
+	if n == count && size == offset+uint64(n) {
+		more, err := file.ReadAt(ctx, make([]byte, 1), size)
+		if err != nil {
+			return sigma.GetResult{}, nil, err
+		}
+		size += uint64(more)
+	}
+	return sigma.GetResult{Data: buf[:n], ID: st.ID, Size: size}, nil, nil
 }
 
-// Put is the directory's own Put, or one made of create, write and sync, which has no conditions.
+// Put is the directory's own Put, or one made of create, write and sync, which has no conditions and is not atomic.
 func Put(ctx context.Context, f sigma.File, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
 	if p, ok := f.(sigma.Putter); ok {
 		return p.Put(ctx, names, data, o)
@@ -108,6 +124,14 @@ func Put(ctx context.Context, f sigma.File, names []string, data []byte, o sigma
 		flags |= sigma.OpenExclusive
 	}
 	file, err := dir.Create(ctx, last, flags, o.Perm)
+	if sigma.KindOf(err) == sigma.KindExists && !o.MustMake { // a link
+		if found, stop, _ := WalkTo(ctx, dir, names[len(names)-1:], true); stop != nil {
+			stop.Walked = len(names)
+			return sigma.FileID{}, stop, nil
+		} else if found != nil {
+			found.Close()
+		}
+	}
 	if err != nil {
 		return sigma.FileID{}, nil, err
 	}

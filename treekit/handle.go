@@ -25,9 +25,6 @@ func (s *server) do(ctx context.Context, m sigmap.Message, files []*os.File) (si
 			return nil, nil, err
 		}
 		return &sigmap.Rattach{ID: st.ID}, nil, s.add(m.Fid, root)
-	case *sigmap.Tflush:
-		s.flush(m.OldTag)
-		return &sigmap.Rflush{}, nil, nil
 	case *sigmap.Tclunk:
 		return &sigmap.Rclunk{}, nil, s.clunk(m.Fid)
 	case *sigmap.Tremove:
@@ -35,6 +32,8 @@ func (s *server) do(ctx context.Context, m sigmap.Message, files []*os.File) (si
 		return nil, nil, Unsupported("Tremove; use Tunlinkat")
 	case *sigmap.Trenameat:
 		return s.rename(ctx, m)
+	case *sigmap.Tcall:
+		return s.call(ctx, m, files)
 	}
 	n, ok := fidOf(m)
 	if !ok {
@@ -47,7 +46,7 @@ func (s *server) do(ctx context.Context, m sigmap.Message, files []*os.File) (si
 	defer s.put(f)
 	switch m := m.(type) {
 	case *sigmap.Tlopen:
-		r, err := f.doOpen(ctx, m)
+		r, err := s.open(ctx, f, m)
 		return r, nil, err
 	case *sigmap.Tlcreate:
 		r, err := s.create(ctx, f, m)
@@ -55,23 +54,29 @@ func (s *server) do(ctx context.Context, m sigmap.Message, files []*os.File) (si
 	}
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	if m, ok := m.(*sigmap.Tcall); ok {
-		c, ok := f.file.(sigma.Caller)
-		if !ok {
-			session.CloseFiles(files)
-			return nil, nil, Unsupported("call")
-		}
-		reply, back, err := c.Call(ctx, m.Method, m.Payload, files)
-		return &sigmap.Rcall{Payload: reply}, back, err
-	}
 	if _, ok := m.(*sigmap.Tpass); ok {
 		return pass(ctx, f)
 	}
 	r, err := s.plainly(ctx, f, m)
-	if err == errNotPlain {
+	if err == errNotPlain && !s.plain {
 		r, err = f.extended(ctx, m)
 	}
 	return r, nil, err
+}
+
+// call runs a method. The files are the tree's as soon as it is called.
+func (s *server) call(ctx context.Context, m *sigmap.Tcall, files []*os.File) (sigmap.Message, []*os.File, error) {
+	f, err := s.get(m.Fid)
+	if err == nil {
+		defer s.put(f)
+		if c, ok := f.file.(sigma.Caller); ok && !s.plain {
+			reply, back, err := c.Call(ctx, m.Method, m.Payload, files)
+			return &sigmap.Rcall{Payload: reply}, back, err
+		}
+		err = Unsupported("call")
+	}
+	session.CloseFiles(files)
+	return nil, nil, err
 }
 
 func fidOf(m sigmap.Message) (uint32, bool) {
@@ -112,8 +117,6 @@ func fidOf(m sigmap.Message) (uint32, bool) {
 		return m.Fid, true
 	case *sigmap.Tlease:
 		return m.Fid, true
-	case *sigmap.Tcall:
-		return m.Fid, true
 	case *sigmap.Tpass:
 		return m.Fid, true
 	}
@@ -140,19 +143,28 @@ func flagsOf(linux uint32) sigma.OpenFlags {
 	return f
 }
 
-func (f *fid) doOpen(ctx context.Context, m *sigmap.Tlopen) (sigmap.Message, error) {
+func (s *server) open(ctx context.Context, f *fid, m *sigmap.Tlopen) (sigmap.Message, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.open {
 		return nil, sigma.Errorf("treekit.Serve", sigma.KindInvalid, "fid %d is open already", m.Fid)
 	}
+	st, err := f.file.Stat(ctx)
+	if err != nil {
+		return nil, err
+	}
 	flags := flagsOf(m.Flags)
-	if err := f.file.Open(ctx, flags); err != nil {
+	if st.ID.Kind == sigma.KindEndpoint && !flags.Writes() { // a plain client takes it for a file and may see where it leads
+		text, err := f.file.ReadLink(ctx)
+		if err != nil {
+			return nil, err
+		}
+		f.text = []byte(text)
+	} else if err := f.file.Open(ctx, flags); err != nil {
 		return nil, err
 	}
 	f.open, f.mode = true, flags
-	st, err := f.file.Stat(ctx)
-	return &sigmap.Rlopen{ID: st.ID, IOUnit: sigmap.DataMax}, err
+	return &sigmap.Rlopen{ID: st.ID, IOUnit: s.dataMax}, nil
 }
 
 // create turns the directory's fid into the new file's (9P2000.L lcreate).
@@ -160,9 +172,10 @@ func (s *server) create(ctx context.Context, f *fid, m *sigmap.Tlcreate) (sigmap
 	if err := sigma.CheckName(m.Name); err != nil {
 		return nil, err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.open {
+	f.mu.RLock()
+	open := f.open
+	f.mu.RUnlock()
+	if open {
 		return nil, sigma.Errorf("treekit.Serve", sigma.KindInvalid, "fid %d is open already", m.Fid)
 	}
 	flags := flagsOf(m.Flags)
@@ -170,10 +183,13 @@ func (s *server) create(ctx context.Context, f *fid, m *sigmap.Tlcreate) (sigmap
 	if err != nil {
 		return nil, err
 	}
-	f.file.Close()
-	f.file, f.open, f.mode = file, true, flags
 	st, err := file.Stat(ctx)
-	return &sigmap.Rlcreate{ID: st.ID, IOUnit: sigmap.DataMax}, err
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	err = s.replace(m.Fid, f, &fid{file: file, uses: 1, open: true, mode: flags})
+	return &sigmap.Rlcreate{ID: st.ID, IOUnit: s.dataMax}, err
 }
 
 func (s *server) rename(ctx context.Context, m *sigmap.Trenameat) (sigmap.Message, []*os.File, error) {
@@ -222,12 +238,16 @@ func (s *server) plainly(ctx context.Context, f *fid, m sigmap.Message) (sigmap.
 	case *sigmap.Tsetattr:
 		return &sigmap.Rsetattr{}, f.file.SetStat(ctx, changeOf(m))
 	case *sigmap.Treaddir:
-		return f.readdir(ctx, m)
+		return s.readdir(ctx, f, m)
 	case *sigmap.Tread:
 		if err := f.check(false); err != nil {
 			return nil, err
 		}
-		buf := make([]byte, min(m.Count, sigmap.DataMax))
+		if f.text != nil {
+			rest := f.text[min(m.Offset, uint64(len(f.text))):]
+			return &sigmap.Rread{Data: rest[:min(m.Count, s.dataMax, uint32(len(rest)))]}, nil
+		}
+		buf := make([]byte, min(m.Count, s.dataMax))
 		n, err := f.file.ReadAt(ctx, buf, m.Offset)
 		return &sigmap.Rread{Data: buf[:n]}, err
 	case *sigmap.Twrite:
@@ -243,7 +263,10 @@ func (s *server) plainly(ctx context.Context, f *fid, m sigmap.Message) (sigmap.
 		if err := sigma.CheckName(m.Name); err != nil {
 			return nil, err
 		}
-		return &sigmap.Rsymlink{ID: sigma.FileID{Kind: sigma.KindSymlink}}, f.file.Symlink(ctx, m.Name, m.Target)
+		if err := f.file.Symlink(ctx, m.Name, m.Target); err != nil {
+			return nil, err
+		}
+		return &sigmap.Rsymlink{ID: s.idOf(ctx, f, m.Name, sigma.KindSymlink)}, nil
 	case *sigmap.Treadlink:
 		t, err := f.file.ReadLink(ctx)
 		return &sigmap.Rreadlink{Target: t}, err
@@ -251,7 +274,10 @@ func (s *server) plainly(ctx context.Context, f *fid, m sigmap.Message) (sigmap.
 		if err := sigma.CheckName(m.Name); err != nil {
 			return nil, err
 		}
-		return &sigmap.Rmkdir{ID: sigma.FileID{Kind: sigma.KindDir}}, f.file.Mkdir(ctx, m.Name, m.Mode&0o777)
+		if err := f.file.Mkdir(ctx, m.Name, m.Mode&0o777); err != nil {
+			return nil, err
+		}
+		return &sigmap.Rmkdir{ID: s.idOf(ctx, f, m.Name, sigma.KindDir)}, nil
 	case *sigmap.Tunlinkat:
 		if err := sigma.CheckName(m.Name); err != nil {
 			return nil, err
@@ -263,6 +289,17 @@ func (s *server) plainly(ctx context.Context, f *fid, m sigmap.Message) (sigmap.
 		return &sigmap.Rstatfs{FSType: 0x01021997, BlockSize: 4096, NameLen: sigma.NameMax}, nil
 	}
 	return nil, errNotPlain
+}
+
+// idOf is the id of a name that was made just now. Our own clients do not look at it, so only plain ones cost a walk.
+func (s *server) idOf(ctx context.Context, dir *fid, name string, kind sigma.FileKind) sigma.FileID {
+	if s.plain {
+		if file, ids, err := dir.file.Walk(ctx, []string{name}); err == nil && file != nil && len(ids) == 1 {
+			file.Close()
+			return ids[0]
+		}
+	}
+	return sigma.FileID{Kind: kind}
 }
 
 // check says whether the fid is open for writing or reading.
@@ -287,7 +324,9 @@ func (s *server) walk(ctx context.Context, f *fid, m *sigmap.Twalk) (sigmap.Mess
 	if err != nil {
 		return nil, err
 	}
-	if file != nil {
+	if file != nil && m.NewFid == m.Fid {
+		err = s.replace(m.Fid, f, &fid{file: file, uses: 1})
+	} else if file != nil {
 		err = s.add(m.NewFid, file)
 	} else if len(ids) == 0 {
 		err = sigma.PathError("treekit.Serve", sigma.KindNotFound, sigma.JoinPath(m.Names...))
@@ -340,37 +379,44 @@ func changeOf(m *sigmap.Tsetattr) (c sigma.StatChange) {
 	return c
 }
 
-// readdir packs entries until the reply is full. The tree's cookie after each entry is needed, so entries are asked for in small batches when they stop fitting.
-func (f *fid) readdir(ctx context.Context, m *sigmap.Treaddir) (sigmap.Message, error) {
+// readdir packs entries until the reply is full. Each entry carries the cookie to go on after it, because a client may stop anywhere.
+func (s *server) readdir(ctx context.Context, f *fid, m *sigmap.Treaddir) (sigmap.Message, error) {
 	if !f.open {
 		return nil, sigma.Errorf("treekit.Serve", sigma.KindPermission, "the directory is not open")
 	}
-	room := int(min(m.Count, sigmap.DataMax))
-	var data []byte
+	room := int(min(m.Count, s.dataMax))
+	data := []byte{}
+	batch := 0
 	for cookie, more := m.Offset, true; more; {
-		left := room - len(data)
-		batch := left / (24 + sigma.NameMax) // as many as fit whatever their names are
-		if batch < 1 {
-			if len(data) > 0 || left < 24+sigma.NameMax && room >= 24+sigma.NameMax {
-				break
-			}
-			batch = 1
+		if batch != 1 {
+			batch = max(1, (room-len(data))/(2*sigmap.DirEntrySize)) // guesses that names have 24 bytes
 		}
 		es, next, again, err := f.file.ReadDir(ctx, cookie, batch)
-		if err != nil {
+		switch {
+		case err != nil && len(data) > 0: // told when the client comes again
+			return &sigmap.Rreaddir{Data: data}, nil
+		case err != nil:
 			return nil, err
+		case len(es) > 1 && es[0].Next == 0 && batch > 1: // the tree knows only the cookie after all it returns
+			batch = 1
+			continue
+		case len(es) == 0 && next == cookie:
+			return &sigmap.Rreaddir{Data: data}, nil
 		}
 		for i, e := range es {
-			at := next
-			if i < len(es)-1 {
-				at = cookie // not a place to go on from: a client that stops within a batch reads it again
+			if e.Next == 0 && i == len(es)-1 {
+				e.Next = next
+			} else if e.Next == 0 {
+				e.Next = cookie // more were returned than asked for: going on here repeats some rather than skip any
 			}
 			var ok bool
-			if data, ok = sigmap.AppendDirEntry(data, room, sigmap.DirEntry{ID: e.ID, Next: at, Name: e.Name}); !ok {
+			if data, ok = sigmap.AppendDirEntry(data, room, sigmap.DirEntry{ID: e.ID, Next: e.Next, Name: e.Name}); !ok && len(data) == 0 {
 				return nil, sigma.Errorf("treekit.Serve", sigma.KindInvalid, "count %d is too small for an entry", m.Count)
+			} else if !ok {
+				return &sigmap.Rreaddir{Data: data}, nil
 			}
 		}
-		cookie, more = next, again && len(es) > 0
+		cookie, more = next, again
 	}
 	return &sigmap.Rreaddir{Data: data}, nil
 }
@@ -410,6 +456,8 @@ func (f *fid) extended(ctx context.Context, m sigmap.Message) (sigmap.Message, e
 		}
 		var err error
 		switch {
+		case m.TTL < 0 || m.ID == 0 && m.TTL == 0:
+			return nil, sigma.Errorf("treekit.Serve", sigma.KindInvalid, "a lease of %v", m.TTL)
 		case m.ID == 0:
 			m.ID, err = l.Lease(ctx, m.TTL)
 		case m.TTL == 0:

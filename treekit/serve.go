@@ -2,23 +2,27 @@ package treekit
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"strings"
 	"sync"
+	"sync/atomic"
 
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
 
-// Limits of one session. A request in flight costs a goroutine (about 4 KiB) and a message buffer; a proc that waits for thousands of others needs that many.
+// Limits of one session. A request in flight costs a goroutine (about 4 KiB) and its message; a proc that waits for thousands of others needs that many. Requests that carry
+// or ask for much data cost up to 192 KiB (message, answer, encoded answer) and end soon, so fewer of them do.
 const (
 	RequestsMax = 4096
 	FidsMax     = 65536
+	bulkMax     = 128     // requests in flight of more than bulkSize
+	bulkSize    = 8 << 10 // bytes
+	unsentMax   = 64      // answers that wait for a client to read others
 )
 
 // Config says what to serve to whom.
@@ -29,15 +33,18 @@ type Config struct {
 	KeepFiles bool            // whether file descriptors that come with calls are handed to Callers (else closed)
 }
 
-// Serve answers requests on conn until the peer closes, breaks the protocol, or ctx ends. It returns nil when the peer closed in an orderly way. It owns conn.
+// Serve answers requests on conn until the peer closes, breaks the protocol, or ctx ends. It returns an error only when the peer broke the protocol. It owns conn.
 func Serve(ctx context.Context, conn session.Conn, cfg Config) error {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	s := &server{cfg: cfg, conn: conn, requests: map[uint16]*request{}, fids: map[uint32]*fid{}, slots: make(chan struct{}, RequestsMax)}
+	s := &server{cfg: cfg, conn: conn, requests: map[uint16]*request{}, fids: map[uint32]*fid{}, bulk: make(chan struct{}, bulkMax)}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	err := s.loop(ctx)
+	if ctx.Err() != nil || session.Ended(err) {
+		err = nil
+	}
 	cancel()
 	stop()
 	conn.Close()
@@ -45,55 +52,61 @@ func Serve(ctx context.Context, conn session.Conn, cfg Config) error {
 	for _, f := range s.fids {
 		f.file.Close()
 	}
-	if errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) {
-		return nil
-	}
 	return err
 }
 
 type server struct {
 	cfg      Config
 	conn     session.Conn
-	plain    bool // the dialect; set by Tversion, when no other request is in flight
-	ready    bool
+	plain    bool   // the dialect; set by Tversion, when no other request is in flight
+	ready    bool   // as plain
+	dataMax  uint32 // as plain; bytes of data in one answer
 	handlers sync.WaitGroup
-	slots    chan struct{}
+	bulk     chan struct{}
+	unsent   atomic.Int32 // answers that are being sent or wait for their turn
+
+	sending sync.Mutex // makes sending an answer and freeing its tag one act
 
 	mu       sync.Mutex
 	requests map[uint16]*request // mu
 	fids     map[uint32]*fid     // mu
 }
 
-// request is one that is being worked on.
+// request is one that is being worked on, or a Tflush that waits for one.
 type request struct {
-	cancel context.CancelFunc
-	done   chan struct{}
+	cancel  context.CancelFunc
+	flushes []uint16 // server.mu; tags of the Tflushes to answer after it
 }
 
 // fid is a client's handle. uses counts handlers that work with it, and one for the table; the file closes when it is zero.
 type fid struct {
-	mu   sync.RWMutex // Open and Create against the rest
 	file sigma.File
+	uses int // server.mu
+
+	mu   sync.RWMutex    // Open against the rest
 	open bool            // mu
 	mode sigma.OpenFlags // mu
-	uses int             // server.mu
+	text []byte          // mu; what reading an open endpoint gives
 }
 
 func (s *server) loop(ctx context.Context) error {
 	for {
+		if s.unsent.Load() > unsentMax { // a client that does not read is not read
+			s.sending.Lock()
+			s.sending.Unlock()
+		}
 		buf, files, err := s.conn.Recv()
 		if err != nil {
 			return err
 		}
-		if !s.cfg.KeepFiles {
+		tag, m, err := sigmap.Decode(buf)
+		if _, ok := m.(*sigmap.Tcall); !ok || err != nil || !s.cfg.KeepFiles {
 			session.CloseFiles(files)
 			files = nil
 		}
-		tag, m, err := sigmap.Decode(buf)
 		if err == nil {
-			err = s.begin(ctx, tag, m, files)
-		} else if tag != sigmap.NoTag && sigma.KindOf(err) == sigma.KindUnsupported {
-			session.CloseFiles(files)
+			err = s.begin(ctx, tag, m, files, len(buf))
+		} else if sigma.KindOf(err) == sigma.KindUnsupported && !s.taken(tag) {
 			err = s.reply(tag, sigmap.Fail(err, s.plain), nil) // a message of a later version; the framing is intact
 		}
 		if err != nil {
@@ -105,34 +118,67 @@ func (s *server) loop(ctx context.Context) error {
 }
 
 // begin starts the handler of one request. An error ends the session.
-func (s *server) begin(ctx context.Context, tag uint16, m sigmap.Message, files []*os.File) error {
+func (s *server) begin(ctx context.Context, tag uint16, m sigmap.Message, files []*os.File, size int) error {
 	if v, ok := m.(*sigmap.Tversion); ok {
 		return s.version(tag, v)
 	}
 	if !s.ready {
 		return sigma.Errorf("treekit.Serve", sigma.KindInvalid, "a session starts with Tversion")
 	}
-	select {
-	case s.slots <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	rctx, cancel := context.WithCancel(ctx)
-	r := &request{cancel: cancel, done: make(chan struct{})}
-	s.mu.Lock()
-	_, dup := s.requests[tag]
-	if !dup {
-		s.requests[tag] = r
-	}
-	s.mu.Unlock()
-	if dup {
-		cancel()
+	if s.taken(tag) {
 		return sigma.Errorf("treekit.Serve", sigma.KindInvalid, "tag %d is in use", tag)
 	}
-	s.handlers.Go(func() { s.handle(rctx, tag, r, m, files) })
+	if f, ok := m.(*sigmap.Tflush); ok {
+		return s.flush(tag, f.OldTag)
+	}
+	s.mu.Lock()
+	busy := len(s.requests) >= RequestsMax
+	s.mu.Unlock()
+	if _, ok := m.(*sigmap.Tclunk); busy && !ok {
+		session.CloseFiles(files)
+		return s.reply(tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindBusy, "%d requests are in flight on one session", RequestsMax), s.plain), nil)
+	}
+	release := func() {}
+	if size > bulkSize || answerSize(m) > bulkSize {
+		select {
+		case s.bulk <- struct{}{}:
+			release = func() { <-s.bulk }
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	s.mu.Lock()
+	s.requests[tag] = &request{cancel: cancel}
+	s.mu.Unlock()
+	s.handlers.Go(func() {
+		defer release()
+		defer cancel()
+		s.handle(ctx, tag, m, files)
+	})
 	return nil
 }
 
+func (s *server) taken(tag uint16) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.requests[tag] != nil || tag == sigmap.NoTag
+}
+
+// answerSize is how much data m asks for.
+func answerSize(m sigmap.Message) uint32 {
+	switch m := m.(type) {
+	case *sigmap.Tread:
+		return m.Count
+	case *sigmap.Treaddir:
+		return m.Count
+	case *sigmap.Tget:
+		return m.Count
+	}
+	return 0
+}
+
+// version starts a session. It may come again as long as nothing else has, so that a client can try several versions.
 func (s *server) version(tag uint16, v *sigmap.Tversion) error {
 	s.mu.Lock()
 	busy := len(s.requests) + len(s.fids)
@@ -140,18 +186,23 @@ func (s *server) version(tag uint16, v *sigmap.Tversion) error {
 	if s.ready && busy > 0 {
 		return sigma.Errorf("treekit.Serve", sigma.KindUnsupported, "Tversion within a session")
 	}
-	r := &sigmap.Rversion{Msize: min(v.Msize, sigmap.MessageMax), Version: "unknown"}
 	if v.Msize < 8<<10 {
 		return sigma.Errorf("treekit.Serve", sigma.KindInvalid, "msize %d is less than 8192", v.Msize)
 	}
-	if v.Version == sigmap.VersionSigma || v.Version == sigmap.VersionPlain {
-		r.Version, s.plain, s.ready = v.Version, v.Version == sigmap.VersionPlain, true
+	s.handlers.Wait() // the last ones may still be reading what is set here
+	r := &sigmap.Rversion{Msize: min(v.Msize, sigmap.MessageMax), Version: "unknown"}
+	s.dataMax = r.Msize - sigmap.HeaderRoom
+	switch {
+	case v.Version == sigmap.VersionSigma:
+		r.Version, s.plain, s.ready = sigmap.VersionSigma, false, true
+	case v.Version == sigmap.VersionPlain || strings.HasPrefix(v.Version, sigmap.VersionPlain+"."): // what is before a dot is a version too (9P version(5))
+		r.Version, s.plain, s.ready = sigmap.VersionPlain, true, true
 	}
 	return s.reply(tag, r, nil)
 }
 
 // handle runs one request to its reply. A panic in a tree is a bug of ours: it is logged and answered, because one tenant's request must not end the others' sessions.
-func (s *server) handle(ctx context.Context, tag uint16, r *request, m sigmap.Message, files []*os.File) {
+func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files []*os.File) {
 	var back []*os.File
 	reply := sigmap.Message(nil)
 	func() {
@@ -163,30 +214,82 @@ func (s *server) handle(ctx context.Context, tag uint16, r *request, m sigmap.Me
 		}()
 		var err error
 		if reply, back, err = s.do(ctx, m, files); err != nil {
+			session.CloseFiles(back)
+			back = nil
 			reply = sigmap.Fail(err, s.plain)
+			if sigma.KindOf(err) == sigma.KindOther { // its cause does not travel
+				s.cfg.Log.Warn("request failed", "realm", s.cfg.Principal.Realm, "proc", s.cfg.Principal.Proc, "op", m.Type().String(), "err", err)
+			}
 		}
 	}()
-	s.mu.Lock()
-	delete(s.requests, tag)
-	s.mu.Unlock()
 	if err := s.reply(tag, reply, back); err != nil {
 		s.conn.Close()
 	}
 	session.CloseFiles(back)
-	r.cancel()
-	close(r.done)
-	<-s.slots
 }
 
+// reply answers tag, frees it, and answers the flushes that wait for it. A flush must not overtake the answer of what it flushes, nor may a client that has
+// an answer find the tag still taken; so all this is done under one lock.
 func (s *server) reply(tag uint16, m sigmap.Message, files []*os.File) error {
 	buf, err := sigmap.Encode(make([]byte, 0, 128), tag, m)
+	if len(files) > session.FilesMax {
+		err = sigma.Errorf("treekit.Serve", sigma.KindTooBig, "%d file descriptors in one answer", len(files))
+	}
 	if err != nil { // our own reply does not fit: the client still gets an answer
+		files = nil
 		if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(err, s.plain)); err != nil {
 			return err
 		}
-		files = nil
 	}
-	return s.conn.Send(buf, files)
+	s.unsent.Add(1)
+	defer s.unsent.Add(-1)
+	s.sending.Lock()
+	defer s.sending.Unlock()
+	waiting := s.free(tag)
+	err = s.conn.Send(buf, files)
+	if sigma.KindOf(err) == sigma.KindUnsupported { // the files cannot go over a byte stream
+		if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(err, s.plain)); err == nil {
+			err = s.conn.Send(buf, nil)
+		}
+	}
+	for len(waiting) > 0 && err == nil {
+		tag, waiting = waiting[0], waiting[1:]
+		waiting = append(waiting, s.free(tag)...)
+		if buf, err = sigmap.Encode(nil, tag, &sigmap.Rflush{}); err == nil {
+			err = s.conn.Send(buf, nil)
+		}
+	}
+	return err
+}
+
+// free forgets tag and returns the tags of the flushes that wait for it.
+func (s *server) free(tag uint16) []uint16 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.requests[tag]
+	delete(s.requests, tag)
+	if r == nil {
+		return nil
+	}
+	return r.flushes
+}
+
+// flush cancels the request old and has the flush answered after it; at once if there is no such request (any more).
+func (s *server) flush(tag, old uint16) error {
+	s.sending.Lock() // an answer of old that is on its way goes first
+	s.mu.Lock()
+	r := s.requests[old]
+	if r != nil {
+		r.flushes = append(r.flushes, tag)
+		s.requests[tag] = &request{cancel: func() {}}
+	}
+	s.mu.Unlock()
+	s.sending.Unlock()
+	if r == nil {
+		return s.reply(tag, &sigmap.Rflush{}, nil)
+	}
+	r.cancel()
+	return nil
 }
 
 // get finds a fid and counts the use; put ends it.
@@ -214,17 +317,34 @@ func (s *server) put(f *fid) {
 // add enters a file under a new fid; the file is closed if that fails.
 func (s *server) add(n uint32, file sigma.File) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	_, dup := s.fids[n]
-	switch {
-	case dup || n == sigmap.NoFid:
-		file.Close()
-		return sigma.Errorf("treekit.Serve", sigma.KindInvalid, "fid %d is in use", n)
-	case len(s.fids) >= FidsMax:
-		file.Close()
+	full := len(s.fids) >= FidsMax
+	if !dup && !full && n != sigmap.NoFid {
+		s.fids[n] = &fid{file: file, uses: 1}
+		s.mu.Unlock()
+		return nil
+	}
+	s.mu.Unlock()
+	file.Close()
+	if full {
 		return sigma.Errorf("treekit.Serve", sigma.KindBusy, "more than %d files are open in one session", FidsMax)
 	}
-	s.fids[n] = &fid{file: file, uses: 1}
+	return sigma.Errorf("treekit.Serve", sigma.KindInvalid, "fid %d is in use", n)
+}
+
+// replace makes by what fid n is, if it is f still. Who works with f goes on doing so.
+func (s *server) replace(n uint32, f, by *fid) error {
+	s.mu.Lock()
+	same := s.fids[n] == f
+	if same {
+		s.fids[n] = by
+	}
+	s.mu.Unlock()
+	if !same {
+		by.file.Close()
+		return sigma.Errorf("treekit.Serve", sigma.KindInvalid, "fid %d was changed meanwhile", n)
+	}
+	s.put(f)
 	return nil
 }
 
@@ -238,14 +358,4 @@ func (s *server) clunk(n uint32) error {
 	}
 	s.put(f)
 	return nil
-}
-
-func (s *server) flush(tag uint16) {
-	s.mu.Lock()
-	r := s.requests[tag]
-	s.mu.Unlock()
-	if r != nil {
-		r.cancel()
-		<-r.done
-	}
 }
