@@ -101,6 +101,44 @@ func TestEtcdCompacts(t *testing.T) {
 	}
 }
 
+// etcd takes the end of the biggest lease there can be: all files have the longest names, and each is in a directory of its own.
+func TestEtcdBiggestLease(t *testing.T) {
+	if testing.Short() {
+		t.Skip("makes 8,000 files")
+	}
+	s, _ := serve(t, Config{Dir: t.TempDir()})
+	root := attach(t, s)
+	lease, err := root.Lease(t.Context(), time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group sync.WaitGroup
+	const callers = 64
+	for w := range callers {
+		group.Go(func() {
+			for i := w; i < leaseFilesMax; i += callers {
+				name := fmt.Sprintf("%0*d", sigma.NameMax, i)
+				if err := root.Mkdir(t.Context(), name, 0o755); err != nil {
+					t.Error(err)
+				}
+				if _, _, err := root.Put(t.Context(), []string{name, name}, nil, sigma.PutOptions{Lease: lease}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	if err := root.Revoke(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	if err := root.Remove(t.Context(), fmt.Sprintf("%0*d", sigma.NameMax, 7)); err != nil {
+		t.Errorf("a directory is not empty: %v", err)
+	}
+	if err := s.Remove(t.Context(), testRealm); err != nil {
+		t.Error(err)
+	}
+}
+
 func BenchmarkEtcdPut(b *testing.B) {
 	for _, callers := range []int{1, 16, 256} {
 		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {

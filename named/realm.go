@@ -124,16 +124,19 @@ func (l *leader) run(ctx context.Context) {
 		}
 		requests := append(expire, l.take()...)
 		for len(requests) > 0 && ctx.Err() == nil {
-			rest, granted, err := l.serve(requests)
+			rest, granted, ended := l.serve(requests)
 			if granted {
 				timer.Reset(0) // learns of the new deadline
 			}
-			requests = rest
-			if err != nil {
+			if ended {
 				cancel()
 			}
+			requests = rest
 		}
-		answer(requests, endedReply())
+		if len(requests) > 0 {
+			l.end()
+			answer(requests, endedReply())
+		}
 	}
 	l.end()
 }
@@ -153,8 +156,9 @@ func answer(rs []*request, rep reply) {
 	}
 }
 
-// serve commits the first of the requests as one step and answers them; it returns the others. err means that the leader must end.
-func (l *leader) serve(rs []*request) (rest []*request, granted bool, err error) {
+// serve commits the first of the requests as one step and answers them; it returns the others, whether a lease was granted, and whether the
+// leader has ended.
+func (l *leader) serve(rs []*request) (rest []*request, granted, ended bool) {
 	s := newStep(l.tree)
 	now := time.Now()
 	var in []*request
@@ -172,16 +176,17 @@ func (l *leader) serve(rs []*request) (rest []*request, granted bool, err error)
 		}
 	}
 	if err := l.commit(s); err != nil {
-		answer(in, reply{err: err})
-		if sigma.KindOf(err) == sigma.KindNoSpace {
-			return rs, false, nil // nothing happened
+		ends := sigma.KindOf(err) != sigma.KindNoSpace // after which nothing has happened
+		if ends {
+			l.end()
 		}
-		return rs, false, err
+		answer(in, reply{err: err})
+		return rs, false, ends
 	}
 	for i, r := range in {
 		r.reply <- replies[i]
 	}
-	return rs, granted, nil
+	return rs, granted, false
 }
 
 // commit makes a step durable, then visible.
@@ -215,13 +220,15 @@ func (l *leader) commit(s *step) error {
 	return nil
 }
 
-// end answers everyone who waits and marks the leader as ended.
+// end marks the leader as ended and then answers everyone who waits: whoever was answered meets the next leader, not this one.
 func (l *leader) end() {
 	l.queueMu.Lock()
-	l.ended = true
+	if !l.ended {
+		l.ended = true
+		close(l.done)
+	}
 	l.queueMu.Unlock()
 	answer(l.take(), endedReply())
-	close(l.done)
 }
 
 // watch waits until the file's version is beyond since. errEnded tells to go on with the next leader.
