@@ -266,7 +266,7 @@ func (f *file) ReadDir(ctx context.Context, cookie uint64, limit int) ([]sigma.D
 	total := uint64(len(f.list))
 	for ; cookie < total && len(entries) < limit; cookie++ {
 		if c := f.n.children[f.list[cookie]]; c != nil {
-			entries = append(entries, sigma.DirEntry{Name: c.name, ID: c.fileID(), Size: c.size()})
+			entries = append(entries, sigma.DirEntry{Name: c.name, ID: c.fileID(), Size: c.size(), Next: cookie + 1})
 		}
 	}
 	return entries, cookie, cookie < total, nil

@@ -88,6 +88,13 @@ func testListing(e *env) {
 		if len(entries) != 2 || more {
 			e.Errorf("ReadDir: got %v, more %t", entries, more)
 		}
+		if first := entries[0]; first.Next != 0 { // and go on after any entry that tells how
+			rest, _, _, err := f.ReadDir(e.ctx, first.Next, 1000)
+			e.ok("ReadDir", err)
+			if len(rest) != 1 || rest[0].Name != entries[1].Name {
+				e.Errorf("ReadDir after %q: got %v, want %q", first.Name, rest, entries[1].Name)
+			}
+		}
 		if entries, _, more, err := f.ReadDir(e.ctx, next, 10); len(entries) != 0 || more || err != nil {
 			e.Errorf("ReadDir after the end: got %v, more %t, %v", entries, more, err)
 		}

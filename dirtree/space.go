@@ -1,0 +1,244 @@
+package dirtree
+
+import (
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/sigma"
+)
+
+// space is one realm's part of the tree: its directories on disk, and in memory one node for each file that a handle refers to.
+type space struct {
+	t     *Tree
+	realm sigma.RealmID
+
+	loading sync.Once
+	loadErr error
+	home    int // descriptors of realms/REALM and its temp
+	temp    int
+
+	names sync.RWMutex // names on disk and the table of nodes agree whenever it is free
+
+	mu      sync.Mutex
+	table   map[uint64]*node // guarded by mu: by inode number
+	root    *node            // guarded by mu
+	used    uint64           // guarded by mu: bytes charged
+	open    int              // guarded by mu: descriptors held for handles
+	listing int              // guarded by mu: bytes of listings held by handles
+	temps   uint64           // guarded by mu: names given to temporary files
+	dead    bool             // guarded by mu: removed or closed
+}
+
+// node is a file that handles refer to, wherever it is moved. When another inode replaces it by Put, the node stays and takes on that inode.
+// Fields but sp and fd are guarded by space.mu; parent and name change only under space.names as well.
+type node struct {
+	sp      *space
+	kind    sigma.FileKind
+	ino     uint64
+	id      uint64
+	version sigma.Version
+	target  string // of a link
+	parent  *node  // nil at the root; holds a reference
+	name    string
+	refs    int // handles, children, and operations under way
+	fd      int // of a directory, else -1
+	body    *body
+	removed bool
+	wake    chan struct{} // closed at the next change; nil when nobody waits
+}
+
+// body is the bytes of one file while somebody has them open.
+type body struct {
+	sp  *space
+	fd  int
+	ino uint64
+	id  uint64
+
+	mu   sync.Mutex // one change of the bytes at a time
+	size uint64     // guarded by mu for writing and by space.mu for both
+	temp string     // guarded by mu: name of the temporary file while not published
+	bad  bool       // guarded by mu: a write failed, so it must not be published
+
+	// Guarded by space.mu:
+	version sigma.Version
+	node    *node // whose bytes these are now; nil if not published, replaced or removed
+	refs    int
+}
+
+func newSpace(t *Tree, realm sigma.RealmID) *space {
+	return &space{t: t, realm: realm, home: -1, temp: -1, table: map[uint64]*node{}}
+}
+
+// load opens the realm's directories, empties temp and counts what is charged, once.
+func (sp *space) load() error {
+	sp.loading.Do(func() { sp.loadErr = sp.loadNow() })
+	return sp.loadErr
+}
+
+func (sp *space) loadNow() (err error) {
+	if sp.home, err = openOrMakeDir(sp.t.homes, string(sp.realm)); err != nil {
+		return err
+	}
+	if sp.temp, err = openOrMakeDir(sp.home, "temp"); err != nil {
+		return err
+	}
+	left, _, err := readNames(sp.temp, 0)
+	if err != nil {
+		return err
+	}
+	for _, name := range left {
+		if err := unix.Unlinkat(sp.temp, name, 0); err != nil {
+			return err
+		}
+	}
+	fd, err := openOrMakeDir(sp.home, "tree")
+	if err != nil {
+		return err
+	}
+	used := uint64(0)
+	if sp.t.cfg.QuotaBytes > 0 {
+		used, err = usage(fd)
+	}
+	in := info{}
+	if err == nil {
+		in, err = look(fd, "")
+	}
+	if err != nil {
+		closeFD(fd)
+		return err
+	}
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	sp.used = used
+	sp.root = &node{sp: sp, kind: sigma.KindDir, ino: in.ino, id: in.id, version: in.version, fd: fd, refs: 1}
+	sp.table[in.ino] = sp.root
+	return nil
+}
+
+// usage adds up what is charged for everything below dir. It goes up with "..", which is safe while nobody is served, so
+// that it needs one descriptor however deep the tree is.
+func usage(dir int) (uint64, error) {
+	total := uint64(0)
+	cur, err := openDirAt(dir, ".")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { closeFD(cur) }()
+	pending := [][]string{nil} // per level: directories still to be counted
+	down := true
+	for {
+		level := len(pending) - 1
+		if down {
+			names, _, err := readNames(cur, 0)
+			if err != nil {
+				return 0, err
+			}
+			for _, name := range names {
+				var st unix.Stat_t
+				if err := unix.Fstatat(cur, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+					return 0, err
+				}
+				total += EntryCost
+				if st.Mode&unix.S_IFMT == unix.S_IFREG {
+					total += uint64(st.Size)
+				} else if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+					pending[level] = append(pending[level], name)
+				}
+			}
+		}
+		next := ".."
+		if n := len(pending[level]); n > 0 {
+			next, pending[level] = pending[level][n-1], pending[level][:n-1]
+			pending, down = append(pending, nil), true
+		} else {
+			pending, down = pending[:level], false
+		}
+		if len(pending) == 0 {
+			return total, nil
+		}
+		fd, err := unix.Openat(cur, next, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return 0, err
+		}
+		closeFD(cur)
+		cur = fd
+	}
+}
+
+// end makes all handles stale, wakes all watchers and lets go of the root. Descriptors go with the handles that hold them.
+func (sp *space) end() {
+	// A load under way ends first, and none begins.
+	sp.loading.Do(func() { sp.loadErr = sigma.Errorf("dirtree.Attach", sigma.KindStale, "the realm is being removed") })
+	sp.names.Lock() // as do operations under way
+	defer sp.names.Unlock()
+	sp.mu.Lock()
+	if sp.dead {
+		sp.mu.Unlock()
+		return
+	}
+	sp.dead = true
+	for _, n := range sp.table {
+		n.wakeLocked()
+	}
+	root := sp.root
+	sp.mu.Unlock()
+	if root != nil {
+		sp.release(root)
+	}
+	closeFD(sp.temp)
+	closeFD(sp.home)
+	sp.temp, sp.home = -1, -1
+}
+
+// alive is checked by every operation under sp.names.
+func (sp *space) alive(op string) error {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	return sp.aliveLocked(op)
+}
+
+func (sp *space) aliveLocked(op string) error {
+	if sp.dead {
+		return sigma.Errorf(op, sigma.KindStale, "the realm's files are gone or no longer served")
+	}
+	return nil
+}
+
+// charge accounts for more bytes, or answers KindNoSpace.
+func (sp *space) charge(op string, more uint64) error {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if quota := uint64(sp.t.cfg.QuotaBytes); quota > 0 && (more > quota || sp.used > quota-more) {
+		return &sigma.Error{Op: op, Realm: sp.realm, Kind: sigma.KindNoSpace, Msg: "the realm's quota is used up", Hint: "remove files, or ask the provider for more"}
+	}
+	sp.used += more
+	return nil
+}
+
+func (sp *space) uncharge(less uint64) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	sp.unchargeLocked(less)
+}
+
+// unchargeLocked never goes below 0, which it could only if somebody else changed the directory.
+func (sp *space) unchargeLocked(less uint64) { sp.used -= min(less, sp.used) }
+
+// reserveLocked takes one of the realm's share of descriptors.
+func (sp *space) reserveLocked(op string) error {
+	if sp.open >= sp.t.cfg.OpenMax {
+		return &sigma.Error{Op: op, Realm: sp.realm, Kind: sigma.KindBusy, Msg: "the realm has too many files open", Hint: "close some, or open fewer at once"}
+	}
+	sp.open++
+	return nil
+}
+
+// tempName returns a name in sp.temp that was not given before.
+func (sp *space) tempName() string {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	sp.temps++
+	return strconv.FormatUint(sp.temps, 10)
+}

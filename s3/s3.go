@@ -1,0 +1,87 @@
+// Package s3 is an object store as a tree: /BUCKET/KEY, where a key is a path of directories and a name. Each realm has its own buckets.
+//
+// An object is immutable: Put, or Create (or Open with OpenTruncate), WriteAt and Sync, make a new one that replaces the old one
+// atomically, and who has the old one open goes on reading it. The bytes written become visible at Sync or at Publish, which the server
+// kit calls when a client closes the handle itself. Close alone discards them, so the object of a writer whose session dies never
+// appears. Sync also waits until object and name are on the disk; Put and Publish do not: they survive the death of every process, not
+// that of the machine.
+//
+// Until it is published an object may be written at any offset. What cannot be done with objects is KindUnsupported: writing to an
+// existing one without truncating, appending, changing its size, links and endpoints, permissions and times. The version of an
+// object changes with each replacement and stays over restarts.
+//
+// Directories exist once made, and stay when they become empty. Objects and directories can be renamed. The root holds buckets
+// only, which are directories named like S3's: 1 to 63 of a-z, 0-9 and '-', beginning and ending with a letter or digit.
+//
+// The one store of this version is the local disk. Another (a real S3) is another implementation of store.
+package s3
+
+import (
+	"context"
+
+	"sigmaos.dev/dirtree"
+	"sigmaos.dev/sigma"
+)
+
+// Config says where objects are and what bounds them; see dirtree.Config.
+type Config struct {
+	Dir        string
+	QuotaBytes sigma.Bytes // per realm; 0 means none
+	OpenMax    int         // descriptors per realm; 0 means dirtree.OpenMaxDefault
+}
+
+// store keeps the buckets of all realms and serves each realm's as a tree.
+type store interface {
+	sigma.Tree
+	RemoveRealm(ctx context.Context, realm sigma.RealmID) error
+	Close()
+}
+
+// Tree serves the object store. Safe for concurrent use.
+type Tree struct{ store }
+
+var _ sigma.Tree = (*Tree)(nil)
+
+// New opens or makes a store in the directory cfg.Dir.
+func New(cfg Config) (*Tree, error) {
+	policy := dirtree.Policy{Objects: true, CheckEntry: checkEntry}
+	t, err := dirtree.New(dirtree.Config{Dir: cfg.Dir, QuotaBytes: cfg.QuotaBytes, OpenMax: cfg.OpenMax, Policy: policy})
+	if err != nil {
+		return nil, sigma.Wrap("s3.New", cfg.Dir, err)
+	}
+	return &Tree{t}, nil
+}
+
+// Attach returns the directory of buckets of p's realm; a System principal may name another realm.
+func (t *Tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
+	return t.store.Attach(ctx, p, name)
+}
+
+// RemoveRealm removes all buckets of a realm; see dirtree.Tree.RemoveRealm.
+func (t *Tree) RemoveRealm(ctx context.Context, realm sigma.RealmID) error {
+	return t.store.RemoveRealm(ctx, realm)
+}
+
+// Close ends the service.
+func (t *Tree) Close() { t.store.Close() }
+
+// checkEntry keeps objects out of the root and bad names out of the list of buckets.
+func checkEntry(top bool, name string, kind sigma.FileKind) error {
+	if !top {
+		return nil
+	}
+	if kind != sigma.KindDir {
+		return &sigma.Error{Op: "s3.checkEntry", Path: name, Kind: sigma.KindPermission, Msg: "objects live in buckets", Hint: "make a directory here, and the object in it"}
+	}
+	ok := len(name) <= 63
+	for i := range len(name) {
+		c := name[i]
+		inner := i > 0 && i < len(name)-1
+		ok = ok && (c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' && inner)
+	}
+	if !ok {
+		return &sigma.Error{Op: "s3.checkEntry", Path: name, Kind: sigma.KindInvalid, Msg: "not a name of a bucket",
+			Hint: "use 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit"}
+	}
+	return nil
+}
