@@ -29,10 +29,10 @@
 //
 // # Locks
 //
-// In this order: Tree.mu; space.names (read: names are resolved; write: names change); body.mu (bytes of one file
-// change); space.mu (everything in memory). System calls on names are made under space.names, because the table in memory
-// and the directory on disk must change together; none but close is made under space.mu, and none that waits for the disk
-// to be flushed under either.
+// In this order: Tree.mu; body.mu (bytes of one file change); space.names (read: names are resolved; write: names
+// change); space.mu (everything in memory). System calls on names are made under space.names, because the table in memory and the
+// directory on disk must change together; none but close is made under space.mu, and none that waits for the disk to be flushed
+// under either.
 package dirtree
 
 import (
