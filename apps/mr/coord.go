@@ -1,0 +1,441 @@
+package mr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// tickEvery is how often the coordinator looks at the clock when nothing happens.
+const tickEvery = 500 * time.Millisecond
+
+// spawnBatch is how many procs one Spawn makes; their descriptors (some 200 bytes each) fit one message.
+const spawnBatch = 128
+
+// spawnErrorsMax is how often in a row Spawn may fail for a reason that may pass.
+const spawnErrorsMax = 100
+
+// coordinator is the shell around core: it reads and writes the realm and waits for procs.
+type coordinator struct {
+	names sigma.Namespace
+	procs sigma.Procs
+	dir   jobDir
+	job   Job
+	plan  plan
+
+	core    *core
+	mapsRun int64
+	failing int // Spawn errors in a row
+	events  chan event
+	waiters sync.WaitGroup
+}
+
+// plan is how a job was cut up.
+type plan struct {
+	maps, reduces  int
+	files, skipped int64
+	bytes          int64
+}
+
+func (p plan) encode() []byte {
+	return encodeRecord("maps", p.maps, "reduces", p.reduces, "files", p.files, "skipped", p.skipped, "bytes", p.bytes)
+}
+
+func decodePlan(data []byte) plan {
+	r := parseRecord(data)
+	return plan{maps: int(r.number("maps")), reduces: int(r.number("reduces")), files: r.number("files"), skipped: r.number("skipped"), bytes: r.number("bytes")}
+}
+
+// Coordinate does the job of dir, or goes on with it, and records how it ended in its result file. An error is one of the coordinator's own, after which another
+// attempt makes sense.
+func Coordinate(ctx context.Context, names sigma.Namespace, procs sigma.Procs, dir string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	c := &coordinator{names: names, procs: procs, dir: jobDir(dir), events: make(chan event, 64)}
+	defer c.waiters.Wait()
+	defer cancel()
+	if _, _, err := names.Get(ctx, c.dir.file("result")); err == nil {
+		return nil
+	}
+	data, _, err := names.Get(ctx, c.dir.file("job"))
+	if err != nil {
+		return err
+	}
+	c.job = decodeJob(data)
+	var result error
+	if err = c.prepare(ctx); err == nil {
+		result, err = c.run(ctx)
+	} else if ctx.Err() == nil && lasting(err) {
+		result, err = err, nil // the input is missing, for example
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := names.Put(ctx, c.dir.file("result"), c.result(result), sigma.PutOptions{}); err != nil {
+		return err
+	}
+	c.clean(ctx)
+	return nil
+}
+
+// prepare makes the plan, or finds the one of an earlier coordinator and what was done since.
+func (c *coordinator) prepare(ctx context.Context) error {
+	data, _, err := c.names.Get(ctx, c.dir.file("plan"))
+	if err == nil {
+		c.plan = decodePlan(data)
+		c.core = newCore(c.plan.maps, c.plan.reduces)
+		return c.recover(ctx)
+	}
+	if sigma.KindOf(err) != sigma.KindNotFound {
+		return err
+	}
+	dirs := make(chan error, 1)
+	go func() {
+		dirs <- inParallel(4, 4, func(i int) error {
+			return c.names.MkdirAll(ctx, []string{c.dir.file("bins"), c.dir.file("out"), c.dir.file("done"), c.job.Output}[i], 0o755)
+		})
+	}()
+	found, err := list(ctx, c.names, c.job.Input)
+	if err = errors.Join(err, <-dirs); err != nil {
+		return err
+	}
+	n := c.job.Maps
+	if n == 0 {
+		n = mapsFor(&found, c.job.Cores)
+	}
+	bins := cut(&found, n)
+	err = inParallel(16, len(bins), func(i int) error {
+		_, err := c.names.Put(ctx, c.dir.bin(i), encodeBin(bins[i]), sigma.PutOptions{})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	c.plan = plan{maps: len(bins), reduces: c.job.Reduces, files: int64(len(found.files)), skipped: int64(found.skipped), bytes: found.bytes}
+	if c.plan.reduces == 0 {
+		c.plan.reduces = max(reducesFor(len(bins), c.job.Cores), 1)
+	}
+	c.core = newCore(c.plan.maps, c.plan.reduces)
+	_, err = c.names.Put(ctx, c.dir.file("plan"), c.plan.encode(), sigma.PutOptions{})
+	return err
+}
+
+// recover enters what was done before this coordinator, and the procs that still work for the job.
+func (c *coordinator) recover(ctx context.Context) error {
+	data, _, err := c.names.Get(ctx, c.dir.file("maps_run"))
+	if err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+		return err
+	}
+	c.mapsRun, _ = strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+	links, err := c.names.ReadDir(ctx, c.dir.file("out"))
+	if err != nil {
+		return err
+	}
+	for _, e := range links {
+		i, ok := taskIndex(e.Name, "m", c.plan.maps)
+		if !ok {
+			continue
+		}
+		data, _, err := c.names.Get(ctx, c.dir.out(i)+"/counters")
+		if err != nil { // its machine has lost it
+			c.names.Remove(ctx, c.dir.out(i))
+			continue
+		}
+		c.core.maps[i].counted = decodeCounters(data)
+		c.core.complete(taskID{mapTask, i})
+	}
+	finished, err := c.names.ReadDir(ctx, c.dir.file("done"))
+	if err != nil {
+		return err
+	}
+	for _, e := range finished {
+		if i, ok := taskIndex(e.Name, "r", c.plan.reduces); ok {
+			data, _, err := c.names.Get(ctx, c.dir.done(i))
+			if err != nil {
+				return err
+			}
+			c.core.reduces[i].reduced = decodeReduced(data)
+			c.core.complete(taskID{reduceTask, i})
+		}
+	}
+	return c.adopt(ctx)
+}
+
+// adopt takes over procs that an earlier coordinator spawned: a child outlives its parent.
+func (c *coordinator) adopt(ctx context.Context) error {
+	procs, err := c.procs.List(ctx, false)
+	if err != nil {
+		return err
+	}
+	for _, p := range procs {
+		id, ok := c.taskOf(&p)
+		if t := c.core; ok && t.task(id).state == waiting {
+			t.adopt(time.Now(), id, p.ID)
+			c.wait(ctx, id, p.ID)
+		}
+	}
+	return nil
+}
+
+// taskOf tells which task of this job a proc works on.
+func (c *coordinator) taskOf(p *sigma.ProcInfo) (taskID, bool) {
+	if len(p.Args) < 3 || p.Args[1] != string(c.dir) || p.State == sigma.ProcEnded {
+		return taskID{}, false
+	}
+	i, err := strconv.Atoi(p.Args[2])
+	switch {
+	case err != nil || i < 0:
+		return taskID{}, false
+	case p.Args[0] == RoleMap:
+		return taskID{mapTask, i}, i < c.plan.maps
+	case p.Args[0] == RoleReduce:
+		return taskID{reduceTask, i}, i < c.plan.reduces
+	}
+	return taskID{}, false
+}
+
+// run works until the job is done (nil, nil), has failed for good (result) or the coordinator cannot go on (err).
+func (c *coordinator) run(ctx context.Context) (result, err error) {
+	ticker := time.NewTicker(tickEvery)
+	defer ticker.Stop()
+	progress := c.publish(ctx)
+	defer progress.stop()
+	for e := (event{what: tick}); ; {
+		do := c.core.step(time.Now(), e)
+		progress.set(c.progress())
+		if do.finish {
+			if do.err != nil {
+				c.killAll(ctx)
+			}
+			return do.err, nil
+		}
+		if err := c.carryOut(ctx, do); err != nil {
+			return nil, err
+		}
+		select {
+		case e = <-c.events:
+		case <-ticker.C:
+			e = event{what: tick}
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (c *coordinator) carryOut(ctx context.Context, do effects) error {
+	for _, id := range do.kill {
+		if err := c.procs.Kill(ctx, id); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+			return err
+		}
+	}
+	for _, r := range do.remove {
+		if target, err := c.names.ReadLink(ctx, c.dir.out(r.Map)); err == nil && target == r.Target {
+			if err := c.names.Remove(ctx, c.dir.out(r.Map)); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+				return err
+			}
+		}
+	}
+	if len(do.spawn) == 0 {
+		return nil
+	}
+	maps := int64(0)
+	for _, id := range do.spawn {
+		if id.kind == mapTask {
+			maps++
+		}
+	}
+	if maps > 0 { // before, so that it never tells less than were spawned
+		c.mapsRun += maps
+		if _, err := c.names.Put(ctx, c.dir.file("maps_run"), fmt.Appendln(nil, c.mapsRun), sigma.PutOptions{}); err != nil {
+			return err
+		}
+	}
+	for len(do.spawn) > 0 {
+		n := min(len(do.spawn), spawnBatch)
+		if err := c.spawn(ctx, do.spawn[:n]); err != nil {
+			return err
+		}
+		do.spawn = do.spawn[n:]
+	}
+	return nil
+}
+
+func (c *coordinator) spawn(ctx context.Context, tasks []taskID) error {
+	ds := make([]sigma.Descriptor, len(tasks))
+	for i, id := range tasks {
+		ds[i] = c.descriptor(id)
+	}
+	ids, err := c.procs.Spawn(ctx, ds...)
+	now := time.Now()
+	if err != nil {
+		if c.failing++; !sigma.KindOf(err).Retryable() || c.failing >= spawnErrorsMax {
+			return err
+		}
+		for _, id := range tasks {
+			c.core.task(id).notYet = now.Add(retryWait)
+		}
+		return nil
+	}
+	c.failing = 0
+	for i, id := range tasks {
+		c.core.spawnedAs(now, id, ids[i])
+		c.wait(ctx, id, ids[i])
+	}
+	return nil
+}
+
+func (c *coordinator) descriptor(id taskID) sigma.Descriptor {
+	role, name := RoleMap, mapName(id.index)
+	if id.kind == reduceTask {
+		role, name = RoleReduce, reduceName(id.index)
+	}
+	memory := c.core.task(id).memory
+	return sigma.Descriptor{Program: c.job.Program, Name: "mr-" + name, Memory: memory, Start: sigma.StartedByCall,
+		Args: []string{role, string(c.dir), strconv.Itoa(id.index), strconv.FormatUint(uint64(memory), 10)}}
+}
+
+// wait reports a proc's start and end as events.
+func (c *coordinator) wait(ctx context.Context, id taskID, proc sigma.ProcID) {
+	send := func(e event) {
+		select {
+		case c.events <- e:
+		case <-ctx.Done():
+		}
+	}
+	c.waiters.Go(func() {
+		if c.procs.WaitStart(ctx, proc) == nil {
+			send(event{task: id, proc: proc, what: procStarted})
+		}
+		status, err := c.procs.WaitExit(ctx, proc)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil { // the scheduler has forgotten it
+			status = sigma.Status{Code: sigma.StatusLost, Kind: sigma.KindOf(err), Msg: err.Error()}
+		}
+		send(event{task: id, proc: proc, what: procEnded, status: status})
+	})
+}
+
+// killAll ends the procs of a job that has failed.
+func (c *coordinator) killAll(ctx context.Context) {
+	for _, list := range [][]task{c.core.maps, c.core.reduces} {
+		for i := range list {
+			if t := &list[i]; t.state == spawned || t.state == started {
+				c.procs.Kill(ctx, t.proc)
+			}
+		}
+	}
+}
+
+// Progress is how far a job is.
+type Progress struct {
+	Maps, MapsDone, MapsRun int64
+	Reduces, ReducesDone    int64
+	Bytes, BytesDone        int64 // of input; done when its map is
+}
+
+func (c *coordinator) progress() Progress {
+	return Progress{Maps: int64(c.plan.maps), MapsDone: int64(c.core.mapsDone), MapsRun: c.mapsRun, Reduces: int64(c.plan.reduces), ReducesDone: int64(c.core.reducesDone),
+		Bytes: c.plan.bytes, BytesDone: c.core.counters().Bytes}
+}
+
+func (p Progress) encode() []byte {
+	return encodeRecord("maps", p.Maps, "maps_done", p.MapsDone, "maps_run", p.MapsRun, "reduces", p.Reduces, "reduces_done", p.ReducesDone, "bytes", p.Bytes, "bytes_done", p.BytesDone)
+}
+
+func decodeProgress(data []byte) Progress {
+	r := parseRecord(data)
+	return Progress{Maps: r.number("maps"), MapsDone: r.number("maps_done"), MapsRun: r.number("maps_run"), Reduces: r.number("reduces"),
+		ReducesDone: r.number("reduces_done"), Bytes: r.number("bytes"), BytesDone: r.number("bytes_done")}
+}
+
+// publishEvery is the least time between two writes of the progress file; people cannot read faster.
+const publishEvery = 200 * time.Millisecond
+
+// publisher writes the progress file without delaying the coordinator.
+type publisher struct {
+	latest chan Progress // holds at most one
+	quit   chan struct{}
+	ended  chan struct{}
+}
+
+func (c *coordinator) publish(ctx context.Context) *publisher {
+	p := &publisher{latest: make(chan Progress, 1), quit: make(chan struct{}), ended: make(chan struct{})}
+	go func() {
+		defer close(p.ended)
+		for {
+			select {
+			case v := <-p.latest:
+				c.names.Put(ctx, c.dir.file("progress"), v.encode(), sigma.PutOptions{}) // who watches sees the next one
+			case <-p.quit:
+				return
+			}
+			select {
+			case <-time.After(publishEvery):
+			case <-p.quit:
+				return
+			}
+		}
+	}()
+	return p
+}
+
+// set replaces what is to be written next. It is called by one goroutine.
+func (p *publisher) set(v Progress) {
+	select {
+	case <-p.latest:
+	default:
+	}
+	p.latest <- v
+}
+
+func (p *publisher) stop() {
+	close(p.quit)
+	<-p.ended
+}
+
+// result is the content of the result file.
+func (c *coordinator) result(failure error) []byte {
+	if failure != nil {
+		return encodeRecord("state", "failed", "kind", uint16(sigma.KindOf(failure)), "error", failure.Error(), "hint", sigma.HintOf(failure), "maps_run", c.mapsRun)
+	}
+	n := c.core.counters()
+	var r Reduced
+	for i := range c.core.reduces {
+		r.Different += c.core.reduces[i].reduced.Different
+		r.Words += c.core.reduces[i].reduced.Words
+	}
+	return encodeRecord("state", "ok", "files", c.plan.files, "skipped", c.plan.skipped, "bytes", n.Bytes, "words", r.Words, "different", r.Different,
+		"maps", c.plan.maps, "maps_run", c.mapsRun, "reduces", c.plan.reduces)
+}
+
+// clean removes intermediate files and what killed reducers left in the output. What cannot be removed is no reason to fail: the result is there.
+func (c *coordinator) clean(ctx context.Context) {
+	homes := map[string]bool{"/ux/" + sigma.LocalName + string(c.dir): true}
+	if c.core != nil {
+		for i := range c.core.maps {
+			if target, err := c.names.ReadLink(ctx, c.dir.out(i)); err == nil {
+				homes[path.Dir(target)] = true
+			}
+		}
+		entries, _ := c.names.ReadDir(ctx, c.job.Output)
+		for _, e := range entries {
+			if strings.HasSuffix(e.Name, "~") && strings.HasPrefix(e.Name, "part-") {
+				c.names.Remove(ctx, c.job.Output+"/"+e.Name)
+			}
+		}
+	}
+	for h := range homes {
+		c.names.RemoveAll(ctx, h)
+	}
+	inParallel(3, 3, func(i int) error {
+		return c.names.RemoveAll(ctx, c.dir.file([]string{"out", "bins", "done"}[i]))
+	})
+}

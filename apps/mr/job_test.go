@@ -1,0 +1,577 @@
+package mr
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sigmaos.dev/memfs"
+	"sigmaos.dev/namespace"
+	"sigmaos.dev/sigma"
+)
+
+// fakeProcs runs the roles as goroutines of the test. Kill cancels a role's context, so that it ends at its next request.
+type fakeProcs struct {
+	t        *testing.T
+	names    func(role string) sigma.Namespace // what procs of a role see
+	onSpawn  func(d sigma.Descriptor, n int) sigma.Status
+	room     int // procs that run at once; 0 = any number
+	finished sync.WaitGroup
+
+	mu    sync.Mutex
+	procs map[sigma.ProcID]*fakeProc
+	order []sigma.ProcID
+	wake  chan struct{} // closed when a place may have become free
+	count map[string]int
+}
+
+type fakeProc struct {
+	info   sigma.ProcInfo
+	cancel context.CancelFunc
+	start  chan struct{}
+	end    chan struct{}
+}
+
+func newFakeProcs(t *testing.T, names sigma.Namespace) *fakeProcs {
+	f := &fakeProcs{t: t, procs: map[sigma.ProcID]*fakeProc{}, wake: make(chan struct{}), count: map[string]int{}}
+	f.names = func(string) sigma.Namespace { return names }
+	t.Cleanup(f.finished.Wait)
+	return f
+}
+
+func (f *fakeProcs) Spawn(_ context.Context, ds ...sigma.Descriptor) ([]sigma.ProcID, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var ids []sigma.ProcID
+	for _, d := range ds {
+		if err := d.Check(); err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		id := sigma.NewProcID()
+		p := &fakeProc{cancel: cancel, start: make(chan struct{}), end: make(chan struct{})}
+		p.info = sigma.ProcInfo{ID: id, Name: d.Name, Args: d.Args, Memory: d.Memory}
+		p.info.Times.Spawned = time.Now()
+		key := d.Args[0]
+		if len(d.Args) > 2 {
+			key += d.Args[2]
+		}
+		f.count[d.Args[0]]++
+		f.count[key]++
+		n := f.count[key]
+		f.procs[id] = p
+		f.order = append(f.order, id)
+		ids = append(ids, id)
+		f.finished.Go(func() { f.run(ctx, p, d, n) })
+	}
+	return ids, nil
+}
+
+func (f *fakeProcs) run(ctx context.Context, p *fakeProc, d sigma.Descriptor, n int) {
+	s := sigma.Status{Code: sigma.StatusEvicted, Msg: "killed"}
+	if f.admit(ctx, p) {
+		close(p.start)
+		if f.onSpawn != nil {
+			s = f.onSpawn(d, n)
+		}
+		if f.onSpawn == nil || s.Code == sigma.StatusNone {
+			s = Do(ctx, Self{Names: f.names(d.Args[0]), Procs: f, Proc: p.info.ID, Args: d.Args})
+		}
+		if ctx.Err() != nil {
+			s = sigma.Status{Code: sigma.StatusEvicted, Msg: "killed"}
+		}
+	}
+	f.mu.Lock()
+	p.info.State, p.info.Status = sigma.ProcEnded, s
+	close(f.wake)
+	f.wake = make(chan struct{})
+	f.mu.Unlock()
+	close(p.end)
+}
+
+// admit waits for a place, as memory admission does.
+func (f *fakeProcs) admit(ctx context.Context, p *fakeProc) bool {
+	for {
+		f.mu.Lock()
+		running := 0
+		for _, q := range f.procs {
+			if q.info.State == sigma.ProcRunning && q.info.Args[0] != RoleCoordinate {
+				running++
+			}
+		}
+		if f.room == 0 || running < f.room || p.info.Args[0] == RoleCoordinate {
+			p.info.State = sigma.ProcRunning
+			p.info.Times.Executed = time.Now()
+			f.mu.Unlock()
+			return true
+		}
+		wake := f.wake
+		f.mu.Unlock()
+		select {
+		case <-wake:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+func (f *fakeProcs) get(id sigma.ProcID) (*fakeProc, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if p := f.procs[id]; p != nil {
+		return p, nil
+	}
+	return nil, sigma.PathError("fakeProcs", sigma.KindNotFound, string(id))
+}
+
+func (f *fakeProcs) WaitStart(ctx context.Context, id sigma.ProcID) error {
+	p, err := f.get(id)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-p.start:
+		return nil
+	case <-p.end:
+		select {
+		case <-p.start:
+			return nil
+		default:
+		}
+		return sigma.Errorf("fakeProcs", sigma.KindOther, "did not start")
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (f *fakeProcs) WaitExit(ctx context.Context, id sigma.ProcID) (sigma.Status, error) {
+	p, err := f.get(id)
+	if err != nil {
+		return sigma.Status{}, err
+	}
+	select {
+	case <-p.end:
+		return p.info.Status, nil
+	case <-ctx.Done():
+		return sigma.Status{}, ctx.Err()
+	}
+}
+
+func (f *fakeProcs) Evict(ctx context.Context, id sigma.ProcID, _ time.Duration) error {
+	return f.Kill(ctx, id)
+}
+
+func (f *fakeProcs) Kill(_ context.Context, id sigma.ProcID) error {
+	p, err := f.get(id)
+	if err == nil {
+		p.cancel()
+	}
+	return err
+}
+
+func (f *fakeProcs) List(_ context.Context, all bool) ([]sigma.ProcInfo, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []sigma.ProcInfo
+	for _, id := range f.order {
+		if p := f.procs[id]; all || p.info.State != sigma.ProcEnded {
+			out = append(out, p.info)
+		}
+	}
+	return out, nil
+}
+
+func (f *fakeProcs) spawns(key string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.count[key]
+}
+
+// realm is a tree in memory with a machine's scratch directory, as a realm has.
+func realm(t *testing.T) *namespace.Tree {
+	tree := memfs.New(memfs.Config{SizeMax: 256 * sigma.MiB})
+	t.Cleanup(tree.Close)
+	root, err := tree.Attach(t.Context(), sigma.Principal{}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := namespace.New(namespace.Config{Root: root, Machine: "here"})
+	if err := names.MkdirAll(t.Context(), "/ux/here", 0o777); err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// fill stores texts below /in and returns the right counts.
+func fill(t *testing.T, names sigma.Namespace, texts map[string][]byte) map[string]uint64 {
+	want := map[string]uint64{}
+	for name, text := range texts {
+		path := "/in/" + name
+		if err := names.MkdirAll(t.Context(), path[:strings.LastIndexByte(path, '/')], 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := names.Put(t.Context(), path, text, sigma.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for w, n := range countNaively(text) {
+			want[w] += n
+		}
+	}
+	return want
+}
+
+// someTexts has small and large files, an empty one, names that need quoting and a word that spans several bins.
+func someTexts() map[string][]byte {
+	r := rand.New(rand.NewPCG(3, 4))
+	texts := map[string][]byte{
+		"empty": nil, "one": []byte("word"), "odd names/new\nline \"q\" \xff": []byte("odd names"),
+		"large":     randomText(r, 3<<20),
+		"long-word": []byte("before " + strings.Repeat("longWord", 100_000) + " after"),
+		"one-word":  []byte(strings.Repeat("x", 700_000)),
+	}
+	for i := range 200 {
+		texts[fmt.Sprintf("dir%d/sub/file%03d", i%7, i)] = randomText(r, r.IntN(20_000))
+	}
+	return texts
+}
+
+// output reads all parts and checks that each is sorted.
+func output(t *testing.T, names sigma.Namespace) map[string]uint64 {
+	t.Helper()
+	entries, err := names.ReadDir(t.Context(), "/out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]uint64{}
+	for _, e := range entries {
+		data, _, err := names.Get(t.Context(), "/out/"+e.Name)
+		if err != nil || !strings.HasPrefix(e.Name, "part-") {
+			t.Fatalf("%s: %v", e.Name, err)
+		}
+		last := ""
+		for line := range strings.Lines(string(data)) {
+			word, number, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+			n, err := strconv.ParseUint(number, 10, 64)
+			if err != nil || word <= last || got[word] != 0 {
+				t.Fatalf("%s: line %.100q after %.100q: %v", e.Name, line, last, err)
+			}
+			got[word], last = n, word
+		}
+	}
+	return got
+}
+
+func checkOutput(t *testing.T, names sigma.Namespace, want map[string]uint64) {
+	t.Helper()
+	if got := output(t, names); !maps.Equal(got, want) {
+		for w, n := range want {
+			if got[w] != n {
+				t.Errorf("%.50q: got %d, want %d", w, got[w], n)
+				break
+			}
+		}
+		t.Fatalf("got %d words, want %d", len(got), len(want))
+	}
+}
+
+func testJob(maps, reduces int) Job {
+	return Job{Input: "/in", Output: "/out", Maps: maps, Reduces: reduces, Cores: 2, Program: "/bin/mr"}
+}
+
+func TestWordCount(t *testing.T) {
+	for _, size := range []struct{ maps, reduces int }{{1, 1}, {4, 3}, {16, 2}, {0, 0}} {
+		t.Run(fmt.Sprintf("%d maps %d reduces", size.maps, size.reduces), func(t *testing.T) {
+			names := realm(t)
+			texts := someTexts()
+			want := fill(t, names, texts)
+			procs := newFakeProcs(t, names)
+			var last Progress
+			c := Client{Names: names, Procs: procs, Progress: func(p Progress) { last = p }}
+			s, err := c.Run(t.Context(), "job", testJob(size.maps, size.reduces))
+			if err != nil {
+				t.Fatal(err)
+			}
+			checkOutput(t, names, want)
+			if s.Files != int64(len(texts)) || s.Different != int64(len(want)) || size.maps > 0 && s.Maps != int64(size.maps) || s.MapsRun != s.Maps || s.Coordinators != 1 {
+				t.Errorf("summary %+v", s)
+			}
+			if last.BytesDone != s.Bytes || last.ReducesDone != s.Reduces {
+				t.Errorf("last progress %+v", last)
+			}
+			if left, err := names.ReadDir(t.Context(), "/ux/here/mr"); err != nil || len(left) > 0 {
+				t.Errorf("left in scratch: %v %v", left, err)
+			}
+		})
+	}
+}
+
+// TestMapFails lets the first two attempts of every map, and the first of every reduce, end badly.
+func TestMapFails(t *testing.T) {
+	names := realm(t)
+	want := fill(t, names, someTexts())
+	procs := newFakeProcs(t, names)
+	procs.onSpawn = func(d sigma.Descriptor, n int) sigma.Status {
+		if d.Args[0] == RoleMap && n <= 2 || d.Args[0] == RoleReduce && n == 1 {
+			return sigma.Status{Code: sigma.StatusCrashed, Msg: "killed by signal 9"}
+		}
+		return sigma.Status{}
+	}
+	c := Client{Names: names, Procs: procs}
+	s, err := c.Run(t.Context(), "job", testJob(3, 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkOutput(t, names, want)
+	if s.MapsRun != 9 {
+		t.Errorf("%d maps run, want 9", s.MapsRun)
+	}
+}
+
+// TestMapFailsForGood wants the last proc's message.
+func TestMapFailsForGood(t *testing.T) {
+	names := realm(t)
+	fill(t, names, someTexts())
+	procs := newFakeProcs(t, names)
+	procs.onSpawn = func(d sigma.Descriptor, n int) sigma.Status {
+		if d.Args[0] == RoleMap && d.Args[2] == "1" {
+			return sigma.Status{Code: sigma.StatusError, Msg: "disk on fire"}
+		}
+		return sigma.Status{}
+	}
+	c := Client{Names: names, Procs: procs}
+	_, err := c.Run(t.Context(), "job", testJob(3, 2))
+	if err == nil || !strings.Contains(err.Error(), "disk on fire") || !strings.Contains(err.Error(), "map 1") || procs.spawns("map1") != AttemptsMax {
+		t.Fatalf("got %v after %d attempts", err, procs.spawns("map1"))
+	}
+}
+
+// TestCoordinatorKilled kills the coordinator after one map has finished; that map must not run again.
+func TestCoordinatorKilled(t *testing.T) {
+	names := realm(t)
+	want := fill(t, names, someTexts())
+	procs := newFakeProcs(t, names)
+	release := make(chan struct{})
+	procs.onSpawn = func(d sigma.Descriptor, n int) sigma.Status {
+		switch {
+		case d.Args[0] == RoleCoordinate && n == 1:
+			go func() {
+				names.WaitFor(context.Background(), "/mr/job/out/m-00000")
+				list, _ := procs.List(context.Background(), false)
+				procs.Kill(context.Background(), list[0].ID)
+				procs.WaitExit(context.Background(), list[0].ID)
+				close(release)
+			}()
+		case d.Args[0] == RoleMap && d.Args[2] != "0":
+			<-release
+		}
+		return sigma.Status{}
+	}
+	c := Client{Names: names, Procs: procs}
+	s, err := c.Run(t.Context(), "job", testJob(4, 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkOutput(t, names, want)
+	if procs.spawns("map0") != 1 || s.Coordinators != 2 || s.MapsRun > 7 {
+		t.Errorf("map 0 ran %d times; %+v", procs.spawns("map0"), s)
+	}
+}
+
+// loses is a realm in which the first intermediate files of one map vanish when they have been published.
+type loses struct {
+	sigma.Namespace
+	mu   sync.Mutex
+	once bool
+}
+
+func (l *loses) ReadLink(ctx context.Context, path string) (string, error) {
+	target, err := l.Namespace.ReadLink(ctx, path)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil && strings.HasSuffix(path, "m-00001") && !l.once {
+		l.once = true
+		l.RemoveAll(ctx, target)
+	}
+	return target, err
+}
+
+// TestIntermediateLost wants the map, and only that, to be repeated.
+func TestIntermediateLost(t *testing.T) {
+	names := realm(t)
+	want := fill(t, names, someTexts())
+	procs := newFakeProcs(t, names)
+	lossy := &loses{Namespace: names}
+	procs.names = func(role string) sigma.Namespace {
+		if role == RoleReduce {
+			return lossy
+		}
+		return names
+	}
+	c := Client{Names: names, Procs: procs}
+	s, err := c.Run(t.Context(), "job", testJob(3, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkOutput(t, names, want)
+	if s.MapsRun != 4 || procs.spawns("map1") != 2 {
+		t.Errorf("%d maps run, want 4: %+v", s.MapsRun, s)
+	}
+}
+
+// TestNoRoom has place for one proc beside the coordinator, and a map that has to be repeated when a reducer holds it.
+func TestNoRoom(t *testing.T) {
+	names := realm(t)
+	want := fill(t, names, someTexts())
+	procs := newFakeProcs(t, names)
+	procs.room = 1
+	lossy := &loses{Namespace: names}
+	procs.names = func(role string) sigma.Namespace {
+		if role == RoleReduce {
+			return lossy
+		}
+		return names
+	}
+	c := Client{Names: names, Procs: procs}
+	if _, err := c.Run(t.Context(), "job", testJob(3, 3)); err != nil {
+		t.Fatal(err)
+	}
+	checkOutput(t, names, want)
+}
+
+// TestInterrupt wants all procs gone and nothing left when the caller gives up.
+func TestInterrupt(t *testing.T) {
+	names := realm(t)
+	fill(t, names, someTexts())
+	procs := newFakeProcs(t, names)
+	ctx, cancel := context.WithCancel(t.Context())
+	procs.onSpawn = func(d sigma.Descriptor, n int) sigma.Status {
+		if d.Args[0] == RoleMap {
+			cancel()
+			<-procs.procs[procs.order[0]].end // the coordinator is killed first
+		}
+		return sigma.Status{}
+	}
+	c := Client{Names: names, Procs: procs}
+	if _, err := c.Run(ctx, "job", testJob(3, 2)); sigma.KindOf(err) != sigma.KindCanceled {
+		t.Fatal(err)
+	}
+	if left, _ := procs.List(t.Context(), false); len(left) > 0 {
+		t.Errorf("%d procs are left", len(left))
+	}
+	if left, err := names.ReadDir(t.Context(), "/mr"); err != nil || len(left) > 0 {
+		t.Errorf("left: %v %v", left, err)
+	}
+}
+
+func TestBadJobs(t *testing.T) {
+	names := realm(t)
+	fill(t, names, map[string][]byte{"a": []byte("a b")})
+	names.MkdirAll(t.Context(), "/full", 0o755)
+	names.Put(t.Context(), "/full/x", nil, sigma.PutOptions{})
+	procs := newFakeProcs(t, names)
+	c := Client{Names: names, Procs: procs}
+	for name, test := range map[string]struct {
+		change func(*Job)
+		kind   sigma.Kind
+	}{
+		"no input":        {func(j *Job) { j.Input = "/nowhere" }, sigma.KindNotFound},
+		"relative input":  {func(j *Job) { j.Input = "in" }, sigma.KindInvalid},
+		"full output":     {func(j *Job) { j.Output = "/full" }, sigma.KindNotEmpty},
+		"output is file":  {func(j *Job) { j.Output = "/full/x" }, sigma.KindNotDir},
+		"negative maps":   {func(j *Job) { j.Maps = -1 }, sigma.KindInvalid},
+		"too many maps":   {func(j *Job) { j.Maps = MapsMax + 1 }, sigma.KindInvalid},
+		"too many reduce": {func(j *Job) { j.Reduces = ReducesMax + 1 }, sigma.KindInvalid},
+	} {
+		job := testJob(1, 1)
+		test.change(&job)
+		if _, err := c.Run(t.Context(), "bad", job); sigma.KindOf(err) != test.kind || err == nil {
+			t.Errorf("%s: got %v (%v), want %v", name, err, sigma.KindOf(err), test.kind)
+		}
+	}
+	if procs.spawns(RoleCoordinate) > 0 {
+		t.Error("a bad job was started")
+	}
+}
+
+func TestEmptyInput(t *testing.T) {
+	names := realm(t)
+	fill(t, names, map[string][]byte{"empty": nil})
+	names.Remove(t.Context(), "/in/empty")
+	c := Client{Names: names, Procs: newFakeProcs(t, names)}
+	s, err := c.Run(t.Context(), "job", testJob(0, 0))
+	if err != nil || s.Files != 0 || s.Different != 0 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	if got := output(t, names); len(got) != 0 {
+		t.Errorf("got %v", got)
+	}
+}
+
+// unreadable is a realm in which one input file may not be read.
+type unreadable struct{ sigma.Namespace }
+
+func (u unreadable) Get(ctx context.Context, path string) ([]byte, sigma.FileID, error) {
+	if path == "/in/one" {
+		return nil, sigma.FileID{}, sigma.PathError("test", sigma.KindPermission, path)
+	}
+	return u.Namespace.Get(ctx, path)
+}
+
+func TestUnreadableInput(t *testing.T) {
+	names := realm(t)
+	fill(t, names, someTexts())
+	procs := newFakeProcs(t, unreadable{names})
+	c := Client{Names: names, Procs: procs}
+	_, err := c.Run(t.Context(), "job", testJob(2, 2))
+	if sigma.KindOf(err) != sigma.KindPermission || !strings.Contains(err.Error(), "/in/one") {
+		t.Fatalf("got %v", err)
+	}
+	if n := procs.spawns(RoleMap); n > 2 {
+		t.Errorf("%d maps were tried, want 2: another attempt would meet the same", n)
+	}
+}
+
+func TestBins(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for range 500 {
+		l := listing{}
+		for i := range r.IntN(40) {
+			size := r.Int64N(1 << uint(1+r.IntN(26)))
+			l.add(fmt.Sprintf("/in/d%d/f%03d", r.IntN(3), i), size*r.Int64N(2))
+		}
+		n := 1 + r.IntN(20)
+		bins := cut(&l, n)
+		if len(bins) > n || len(bins) == 0 && len(l.files) > 0 {
+			t.Fatalf("%d bins, want 1 to %d", len(bins), n)
+		}
+		var all []split
+		for _, b := range bins {
+			got, err := decodeBin(encodeBin(b))
+			if err != nil || !slices.Equal(got, b) {
+				t.Fatalf("got %v, %v, want %v", got, err, b)
+			}
+			all = append(all, b...)
+		}
+		// The splits are the files, in order, without a gap.
+		i, at := 0, int64(0)
+		for _, s := range all {
+			f := l.files[i]
+			if s.path != f.path || s.from != at || s.to < s.from || s.to > f.size {
+				t.Fatalf("split %+v, want from %d of %+v", s, at, f)
+			}
+			if at = s.to; at == f.size {
+				i, at = i+1, 0
+			}
+		}
+		if i != len(l.files) {
+			t.Fatalf("%d of %d files", i, len(l.files))
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package mr
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io"
+
+	"sigmaos.dev/sigma"
+)
+
+// A run is a file of words with counts, in blocks: length of the payload, its checksum (CRC-32C), both 32 bits, low byte first; the payload is, per word, its
+// length, its bytes and its count, numbers as varints. The last block has length 0 and, in place of the checksum, the number of words modulo 2^32. So a file that
+// was cut or damaged is told from a short one.
+
+// pieceMax is how much one message carries; files up to it are put in one round trip.
+const pieceMax = 60 << 10
+
+// blockHeader is the bytes before a payload.
+const blockHeader = 8
+
+// runWriter writes one run.
+type runWriter struct {
+	ctx   context.Context
+	names sigma.Namespace
+	path  string
+	crc   *crc32.Table
+	buf   []byte // complete blocks
+	open  int    // where the open block begins in buf, its header included
+	count uint32
+	file  sigma.Handle // nil as long as all is in buf
+}
+
+func newRunWriter(ctx context.Context, names sigma.Namespace, path string) *runWriter {
+	w := &runWriter{ctx: ctx, names: names, path: path, crc: crc32.MakeTable(crc32.Castagnoli)}
+	w.buf = make([]byte, blockHeader, 4<<10)
+	return w
+}
+
+// add appends a word. Files that exceed one message are written in such pieces.
+func (w *runWriter) add(word []byte, count uint64) error {
+	if len(w.buf)+len(word)+2*binary.MaxVarintLen64+blockHeader > pieceMax && len(w.buf) > blockHeader {
+		w.seal()
+		if err := w.write(); err != nil {
+			return err
+		}
+		w.buf, w.open = w.buf[:blockHeader], 0
+	}
+	w.buf = binary.AppendUvarint(w.buf, uint64(len(word)))
+	w.buf = append(w.buf, word...)
+	w.buf = binary.AppendUvarint(w.buf, count)
+	w.count++
+	return nil
+}
+
+// seal fills in the header of the open block.
+func (w *runWriter) seal() {
+	payload := w.buf[w.open+blockHeader:]
+	binary.LittleEndian.PutUint32(w.buf[w.open:], uint32(len(payload)))
+	binary.LittleEndian.PutUint32(w.buf[w.open+4:], crc32.Checksum(payload, w.crc))
+}
+
+func (w *runWriter) write() (err error) {
+	if w.file == nil {
+		if w.file, err = w.names.Create(w.ctx, w.path, sigma.OpenWrite|sigma.OpenTruncate, 0o600); err != nil {
+			return err
+		}
+	}
+	_, err = w.file.Write(w.buf)
+	return err
+}
+
+// close ends the run.
+func (w *runWriter) close() error {
+	if len(w.buf) > w.open+blockHeader {
+		w.seal()
+	} else {
+		w.buf = w.buf[:w.open]
+	}
+	w.buf = binary.LittleEndian.AppendUint32(w.buf, 0)
+	w.buf = binary.LittleEndian.AppendUint32(w.buf, w.count)
+	if w.file == nil {
+		_, err := w.names.Put(w.ctx, w.path, w.buf, sigma.PutOptions{Perm: 0o600})
+		return err
+	}
+	return errors.Join(w.write(), w.file.Close())
+}
+
+// abandon releases a run that will not be finished.
+func (w *runWriter) abandon() {
+	if w.file != nil {
+		w.file.Close()
+	}
+}
+
+// runReader reads a run.
+type runReader struct {
+	path  string
+	size  uint64
+	in    *bufio.Reader
+	crc   *crc32.Table
+	block []byte // what is left of the current block
+	buf   []byte
+	seen  uint32
+	word  []byte // the current word, valid until next is called again
+	count uint64
+	close func()
+}
+
+// openRun opens the run at path. Its bytes come through a passed file descriptor if the server hands one out.
+func openRun(ctx context.Context, names sigma.Namespace, path string) (*runReader, error) {
+	h, err := names.Open(ctx, path, sigma.OpenRead)
+	if err != nil {
+		return nil, err
+	}
+	st, err := h.Stat()
+	if err != nil {
+		h.Close()
+		return nil, err
+	}
+	r := &runReader{path: path, size: st.Size, crc: crc32.MakeTable(crc32.Castagnoli), close: func() { h.Close() }}
+	var in io.Reader = h
+	if f, err := h.File(); err == nil {
+		in = f
+		r.close = func() { f.Close(); h.Close() }
+	}
+	r.in = bufio.NewReaderSize(in, int(min(st.Size+1, pieceMax)))
+	return r, nil
+}
+
+// next goes to the next word; false at the end. A run that is not whole gives an error.
+func (r *runReader) next() (bool, error) {
+	if len(r.block) == 0 {
+		more, err := r.nextBlock()
+		if !more || err != nil {
+			return false, err
+		}
+	}
+	length, n := binary.Uvarint(r.block)
+	if n <= 0 || length == 0 || length > uint64(len(r.block)-n) {
+		return false, r.damaged(nil)
+	}
+	r.word, r.block = r.block[n:n+int(length)], r.block[n+int(length):]
+	if r.count, n = binary.Uvarint(r.block); n <= 0 {
+		return false, r.damaged(nil)
+	}
+	r.block = r.block[n:]
+	r.seen++
+	return true, nil
+}
+
+func (r *runReader) nextBlock() (bool, error) {
+	var header [blockHeader]byte
+	if _, err := io.ReadFull(r.in, header[:]); err != nil {
+		return false, r.damaged(err)
+	}
+	length, sum := binary.LittleEndian.Uint32(header[:]), binary.LittleEndian.Uint32(header[4:])
+	if length == 0 {
+		if sum != r.seen {
+			return false, r.damaged(nil)
+		}
+		return false, nil
+	}
+	if uint64(length) > r.size {
+		return false, r.damaged(nil)
+	}
+	if int(length) > cap(r.buf) {
+		r.buf = make([]byte, length)
+	}
+	r.block = r.buf[:length]
+	if _, err := io.ReadFull(r.in, r.block); err != nil {
+		return false, r.damaged(err)
+	}
+	if crc32.Checksum(r.block, r.crc) != sum {
+		return false, r.damaged(nil)
+	}
+	return true, nil
+}
+
+func (r *runReader) damaged(err error) error {
+	return &sigma.Error{Op: "mr.runReader", Path: r.path, Kind: sigma.KindInvalid, Msg: "intermediate file is cut or damaged", Err: err}
+}
