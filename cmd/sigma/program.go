@@ -39,7 +39,7 @@ func localFile(word string) (*os.File, error) {
 		return f, err
 	}
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && mayBeRemote:
+	case mayBeRemote && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENAMETOOLONG) || errors.Is(err, syscall.ENOTDIR)):
 		return nil, nil
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, withCode(exitNoProgram, noProgram(word, "there is no such file"))
@@ -50,7 +50,7 @@ func localFile(word string) (*os.File, error) {
 	if errors.As(err, &pe) {
 		err = pe.Err
 	}
-	return nil, withCode(exitNoProgram, &sigma.Error{Op: "sigma.localFile", Path: word, Kind: sigma.KindOf(err), Err: err})
+	return nil, withCode(exitNoProgram, &sigma.Error{Op: "sigma.localFile", Path: word, Kind: sigma.KindOf(err), Msg: "cannot be opened", Err: err})
 }
 
 func noProgram(word, msg string) error {

@@ -231,6 +231,11 @@ func (a *app) inspect(ctx context.Context, words []string) error {
 			return err
 		}
 		found[i] = procs[slices.IndexFunc(procs, func(p sigma.ProcInfo) bool { return p.ID == id })]
+		if found[i].State == sigma.ProcEnded { // a list does not carry the data of a status
+			if st, err := c.WaitExit(ctx, id); err == nil {
+				found[i].Status = st
+			}
+		}
 	}
 	if a.json {
 		list := make([]procJSON, len(found))

@@ -84,13 +84,12 @@ the admin socket is root's.`,
 		Example: `  sudo sigma up --detach           # start sigmaOS on this machine
   sudo sigma run ./hello           # run a static executable as a proc
   sudo sigma put -r texts /s3/in   # store files`,
-		Args:                       a.unknownCommand,
-		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		SilenceErrors:              true,
-		SilenceUsage:               true,
-		SuggestionsMinimumDistance: 2,
-		TraverseChildren:           true, // so that flags before the verb may mean something else (-r) than after it
-		PersistentPreRunE:          a.before,
+		Args:              a.unknownCommand,
+		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		TraverseChildren:  true, // so that flags before the verb may mean something else (-r) than after it
+		PersistentPreRunE: a.before,
 	}
 	root.SetIn(a.in)
 	root.SetOut(a.out)
@@ -100,13 +99,42 @@ the admin socket is root's.`,
 	f.StringVar(&a.addr, "addr", a.getenv("SIGMA_ADDR"), "admin `SOCKET` of the system (env SIGMA_ADDR; default DATA/"+adminSocket+")")
 	f.StringVar(&a.data, "data", orElse(a.getenv("SIGMA_DATA"), dataDefault), "`DIR` that holds all state of the system (env SIGMA_DATA)")
 	f.BoolVar(&a.json, "json", false, "print JSON instead of text")
+	root.SetUsageTemplate(usageTemplate)
 	a.addCommands(root)
-	a.addRealmFlag(root)
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	a.finish(root)
 	return root
 }
 
-// addRealmFlag gives every command --realm, and -r where the command has no -r (recursive) of its own.
-func (a *app) addRealmFlag(cmd *cobra.Command) {
+// usageTemplate is what --help shows below the prose. {{.UseLine}} is written by each command, flags that matter in it.
+const usageTemplate = `Usage:
+  {{.UseLine}}{{if .Aliases}}
+
+Other names:
+  {{.NameAndAliases}}{{end}}{{if .HasExample}}
+
+Examples:
+{{.Example}}{{end}}{{$cmd := .}}{{if .HasAvailableSubCommands}}{{range .Groups}}{{$group := .}}
+
+{{.Title}}{{range $cmd.Commands}}{{if and (eq .GroupID $group.ID) .IsAvailableCommand}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{if not .AllChildCommandsHaveGroup}}
+
+{{if .Groups}}More{{else}}Commands{{end}}:{{range .Commands}}{{if and (eq .GroupID "") (or .IsAvailableCommand (eq .Name "help"))}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{end}}{{if .HasAvailableLocalFlags}}
+
+Flags:
+{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableInheritedFlags}}
+
+Flags of all commands:
+{{.InheritedFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableSubCommands}}
+
+More about one: {{.CommandPath}} COMMAND --help{{end}}
+`
+
+// finish gives every command --realm, and -r where the command has no -r (recursive) of its own, and what else is the same for all.
+func (a *app) finish(cmd *cobra.Command) {
+	cmd.DisableFlagsInUseLine = true
 	if f := cmd.Flags(); f.Lookup("realm") == nil {
 		short := "r"
 		if f.ShorthandLookup(short) != nil {
@@ -114,9 +142,25 @@ func (a *app) addRealmFlag(cmd *cobra.Command) {
 		}
 		f.StringVarP(&a.realm, "realm", short, orElse(a.getenv("SIGMA_REALM"), string(sigma.DefaultRealm)), "`REALM` to work in (env SIGMA_REALM)")
 	}
-	for _, c := range cmd.Commands() {
-		a.addRealmFlag(c)
+	if cmd.Name() == "help" {
+		cmd.Args = a.knownTopic
 	}
+	for _, c := range cmd.Commands() {
+		a.finish(c)
+	}
+}
+
+// knownTopic is the check of the arguments of help.
+func (a *app) knownTopic(cmd *cobra.Command, args []string) error {
+	at := cmd.Root()
+	for _, word := range args {
+		next, _, err := at.Find([]string{word})
+		if err != nil || next == at {
+			return a.unknownCommand(at, []string{word})
+		}
+		at = next
+	}
+	return nil
 }
 
 func orElse(s, other string) string {

@@ -84,6 +84,7 @@ func (a *app) unknownCommand(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	hint := "list them with: " + cmd.CommandPath() + " --help"
+	cmd.SuggestionsMinimumDistance = 1 + min(1, len(args[0])/4) // nearly everything is near a word of two letters
 	if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
 		hint = "did you mean: " + cmd.CommandPath() + " " + strings.Join(s, ", ")
 	}
@@ -92,7 +93,7 @@ func (a *app) unknownCommand(cmd *cobra.Command, args []string) error {
 
 // group makes a command that only has commands, such as realm.
 func (a *app) group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: a.unknownCommand, SuggestionsMinimumDistance: 2}
+	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: a.unknownCommand}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return usageError(cmd, "list them with: "+cmd.CommandPath()+" --help", "%s needs a command", cmd.Name())
 	}
