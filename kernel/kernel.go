@@ -8,6 +8,7 @@ package kernel
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -182,7 +183,14 @@ func (k *Kernel) boot(ctx context.Context) error {
 // serve answers one program's session until it ends.
 func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal) {
 	t := &tree{k: k, principal: p}
-	err := treekit.Serve(ctx, conn, treekit.Config{Tree: t, Principal: p})
+	err := treekit.Serve(ctx, conn, treekit.Config{Tree: t, Principal: p, Events: treekit.Events{
+		Panicked: func(op string, value any, stack []byte) {
+			k.cfg.Log.Error("handler panicked", "realm", p.Realm, "proc", p.Proc, "op", op, "err", fmt.Sprint(value), "stack", string(stack))
+		},
+		Failed: func(op string, err error) {
+			k.cfg.Log.Warn("request failed", "realm", p.Realm, "proc", p.Proc, "op", op, "err", err)
+		},
+	}})
 	if err != nil {
 		k.cfg.Log.Debug("session ended", "realm", p.Realm, "proc", p.Proc, "err", err)
 	}

@@ -26,9 +26,9 @@ func (s *server) do(ctx context.Context, m sigmap.Message, files []*os.File) (si
 		}
 		return &sigmap.Rattach{ID: st.ID}, nil, s.add(m.Fid, root)
 	case *sigmap.Tclunk:
-		return &sigmap.Rclunk{}, nil, s.clunk(m.Fid)
+		return &sigmap.Rclunk{}, nil, s.clunk(ctx, m.Fid, true)
 	case *sigmap.Tremove:
-		s.clunk(m.Fid)
+		s.clunk(ctx, m.Fid, false)
 		return nil, nil, Unsupported("Tremove; use Tunlinkat")
 	case *sigmap.Trenameat:
 		return s.rename(ctx, m)
@@ -386,19 +386,20 @@ func (s *server) readdir(ctx context.Context, f *fid, m *sigmap.Treaddir) (sigma
 	}
 	room := int(min(m.Count, s.dataMax))
 	data := []byte{}
-	batch := 0
+	one := false // the tree knows only the cookie after all it returns, so it is asked for one entry at a time
 	for cookie, more := m.Offset, true; more; {
-		if batch != 1 {
+		batch := 1
+		if !one {
 			batch = max(1, (room-len(data))/(2*sigmap.DirEntrySize)) // guesses that names have 24 bytes
 		}
 		es, next, again, err := f.file.ReadDir(ctx, cookie, batch)
+		one = err == nil && len(es) > 0 && es[0].Next == 0
 		switch {
 		case err != nil && len(data) > 0: // told when the client comes again
 			return &sigmap.Rreaddir{Data: data}, nil
 		case err != nil:
 			return nil, err
-		case len(es) > 1 && es[0].Next == 0 && batch > 1: // the tree knows only the cookie after all it returns
-			batch = 1
+		case one && len(es) > 1 && batch > 1:
 			continue
 		case len(es) == 0 && next == cookie:
 			return &sigmap.Rreaddir{Data: data}, nil

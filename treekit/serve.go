@@ -2,8 +2,6 @@ package treekit
 
 import (
 	"context"
-	"fmt"
-	"log/slog"
 	"os"
 	"runtime/debug"
 	"strings"
@@ -29,15 +27,21 @@ const (
 type Config struct {
 	Tree      sigma.Tree
 	Principal sigma.Principal // who is at the other end
-	Log       *slog.Logger    // nil = discard
-	KeepFiles bool            // whether file descriptors that come with calls are handed to Callers (else closed)
+	Events    Events
+	KeepFiles bool // whether file descriptors that come with calls are handed to Callers (else closed)
+}
+
+// Events are called, where set, as things happen; none may block. They stand in place of a logger, because the standard one would cost every proc that serves a tree
+// part of its start.
+type Events struct {
+	// Panicked: a tree's method did, which is a bug. The request was answered with an error.
+	Panicked func(op string, value any, stack []byte)
+	// Failed: a request was answered with KindOther, whose cause does not travel.
+	Failed func(op string, err error)
 }
 
 // Serve answers requests on conn until the peer closes, breaks the protocol, or ctx ends. It returns an error only when the peer broke the protocol. It owns conn.
 func Serve(ctx context.Context, conn session.Conn, cfg Config) error {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
 	ctx, cancel := context.WithCancel(ctx)
 	s := &server{cfg: cfg, conn: conn, requests: map[uint16]*request{}, fids: map[uint32]*fid{}, bulk: make(chan struct{}, bulkMax)}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
@@ -111,7 +115,6 @@ func (s *server) loop(ctx context.Context) error {
 		}
 		if err != nil {
 			session.CloseFiles(files)
-			s.cfg.Log.Debug("session ended by a bad message", "realm", s.cfg.Principal.Realm, "proc", s.cfg.Principal.Proc, "err", err)
 			return err
 		}
 	}
@@ -208,7 +211,9 @@ func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files
 	func() {
 		defer func() {
 			if p := recover(); p != nil {
-				s.cfg.Log.Error("handler panicked", "op", m.Type().String(), "err", fmt.Sprint(p), "stack", string(debug.Stack()))
+				if f := s.cfg.Events.Panicked; f != nil {
+					f(m.Type().String(), p, debug.Stack())
+				}
 				reply = sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindOther, "internal error"), s.plain)
 			}
 		}()
@@ -217,8 +222,8 @@ func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files
 			session.CloseFiles(back)
 			back = nil
 			reply = sigmap.Fail(err, s.plain)
-			if sigma.KindOf(err) == sigma.KindOther { // its cause does not travel
-				s.cfg.Log.Warn("request failed", "realm", s.cfg.Principal.Realm, "proc", s.cfg.Principal.Proc, "op", m.Type().String(), "err", err)
+			if f := s.cfg.Events.Failed; f != nil && sigma.KindOf(err) == sigma.KindOther {
+				f(m.Type().String(), err)
 			}
 		}
 	}()
@@ -348,7 +353,8 @@ func (s *server) replace(n uint32, f, by *fid) error {
 	return nil
 }
 
-func (s *server) clunk(n uint32) error {
+// clunk forgets a fid. If the client asks for that, what it wrote is published, and the error is of that; the fid is gone all the same.
+func (s *server) clunk(ctx context.Context, n uint32, publish bool) error {
 	s.mu.Lock()
 	f := s.fids[n]
 	delete(s.fids, n)
@@ -356,6 +362,11 @@ func (s *server) clunk(n uint32) error {
 	if f == nil {
 		return sigma.Errorf("treekit.Serve", sigma.KindInvalid, "fid %d is not in use", n)
 	}
-	s.put(f)
+	defer s.put(f)
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if p, ok := f.file.(sigma.Publisher); ok && publish && f.open && f.mode.Writes() {
+		return p.Publish(ctx)
+	}
 	return nil
 }
