@@ -37,6 +37,13 @@ struct Hierarchy {
     controllers: Vec<Controller>,
 }
 
+impl Hierarchy {
+    fn apply(&self, leaf: &OwnedFd, settings: &[Setting]) -> Result<()> {
+        let mut ours = settings.iter().filter(|setting| self.controllers.contains(&setting.controller));
+        ours.try_for_each(|setting| setting.apply(leaf))
+    }
+}
+
 pub struct Cgroups {
     version: Version,
     hierarchies: Vec<Hierarchy>,
@@ -87,9 +94,7 @@ impl Cgroups {
             let result = sys::mkdirat(dir.as_raw_fd(), &leaf.name, 0o755).and_then(|()| {
                 made += 1;
                 let leaf_dir = sys::openat(dir.as_raw_fd(), &leaf.name, libc::O_PATH | libc::O_DIRECTORY)?;
-                for setting in settings.iter().filter(|s| hierarchy.controllers.contains(&s.controller)) {
-                    setting.apply(&leaf_dir)?;
-                }
+                hierarchy.apply(&leaf_dir, &settings)?;
                 entries.push(sys::openat(leaf_dir.as_raw_fd(), c"cgroup.procs", libc::O_WRONLY)?);
                 Ok(())
             });
@@ -101,6 +106,33 @@ impl Cgroups {
             }
         }
         Ok((leaf, entries))
+    }
+
+    /// Whether a leaf with processes in it can get another name: v2 has no renaming.
+    pub fn can_rename(&self) -> bool {
+        self.version == Version::V1
+    }
+
+    /// Gives a leaf, with what is in it, another name and other limits.
+    pub fn reuse_leaf(&self, leaf: &mut Leaf, name: &str, limits: &Limits) -> Result<()> {
+        let name = CString::new(name).map_err(|_| Errno(libc::EINVAL))?;
+        let dirs = &self.groups[&leaf.group];
+        for (done, dir) in dirs.iter().enumerate() {
+            if let Err(errno) = sys::renameat(dir.as_raw_fd(), &leaf.name, &name) {
+                // Some leaf of the new name exists already; ours must keep one name everywhere.
+                for dir in &dirs[..done] {
+                    let _ = sys::renameat(dir.as_raw_fd(), &name, &leaf.name);
+                }
+                return Err(errno);
+            }
+        }
+        leaf.name = name;
+        let settings = settings(self.version, limits);
+        for (hierarchy, dir) in self.hierarchies.iter().zip(dirs) {
+            let leaf_dir = sys::openat(dir.as_raw_fd(), &leaf.name, libc::O_PATH | libc::O_DIRECTORY)?;
+            hierarchy.apply(&leaf_dir, &settings)?;
+        }
+        Ok(())
     }
 
     /// Reads what the leaf counted; what cannot be read is zero.

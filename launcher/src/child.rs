@@ -24,7 +24,7 @@ pub struct Launch<'a> {
     pub envp: Pointers<'a>,
     pub program: OwnedFd,
     pub data: Option<OwnedFd>,
-    /// In the order of the plan's targets, perhaps followed by ones for 0, 1 and 2.
+    /// (number now, number in the program): the targets', perhaps followed by ones for 0, 1 and 2.
     pub fds: Vec<(RawFd, RawFd)>,
     pub report: OwnedFd,
     pub filter: &'a [sock_filter],

@@ -47,26 +47,39 @@ impl Status {
     }
 }
 
-/// Runs in the cloned process and never returns to the launcher's code.
-pub fn run(launch: &mut Launch, common: &Common, cgroups: &[OwnedFd]) -> ! {
-    let mut report = launch.report.as_raw_fd();
-    match prepare(launch, common, cgroups, &mut report) {
-        Ok(main) => serve(launch.plan.id, main),
-        Err(error) => {
-            let _ = sys::write(report, &Report::Failed(error).encode());
-            sys::exit(127)
-        }
-    }
-}
-
-/// Everything up to the point where init only waits. Returns the program's process id.
-fn prepare(launch: &mut Launch, common: &Common, cgroups: &[OwnedFd], report: &mut RawFd) -> Result<i32, Error> {
+/// Takes the newly cloned process into the cgroups and the namespaces that all procs share, and ties
+/// its life to the launcher's.
+pub fn enter(common: &Common, weaken: Weaken, cgroups: &[OwnedFd]) -> Result<(), Error> {
     // The limits hold from here on, also for the memory and time of being made.
     for procs in cgroups {
         sys::write(procs.as_raw_fd(), b"0").map_err(Error::EnterCgroup)?;
     }
-    enter_namespaces(launch, common.templates)?;
-    die_with(common.launcher)?;
+    if !weaken.has(Weaken::NETWORK) {
+        namespaces::enter(&common.templates.network, libc::CLONE_NEWNET).map_err(Error::Namespaces)?;
+    }
+    namespaces::enter(&common.templates.ipc, libc::CLONE_NEWIPC).map_err(Error::Namespaces)?;
+    namespaces::enter(&common.templates.uts, libc::CLONE_NEWUTS).map_err(Error::Namespaces)?;
+    die_with(common.launcher)
+}
+
+/// Does the rest, once the process has entered, and never returns to the launcher's code.
+pub fn run(launch: &mut Launch, common: &Common, entered: Result<(), Error>) -> ! {
+    let mut report = launch.report.as_raw_fd();
+    match entered.and_then(|()| prepare(launch, common, &mut report)) {
+        Ok(main) => serve(launch.plan.id, main),
+        Err(error) => fail(report, error),
+    }
+}
+
+/// Reports why there will be no program, and ends.
+pub fn fail(report: RawFd, error: Error) -> ! {
+    let _ = sys::write(report, &Report::Failed(error).encode());
+    sys::exit(127)
+}
+
+/// Everything up to the point where init only waits. Returns the program's process id.
+fn prepare(launch: &mut Launch, common: &Common, report: &mut RawFd) -> Result<i32, Error> {
+    enter_root(launch, common.templates)?;
     let init = sys::getpid();
     let main = sys::fork(0).map_err(Error::Fork)?;
     if main == 0 {
@@ -82,21 +95,16 @@ fn prepare(launch: &mut Launch, common: &Common, cgroups: &[OwnedFd], report: &m
     Ok(main)
 }
 
-fn enter_namespaces(launch: &Launch, templates: &Templates) -> Result<(), Error> {
-    let weaken = launch.plan.weaken;
-    // A copy of a mount can be taken only in the namespace it lies in, hence before leaving it.
-    let tree = match (&launch.data, weaken.has(Weaken::MOUNTS)) {
-        (Some(dir), false) => Some(namespaces::data_tree(dir.as_raw_fd()).map_err(Error::DataTree)?),
-        _ => None,
-    };
-    if !weaken.has(Weaken::NETWORK) {
-        namespaces::enter(&templates.network, libc::CLONE_NEWNET).map_err(Error::Namespaces)?;
+fn enter_root(launch: &Launch, templates: &Templates) -> Result<(), Error> {
+    if launch.plan.weaken.has(Weaken::MOUNTS) {
+        return Ok(());
     }
-    namespaces::enter(&templates.ipc, libc::CLONE_NEWIPC).map_err(Error::Namespaces)?;
-    namespaces::enter(&templates.uts, libc::CLONE_NEWUTS).map_err(Error::Namespaces)?;
-    match (launch.plan.profile, tree) {
-        _ if weaken.has(Weaken::MOUNTS) => Ok(()),
-        (Profile::System, Some(tree)) => namespaces::enter_system_root(templates, &tree).map_err(Error::Mounts),
+    match (launch.plan.profile, &launch.data) {
+        (Profile::System, Some(data)) => {
+            // A copy of a mount can be taken only in the namespace it lies in, hence before leaving it.
+            let tree = namespaces::data_tree(data.as_raw_fd()).map_err(Error::DataTree)?;
+            namespaces::enter_system_root(templates, &tree).map_err(Error::Mounts)
+        }
         (Profile::System, None) => Err(Error::DataTree(Errno(libc::EBADF))),
         (Profile::Sigma, _) => namespaces::enter(&templates.empty_root, libc::CLONE_NEWNS).map_err(Error::Namespaces),
     }

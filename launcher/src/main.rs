@@ -14,6 +14,7 @@ mod namespaces;
 mod plan;
 mod proc;
 mod protocol;
+mod spare;
 mod supervisor;
 mod sys;
 

@@ -130,6 +130,13 @@ pub fn plan(start: Start, bounds: Bounds) -> Result<Plan, Error> {
     })
 }
 
+impl Limits {
+    /// What holds for a process that waits to become a proc.
+    pub fn of_spare() -> Limits {
+        Limits { pids: PIDS_DEFAULT, memory: None, cpu_shares: SHARES_DEFAULT }
+    }
+}
+
 /// The plan by which the launcher starts sigmad itself: `targets` are the numbers its descriptors get.
 pub fn sigmad(bounds: Bounds, index: u32, targets: Vec<i32>, argv: Vec<CString>) -> Plan {
     Plan {

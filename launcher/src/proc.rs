@@ -32,6 +32,26 @@ pub struct Proc {
 }
 
 impl Proc {
+    /// A process tree whose init has just been cloned, or has just been given its START.
+    pub fn new(id: u64, pid: i32, leaf: Leaf, report: OwnedFd, received: u64) -> Proc {
+        Proc {
+            id,
+            pid,
+            leaf,
+            report: Some(report),
+            received,
+            cloned: sys::monotonic_ns(),
+            contained: None,
+            main: None,
+            failure: None,
+            started: false,
+            killed: false,
+            wait_status: None,
+            waited: None,
+            loose: false,
+        }
+    }
+
     pub fn is_sigmad(&self) -> bool {
         self.id == SIGMAD_ID
     }

@@ -103,7 +103,7 @@ impl Supervisor {
     fn new(config: &Config, cgroups: Cgroups) -> Result<(Supervisor, Plan, Vec<OwnedFd>), Error> {
         let bounds = Bounds::new(config.instance_number, config.weaken);
         let (status, reporter) = sys::pipe().map_err(Error::Loop)?;
-        let factory = Factory::new(cgroups, &config.data, bounds.base, reporter)?;
+        let factory = Factory::new(cgroups, &config.data, bounds, reporter)?;
         let (control, peer) = socket::pair().map_err(Error::Loop)?;
         for end in [&control, &peer] {
             // Room for some hundred starts in flight. With less, which root in a container may have to
@@ -135,7 +135,7 @@ impl Supervisor {
     }
 
     fn start_sigmad(&mut self, plan: &Plan, fds: Vec<OwnedFd>) -> Result<(), Error> {
-        let started = self.factory.start(plan, fds, sys::monotonic_ns());
+        let started = self.factory.start(plan, None, fds, sys::monotonic_ns());
         let sigmad = started.inspect_err(|_| {
             let _ = self.factory.cgroups.remove_all();
         })?;
@@ -159,6 +159,9 @@ impl Supervisor {
                 self.finish(id);
             }
             self.advance();
+            if events.is_empty() && self.phase == Phase::Running && self.factory.wants_spare() {
+                self.factory.make_spare();
+            }
         }
         Ok(())
     }
@@ -175,6 +178,8 @@ impl Supervisor {
             return BUSY_RETRY_MS;
         }
         match self.phase {
+            // An idle moment is used to prepare for the next start.
+            Phase::Running if self.factory.wants_spare() => 0,
             Phase::Running => -1,
             Phase::Ending(deadline) | Phase::Killing(deadline) => {
                 (deadline.saturating_sub(sys::monotonic_ns()) / 1_000_000) as i32 + 1
@@ -194,6 +199,7 @@ impl Supervisor {
 
     fn kill_all(&mut self) {
         self.procs.values().for_each(Proc::kill);
+        self.factory.discard_spares();
         if !matches!(self.phase, Phase::Killing(_)) {
             self.phase = Phase::Killing(sys::monotonic_ns() + KILL_PATIENCE);
         }
@@ -227,7 +233,7 @@ impl Supervisor {
                 true => Err(Error::Malformed("too long")),
                 false => protocol::decode(&self.buffer[..received.len]),
             };
-            let served = request.and_then(|request| self.serve_request(request, received.fds, now));
+            let served = request.and_then(|request| self.serve_request(request, received.len, received.fds, now));
             if let Err(error) = served {
                 log(&chain(&error));
                 self.code = EXIT_PROTOCOL;
@@ -237,13 +243,13 @@ impl Supervisor {
         }
     }
 
-    fn serve_request(&mut self, request: Request, fds: Vec<OwnedFd>, now: u64) -> Result<(), Error> {
+    fn serve_request(&mut self, request: Request, len: usize, fds: Vec<OwnedFd>, now: u64) -> Result<(), Error> {
         match request {
             Request::Start(start) if fds.len() != Plan::descriptors(&start) => {
                 Err(Error::Malformed("the descriptors are not as many as the message says"))
             }
             Request::Start(start) => {
-                self.on_start(start, fds, now);
+                self.on_start(start, len, fds, now);
                 Ok(())
             }
             _ if !fds.is_empty() => Err(Error::Malformed("descriptors without a START")),
@@ -262,13 +268,15 @@ impl Supervisor {
         }
     }
 
-    fn on_start(&mut self, start: Start, fds: Vec<OwnedFd>, now: u64) {
+    /// `len` bytes of the buffer are the record that `start` was decoded from.
+    fn on_start(&mut self, start: Start, len: usize, fds: Vec<OwnedFd>, now: u64) {
         let id = start.id;
         let started = match self.procs.contains_key(&id) {
             true => Err(Error::Plan(Errno(libc::EEXIST))),
             false => plan::plan(start, self.bounds),
         };
-        let started = started.and_then(|plan| self.factory.start(&plan, fds, now));
+        let record = &self.buffer[..len];
+        let started = started.and_then(|plan| self.factory.start(&plan, Some(record), fds, now));
         match started {
             Ok(proc) => self.adopt(proc),
             Err(error) => self.send(&Reply::Failed { id, error }),
@@ -345,7 +353,7 @@ impl Supervisor {
     }
 
     fn on_waited(&mut self, waited: Waited) {
-        let Some(id) = self.by_pid.remove(&waited.pid) else { return };
+        let Some(id) = self.by_pid.remove(&waited.pid) else { return self.factory.lost_spare(waited.pid) };
         if let Some(proc) = self.procs.get_mut(&id) {
             proc.waited = Some(waited);
         }

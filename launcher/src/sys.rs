@@ -99,9 +99,18 @@ pub fn pidfd_send_signal(fd: &OwnedFd, signo: i32) -> Result<()> {
 
 /// Whether a descriptor can be read at this moment (a pidfd: whether its process has ended).
 pub fn readable(fd: RawFd) -> Result<bool> {
+    poll_readable(fd, 0)
+}
+
+/// Waits until a descriptor can be read or its peer is gone.
+pub fn wait_readable(fd: RawFd) -> Result<()> {
+    poll_readable(fd, -1).map(drop)
+}
+
+fn poll_readable(fd: RawFd, timeout_ms: i32) -> Result<bool> {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid pollfd is passed, with its count.
-    check(unsafe { libc::poll(&mut poll, 1, 0) } as c_long).map(|n| n > 0)
+    check(unsafe { libc::poll(&mut poll, 1, timeout_ms) } as c_long).map(|n| n > 0)
 }
 
 pub fn monotonic_ns() -> u64 {
@@ -160,6 +169,19 @@ pub fn close_range(first: u32, last: u32) -> Result<()> {
     unsafe { call(libc::SYS_close_range, [first as usize, last as usize, 0, 0, 0]) }.map(drop)
 }
 
+/// Closes every descriptor but these.
+pub fn close_all_but(keep: &mut [RawFd]) -> Result<()> {
+    keep.sort();
+    let mut first = 0;
+    for fd in keep.iter().map(|fd| *fd as u32) {
+        if fd > first {
+            close_range(first, fd - 1)?;
+        }
+        first = fd + 1;
+    }
+    close_range(first, u32::MAX)
+}
+
 pub fn openat(dir: RawFd, path: &CStr, flags: c_int) -> Result<OwnedFd> {
     // SAFETY: the path is terminated; without O_CREAT there is no mode to pass.
     check(unsafe { libc::openat(dir, path.as_ptr(), flags | libc::O_CLOEXEC) } as c_long).map(own)
@@ -168,6 +190,11 @@ pub fn openat(dir: RawFd, path: &CStr, flags: c_int) -> Result<OwnedFd> {
 pub fn mkdirat(dir: RawFd, path: &CStr, mode: u32) -> Result<()> {
     // SAFETY: the path is terminated.
     check(unsafe { libc::mkdirat(dir, path.as_ptr(), mode) } as c_long).map(drop)
+}
+
+pub fn renameat(dir: RawFd, from: &CStr, to: &CStr) -> Result<()> {
+    // SAFETY: both paths are terminated.
+    check(unsafe { libc::renameat(dir, from.as_ptr(), dir, to.as_ptr()) } as c_long).map(drop)
 }
 
 pub fn rmdirat(dir: RawFd, path: &CStr) -> Result<()> {

@@ -109,3 +109,32 @@ pub fn send(fd: RawFd, record: &[u8]) -> Result<bool> {
         Err(errno) => Err(errno),
     }
 }
+
+/// Sends one record with copies of the descriptors, without waiting.
+pub fn send_with(fd: RawFd, record: &[u8], fds: &[OwnedFd]) -> Result<()> {
+    let mut control = [0u64; CONTROL_BYTES / 8];
+    let bytes = (fds.len() * size_of::<c_int>()) as u32;
+    let mut iov = libc::iovec { iov_base: record.as_ptr().cast_mut().cast::<c_void>(), iov_len: record.len() };
+    // SAFETY: msghdr is plain numbers and pointers, for which all zeroes is a value.
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = control.as_mut_ptr().cast();
+    // SAFETY: CMSG_SPACE only computes.
+    msg.msg_controllen = unsafe { libc::CMSG_SPACE(bytes) } as usize;
+    if msg.msg_controllen > CONTROL_BYTES {
+        return Err(Errno(libc::E2BIG));
+    }
+    // SAFETY: the control buffer has room for one header with all the descriptors, as just checked.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&msg);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(bytes) as usize;
+        for (i, fd) in fds.iter().enumerate() {
+            libc::CMSG_DATA(header).cast::<c_int>().add(i).write_unaligned(fd.as_raw_fd());
+        }
+    }
+    // SAFETY: every pointer in msg is to a live local or parameter.
+    check(unsafe { libc::sendmsg(fd, &msg, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) } as c_long).map(drop)
+}
