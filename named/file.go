@@ -16,7 +16,9 @@ type file struct {
 	id   uint64
 	root bool // of a realm
 
+	closed atomic.Bool
 	opened bool
+	dir    bool // opened as a directory
 	flags  sigma.OpenFlags
 	last   atomic.Pointer[cell] // of an opened file as last seen: what it was is still read when it is removed
 }
@@ -37,7 +39,10 @@ const leaderTries = 4
 
 // mutate has m applied by the realm's leader.
 func (f *file) mutate(ctx context.Context, m mutation) reply {
-	var rep reply
+	rep := reply{err: f.checkClosed()}
+	if rep.err != nil {
+		return rep
+	}
 	for range leaderTries {
 		l, err := f.slot.leader(ctx)
 		if err != nil {
@@ -50,8 +55,18 @@ func (f *file) mutate(ctx context.Context, m mutation) reply {
 	return rep
 }
 
+func (f *file) checkClosed() error {
+	if f.closed.Load() {
+		return sigma.Errorf("named.file", sigma.KindInvalid, "the handle is closed")
+	}
+	return nil
+}
+
 // read calls do with the realm's committed tree.
 func (f *file) read(ctx context.Context, do func(t *tree) error) error {
+	if err := f.checkClosed(); err != nil {
+		return err
+	}
 	if err := ctx.Err(); err != nil {
 		return sigma.Wrap("named.read", "", err)
 	}
@@ -145,7 +160,7 @@ func (f *file) Open(ctx context.Context, flags sigma.OpenFlags) error {
 	} else if err := f.openFile(ctx, flags, n); err != nil {
 		return err
 	}
-	f.opened, f.flags = true, flags
+	f.opened, f.flags, f.dir = true, flags, n.kind == sigma.KindDir
 	f.remember(ctx)
 	return nil
 }
@@ -196,6 +211,8 @@ func (f *file) checkOpen(op string, allowed func(sigma.OpenFlags) bool) error {
 	switch {
 	case !f.opened:
 		return sigma.Errorf(op, sigma.KindInvalid, "the file is not open")
+	case f.dir:
+		return &sigma.Error{Op: op, Kind: sigma.KindIsDir}
 	case !allowed(f.flags):
 		return sigma.Errorf(op, sigma.KindPermission, "the file is not open for this")
 	}
@@ -224,8 +241,6 @@ func (f *file) ReadAt(ctx context.Context, p []byte, offset uint64) (int, error)
 	switch {
 	case err != nil:
 		return 0, err
-	case n.kind == sigma.KindDir:
-		return 0, sigma.PathError(op, sigma.KindIsDir, n.name)
 	case offset >= uint64(len(n.data)):
 		return 0, nil
 	}
@@ -255,9 +270,10 @@ func (f *file) ReadDir(ctx context.Context, cookie uint64, most int) (entries []
 	if !f.opened {
 		return nil, 0, false, sigma.Errorf(op, sigma.KindInvalid, "the directory is not open")
 	}
-	if most <= 0 || most > listMax {
-		most = listMax
+	if most <= 0 {
+		return nil, 0, false, sigma.Errorf(op, sigma.KindInvalid, "a listing of %d entries", most)
 	}
+	most = min(most, listMax)
 	err = f.read(ctx, func(t *tree) error {
 		c := t.cells[f.id]
 		switch {
@@ -310,7 +326,10 @@ func (f *file) Rename(ctx context.Context, name string, newDir sigma.File, newNa
 // Sync has nothing to do: what was acknowledged is durable.
 func (f *file) Sync(context.Context) error { return nil }
 
-func (f *file) Close() { f.last.Store(nil) }
+func (f *file) Close() {
+	f.closed.Store(true)
+	f.last.Store(nil)
+}
 
 func (f *file) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
 	const op = "named.Get"
@@ -361,6 +380,9 @@ func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 }
 
 func (f *file) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
+	if err := f.checkClosed(); err != nil {
+		return 0, err
+	}
 	for {
 		l, err := f.slot.leader(ctx)
 		if sigma.KindOf(err) == sigma.KindStale {

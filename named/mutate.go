@@ -369,3 +369,14 @@ func checkTarget(op, target string) error {
 	}
 	return nil
 }
+
+// endpointMax is what sigma.ParseEndpoint takes at most.
+const endpointMax = 511
+
+// checkEndpoint bounds an endpoint's text. Whoever follows it parses it: its form may be newer than this server.
+func checkEndpoint(op, text string) error {
+	if text == "" || len(text) > endpointMax || strings.IndexByte(text, 0) >= 0 {
+		return sigma.Errorf(op, sigma.KindInvalid, "an endpoint has 1 to %d bytes and no NUL", endpointMax)
+	}
+	return nil
+}

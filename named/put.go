@@ -59,9 +59,6 @@ func (o putOp) find(s *step) (dir uint64, name string, existing *node, r reply) 
 	if from == nil {
 		return 0, "", nil, reply{err: staleError(op)}
 	}
-	if len(o.names) == 0 {
-		return from.parent, from.name, from, reply{}
-	}
 	dirs := o.names[:len(o.names)-1]
 	reached, err := walkFrom(s, o.from, dirs)
 	if stopped := stoppedAt(from, reached, len(dirs), true); stopped != nil {
@@ -91,6 +88,8 @@ func (o putOp) check(s *step) error {
 	switch {
 	case o.o.Kind != sigma.KindFile && o.o.Kind != sigma.KindSymlink && o.o.Kind != sigma.KindEndpoint:
 		return bad("only files, symlinks and endpoints can be put")
+	case len(o.names) == 0:
+		return bad("a put needs a name")
 	case o.o.MustMake && o.o.MustExist:
 		return bad("a file cannot be new and exist")
 	case o.o.Append && o.o.Kind != sigma.KindFile:
@@ -113,9 +112,7 @@ func (o putOp) check(s *step) error {
 	case sigma.KindSymlink:
 		return checkTarget(op, string(o.data))
 	case sigma.KindEndpoint:
-		if _, err := sigma.ParseEndpoint(string(o.data)); err != nil {
-			return sigma.Wrap(op, "", err)
-		}
+		return checkEndpoint(op, string(o.data))
 	}
 	return nil
 }
