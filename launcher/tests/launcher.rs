@@ -353,6 +353,61 @@ fn a_slow_sigmad_loses_no_record() {
     assert_eq!(machine.leftovers(), [""; 0]);
 }
 
+/// Goal: whatever comes when, each START has one answer and each STARTED one end. Method: starts of
+/// good and bad programs in three groups with KILLs at every stage, from a fixed seed.
+#[test]
+fn every_start_has_one_answer_and_one_end() {
+    let mut machine = machine!();
+    const COUNT: u64 = 400;
+    let text = machine.dir().join("text");
+    std::fs::write(&text, "not a program").unwrap();
+    std::fs::set_permissions(&text, PermissionsExt::from_mode(0o555)).unwrap();
+    let mut seed = 42u64;
+    let mut random = move |below: u64| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed % below
+    };
+    let groups = ["default/be", "default/lc", "other"];
+    let argvs: [&[&str]; 4] = [&["exit", "1"], &["pause"], &["abort"], &["orphan"]];
+    let (mut answered, mut started, mut ended) = (0, Vec::new(), Vec::new());
+    let begun = std::time::Instant::now();
+    for id in 1..=COUNT {
+        let mut start = machine.hello(id, argvs[random(4) as usize]);
+        start.group = groups[random(3) as usize];
+        let bad = random(8) == 0;
+        machine.start(&start, &if bad { File::open(&text).unwrap() } else { victim() }, &[]);
+        if random(2) == 0 {
+            machine.kill(1 + random(id));
+        }
+        if random(50) == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+    (1..=COUNT).for_each(|id| machine.kill(id));
+    while answered < COUNT || ended.len() < started.len() {
+        match machine.reply() {
+            Reply::Started { id, .. } => {
+                assert!(!started.contains(&id), "{id} started twice");
+                started.push(id);
+                answered += 1;
+            }
+            Reply::Failed { id, .. } => {
+                assert!(!started.contains(&id), "{id} failed after its start");
+                answered += 1;
+            }
+            Reply::Exited { id, .. } => {
+                assert!(started.contains(&id) && !ended.contains(&id), "{id} ended early or twice");
+                ended.push(id);
+            }
+        }
+    }
+    println!("{COUNT} starts, {} of them good, in {} ms", started.len(), begun.elapsed().as_millis());
+    machine.end(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
 /// Prints how long starts take, back to back and at rest in between: at rest the kernel's lock around
 /// moves between cgroups has to wait for every CPU. `cargo test --release -- --nocapture start_times`.
 #[test]
