@@ -151,7 +151,7 @@ func (r *fakeRoot) call(ctx context.Context, method string, payload []byte) ([]b
 		i := sigmap.Info{Principal: sigma.Principal{Realm: r.realm, Machine: "m1", System: true}, Version: "fake"}
 		return sigmap.Payload(func(c *sigmap.Coder) { c.Info(&i) })
 	case "machine status":
-		ss := []sigmap.Service{{Name: "named", State: "running", Since: time.Now(), Restarts: 1}}
+		ss := []sigmap.Service{{Name: "named", State: "running", Since: time.Now().Add(-time.Hour), Restarts: 1}}
 		return sigmap.Payload(func(c *sigmap.Coder) { c.Services(&ss) })
 	case "machine down":
 		r.f.mu.Lock()

@@ -84,7 +84,7 @@ func (a *app) unknownCommand(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	hint := "list them with: " + cmd.CommandPath() + " --help"
-	cmd.SuggestionsMinimumDistance = 1 + min(1, len(args[0])/4) // nearly everything is near a word of two letters
+	cmd.SuggestionsMinimumDistance = 1 + min(1, len(args[0])/3) // nearly everything is near a word of two letters
 	if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
 		hint = "did you mean: " + cmd.CommandPath() + " " + strings.Join(s, ", ")
 	}

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+)
+
+// TestMain lets this test binary be other programs: sigma in scripts, and a launcher in tests of up.
+func TestMain(m *testing.M) {
+	switch filepath.Base(os.Args[0]) {
+	case "launcher":
+		os.Exit(fakeLauncher())
+	case "sigmaUnderTest":
+		main()
+	}
+	testscript.Main(m, map[string]func(){"sigma": main})
+}
+
+// The scripts show what a person sees without a running system: help, mistakes, exit codes.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{Dir: "testdata", RequireExplicitExec: true})
+}
+
+// Every verb is on the reference page, and has all parts of a help text.
+func TestVerbsAreDescribed(t *testing.T) {
+	page, err := os.ReadFile("../../docs/reference/sigma.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &app{getenv: func(string) string { return "" }}
+	var check func(cmd *cobra.Command)
+	check = func(cmd *cobra.Command) {
+		if cmd.Name() == "help" || cmd.Name() == "completion" {
+			return
+		}
+		if cmd.HasParent() {
+			if !strings.Contains(string(page), "\n### "+cmd.CommandPath()+"\n") {
+				t.Errorf("docs/reference/sigma.md has no section \"### %s\"", cmd.CommandPath())
+			}
+			if cmd.Short == "" || cmd.Long == "" || cmd.Example == "" && !cmd.HasSubCommands() {
+				t.Errorf("%s: the help text needs one line, prose and an example", cmd.CommandPath())
+			}
+		}
+		for _, c := range cmd.Commands() {
+			check(c)
+		}
+	}
+	check(a.root())
+}
