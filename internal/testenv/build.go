@@ -1,0 +1,58 @@
+package testenv
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// BuildC compiles a C source file into a static program in dir and returns its path. flags come after the defaults.
+func BuildC(tb testing.TB, dir, source string, flags ...string) string {
+	tb.Helper()
+	out := filepath.Join(dir, strings.TrimSuffix(filepath.Base(source), ".c")+"-c")
+	build(tb, dir, nil, "gcc", append([]string{"-static", "-O1", "-g0", "-pthread", "-Wall", "-o", out, source}, flags...)...)
+	return out
+}
+
+// BuildGo compiles the Go package in the directory source into dir and returns the program's path.
+func BuildGo(tb testing.TB, dir, source string) string {
+	tb.Helper()
+	out := filepath.Join(dir, filepath.Base(source))
+	abs, err := filepath.Abs(source)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cmd := []string{"-C", abs, "build", "-trimpath", "-o", out, "."}
+	build(tb, dir, []string{"CGO_ENABLED=0"}, "go", cmd...)
+	return out
+}
+
+// BuildRust compiles a Rust source file into a static program in dir and returns its path.
+func BuildRust(tb testing.TB, dir, source string) string {
+	tb.Helper()
+	out := filepath.Join(dir, strings.TrimSuffix(filepath.Base(source), ".rs")+"-rs")
+	build(tb, dir, nil, "rustc", "--target", "x86_64-unknown-linux-gnu", "-C", "target-feature=+crt-static", "-C", "opt-level=1", "-o", out, source)
+	return out
+}
+
+// build runs a compiler; if the tests were started with sudo as the user who did that, so that no cache gets files of root.
+func build(tb testing.TB, dir string, env []string, name string, args ...string) {
+	tb.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Env = append(os.Environ(), env...)
+	uid, uerr := strconv.Atoi(os.Getenv("SUDO_UID"))
+	gid, gerr := strconv.Atoi(os.Getenv("SUDO_GID"))
+	if uerr == nil && gerr == nil && uid != 0 {
+		if err := os.Chown(dir, uid, gid); err != nil {
+			tb.Fatal(err)
+		}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		tb.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+}

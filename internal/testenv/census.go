@@ -1,0 +1,264 @@
+package testenv
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// A proc can leave something in many places, so all are counted: processes, control groups, mounts, namespaces, sockets and pipes in the daemons, temporary files. Everything is
+// found by the instance's number, its uids or its data directory; so what other systems on the host do at the same time does not disturb.
+
+// uidRange is how many uids an instance has (docs/internals/launcher-protocol.md).
+const uidRange = 1 << 20
+
+// Census is what there is of one system at a moment: how many by kind and place, "process default/be/17 hello": 1.
+type Census map[string]int
+
+// process is one of this system's, as /proc tells.
+type process struct {
+	pid    int
+	name   string
+	cgroup string // below sigma-INSTANCE; "" if in none
+	uid    uint32
+	zombie bool
+	args   string
+}
+
+func readProcess(pid int) (process, bool) {
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
+	p := process{pid: pid}
+	status, err := os.ReadFile(filepath.Join(dir, "status"))
+	if err != nil {
+		return p, false
+	}
+	for line := range strings.Lines(string(status)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		fields := strings.Fields(value)
+		if len(fields) == 0 {
+			continue
+		}
+		switch key {
+		case "Name":
+			p.name = fields[0]
+		case "State":
+			p.zombie = fields[0] == "Z" || fields[0] == "X"
+		case "Uid":
+			n, _ := strconv.ParseUint(fields[0], 10, 32)
+			p.uid = uint32(n)
+		}
+	}
+	args, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+	p.args = string(bytes.ReplaceAll(args, []byte{0}, []byte{' '}))
+	groups, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
+	if _, at, ok := strings.Cut(string(groups), "/sigma-"); ok && len(at) > 8 {
+		p.cgroup = "/sigma-" + strings.SplitN(at, "\n", 2)[0]
+	}
+	return p, true
+}
+
+// processes lists those of this system. Zombies are left out: they hold nothing, and whose child they are is their parent's business.
+func (s *System) processes() (out []process) {
+	if s.instance == "" {
+		return nil
+	}
+	number, _ := strconv.ParseUint(s.instance, 16, 32)
+	base := uint32(0x40000000 + number%1024<<20)
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		p, ok := readProcess(pid)
+		if !ok || p.zombie {
+			continue
+		}
+		group, in := strings.CutPrefix(p.cgroup, "/sigma-"+s.instance)
+		p.cgroup = strings.TrimPrefix(group, "/")
+		if !in {
+			p.cgroup = ""
+		}
+		if in || p.uid >= base && p.uid-base < uidRange || strings.Contains(p.args, "--instance "+s.instance) ||
+			strings.Contains(p.args, s.DataDir) && strings.HasPrefix(p.args, s.bin) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// Census counts what there is now.
+func (s *System) Census() Census {
+	c := Census{}
+	nets := map[string]bool{}
+	for _, p := range s.processes() {
+		if p.name == "launcher" && p.cgroup == "" {
+			c["process launcher or one of its spares"] = 1 // how many spares there are changes all the time
+		} else {
+			c[fmt.Sprintf("process %s %s", p.cgroup, p.name)]++
+		}
+		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.pid)); err == nil {
+			nets[ns] = true
+		}
+		if slices.Contains([]string{"sigmad", "named", "besched", "s3d"}, p.name) || p.name == "launcher" && strings.Contains(p.args, "--instance") && p.cgroup == "" && p.uid == 0 && p.pid == s.PID("launcher") {
+			for kind, n := range openFiles(p.pid) {
+				c[fmt.Sprintf("%ss open in %s", kind, p.name)] = n
+			}
+		}
+	}
+	c["network namespaces"] = len(nets)
+	for _, g := range s.cgroups() {
+		c["cgroup "+g]++
+	}
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, s.DataDir) || s.instance != "" && strings.Contains(line, s.instance) {
+			c["mount "+strings.TrimSpace(line)]++
+		}
+	}
+	c["mounted namespaces"] = nsfsMounts() - s.nsfs
+	filepath.WalkDir(s.DataDir, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+		case d.Type()&fs.ModeSocket != 0:
+			c["socket "+path]++
+		case strings.HasPrefix(d.Name(), "fetch-"), strings.HasPrefix(d.Name(), "put-"), strings.HasSuffix(d.Name(), "~"):
+			c["temporary file "+path]++
+		}
+		return nil
+	})
+	maps.DeleteFunc(c, func(_ string, n int) bool { return n == 0 })
+	return c
+}
+
+// openFiles counts the sockets and pipes that a process has open.
+func openFiles(pid int) map[string]int {
+	out := map[string]int{}
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		to, _ := os.Readlink(filepath.Join(dir, e.Name()))
+		if kind, _, ok := strings.Cut(to, ":["); ok && (kind == "socket" || kind == "pipe") {
+			out[kind]++
+		}
+	}
+	return out
+}
+
+// cgroups lists the instance's control groups in all hierarchies.
+func (s *System) cgroups() (out []string) {
+	if s.instance == "" {
+		return nil
+	}
+	for _, root := range s.cgroupRoots() {
+		filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				out = append(out, path)
+			}
+			return nil
+		})
+	}
+	return out
+}
+
+func (s *System) cgroupRoots() (out []string) {
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		left, right, _ := strings.Cut(line, " - ")
+		if f := strings.Fields(left); len(f) > 4 && strings.HasPrefix(right, "cgroup") {
+			filepath.WalkDir(f[4], func(path string, d fs.DirEntry, err error) error {
+				if err == nil && d.IsDir() && d.Name() == "sigma-"+s.instance {
+					out = append(out, path)
+					return fs.SkipDir
+				}
+				return nil
+			})
+		}
+	}
+	return out
+}
+
+func nsfsMounts() int {
+	b, _ := os.ReadFile("/proc/self/mountinfo")
+	return strings.Count(string(b), " - nsfs ")
+}
+
+// Beyond lists what c has more than before.
+func (c Census) Beyond(before Census) []string {
+	var out []string
+	for _, what := range slices.Sorted(maps.Keys(c)) {
+		if n := c[what] - before[what]; n > 0 {
+			out = append(out, fmt.Sprintf("%+d %s", n, what))
+		}
+	}
+	return out
+}
+
+// NoLeaks fails the test if the running system does not soon return to what it was before.
+func (s *System) NoLeaks(tb testing.TB, before Census) {
+	tb.Helper()
+	if err := poll(func() error { return leakError(s.Census().Beyond(before)) }); err != nil {
+		tb.Errorf("the system leaks: %v", err)
+	}
+}
+
+func leakError(leaks []string) error {
+	if len(leaks) == 0 {
+		return nil
+	}
+	if len(leaks) > 30 {
+		leaks = append(leaks[:30], fmt.Sprintf("and %d more", len(leaks)-30))
+	}
+	return fmt.Errorf("left over:\n  %s", strings.Join(leaks, "\n  "))
+}
+
+// Gone checks that a system that is down, or was killed and started again since, has left nothing on the host.
+func (s *System) Gone() error {
+	return poll(func() error { return leakError(s.Census().Beyond(nil)) })
+}
+
+// close takes the system down, counts what is left, and sweeps.
+func (s *System) close() error {
+	var err error
+	if s.Running() {
+		stdout, stderr, code, cerr := s.cli("down")
+		if cerr != nil || code != 0 {
+			err = fmt.Errorf("sigma down: exit code %d, %v\n%s%s", code, cerr, stdout, stderr)
+		}
+	} else if s.instance != "" { // it was killed; the next start would have removed what it left
+		err = s.up()
+		if _, _, code, cerr := s.cli("down"); err == nil && (cerr != nil || code != 0) {
+			err = fmt.Errorf("sigma down after a kill: exit code %d, %v", code, cerr)
+		}
+	}
+	if err == nil {
+		err = s.Gone()
+	}
+	s.sweep()
+	return err
+}
+
+// sweep removes by force what is left, and the data directory.
+func (s *System) sweep() {
+	for _, p := range s.processes() {
+		syscall.Kill(p.pid, syscall.SIGKILL)
+	}
+	poll(func() error {
+		groups := s.cgroups()
+		slices.Reverse(groups)
+		for _, g := range groups {
+			syscall.Rmdir(g)
+		}
+		return leakError(s.cgroups())
+	})
+	os.RemoveAll(filepath.Dir(s.DataDir))
+	s.guardian.release()
+}

@@ -1,0 +1,336 @@
+// Package testenv boots real sigmaOS systems for the system tests (test/..., build tag system): each on a data directory of its own, with the programs that were built, as root.
+//
+// It promises that what a test leaves, also when it fails or is killed, is removed: a guardian process outlives the test program and sweeps the instance when the pipe between
+// them closes. And that a system that is down has left nothing on the host: Boot's cleanup counts and fails the test otherwise (see Census).
+//
+// The programs are taken from the directory that the environment names in SIGMA_TEST_BIN, else from bin in the repository. Users: tests of test/... only.
+package testenv
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+// How long parts may take on a busy machine before a test gives up.
+const (
+	cliMax  = 90 * time.Second
+	pollMax = 20 * time.Second
+)
+
+// Options say what to boot.
+type Options struct {
+	Weaken  bool   // protections can be taken off procs with SIGMA_WEAKEN=bits in their environment
+	Machine string // default "m1"
+}
+
+// System is one booted sigmaOS. Its methods are for the goroutine of the test that is given, except that CLI and Connect may be used concurrently.
+type System struct {
+	DataDir string
+
+	bin      string
+	options  Options
+	instance string // 8 hex digits; "" before the first boot
+	nsfs     int    // bind-mounted namespaces on the host before
+	guardian *guardian
+}
+
+// RequireRoot skips the test, saying why, where procs cannot be made.
+func RequireRoot(tb testing.TB) {
+	tb.Helper()
+	if os.Geteuid() != 0 {
+		tb.Skip("skipped: making procs needs root; run: sudo env PATH=$PATH go test -tags system ./test/...")
+	}
+}
+
+// Boot starts a system for one test, which is taken down and checked for leaks at the test's end.
+func Boot(tb testing.TB, o Options) *System {
+	tb.Helper()
+	RequireRoot(tb)
+	s, err := newSystem(o)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if tb.Failed() {
+			tb.Logf("end of %s:\n%s", filepath.Join(s.DataDir, "sigma.log"), s.LogTail(40))
+		}
+		if err := s.close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	s.Up(tb)
+	return s
+}
+
+func newSystem(o Options) (*System, error) {
+	bin, err := binDir()
+	if err != nil {
+		return nil, err
+	}
+	if o.Machine == "" {
+		o.Machine = "m1"
+	}
+	dir, err := os.MkdirTemp("", "sigma-test-")
+	if err != nil {
+		return nil, err
+	}
+	s := &System{DataDir: filepath.Join(dir, "data"), bin: bin, options: o, nsfs: nsfsMounts()}
+	if s.guardian, err = newGuardian(s); err != nil {
+		os.RemoveAll(dir)
+		return nil, err
+	}
+	return s, nil
+}
+
+// Root is the directory of the repository.
+func Root() (string, error) {
+	dir, err := os.Getwd()
+	for err == nil {
+		if _, serr := os.Stat(filepath.Join(dir, "go.mod")); serr == nil && !strings.Contains(dir, "testdata") {
+			return dir, nil
+		}
+		if dir == "/" {
+			err = errors.New("the tests do not run inside the repository: no go.mod above the working directory")
+		}
+		dir = filepath.Dir(dir)
+	}
+	return "", err
+}
+
+func binDir() (string, error) {
+	dir := os.Getenv("SIGMA_TEST_BIN")
+	if dir == "" {
+		root, err := Root()
+		if err != nil {
+			return "", err
+		}
+		dir = filepath.Join(root, "bin")
+	}
+	for _, name := range []string{"sigma", "launcher", "sigmad", "named", "besched", "s3d"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			return "", fmt.Errorf("the program %s is not in %s: build it with make build, or set SIGMA_TEST_BIN to where the programs are", name, dir)
+		}
+	}
+	return filepath.Abs(dir)
+}
+
+// Command prepares the sigma command for this system; the caller runs it.
+func (s *System) Command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, "sigma"), args...)
+	cmd.Env = append(os.Environ(), "SIGMA_DATA="+s.DataDir, "SIGMA_ADDR=", "SIGMA_REALM=")
+	cmd.WaitDelay = 5 * time.Second
+	return cmd
+}
+
+// CLI runs the sigma command and returns what it printed and its exit code.
+func (s *System) CLI(tb testing.TB, args ...string) (stdout, stderr string, code int) {
+	tb.Helper()
+	stdout, stderr, code, err := s.cli(args...)
+	if err != nil {
+		tb.Fatalf("sigma %.200q: %v\n%s%s", args, err, stdout, stderr)
+	}
+	return stdout, stderr, code
+}
+
+func (s *System) cli(args ...string) (stdout, stderr string, code int, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), cliMax)
+	defer cancel()
+	cmd := s.Command(ctx, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && ctx.Err() == nil {
+		err = nil
+	}
+	if ctx.Err() != nil {
+		err = fmt.Errorf("did not end within %v", cliMax)
+	}
+	if cmd.ProcessState != nil {
+		code = cmd.ProcessState.ExitCode()
+	}
+	return out.String(), errs.String(), code, err
+}
+
+// Must is CLI for commands that have to succeed; it returns standard output.
+func (s *System) Must(tb testing.TB, args ...string) string {
+	tb.Helper()
+	stdout, stderr, code := s.CLI(tb, args...)
+	if code != 0 {
+		tb.Fatalf("sigma %.200q: exit code %d\n%s%s", args, code, stdout, stderr)
+	}
+	return stdout
+}
+
+// Up starts the system on its data directory, which may have been used before.
+func (s *System) Up(tb testing.TB) {
+	tb.Helper()
+	if err := s.up(); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func (s *System) up() error {
+	args := []string{"up", "--detach", "--machine", s.options.Machine}
+	if s.options.Weaken {
+		args = append(args, "--weaken")
+	}
+	stdout, stderr, code, err := s.cli(args...)
+	if err != nil || code != 0 {
+		return fmt.Errorf("sigma up: exit code %d, %v\n%s%s", code, err, stdout, stderr)
+	}
+	b, err := os.ReadFile(filepath.Join(s.DataDir, "instance"))
+	s.instance = strings.TrimSpace(string(b))
+	return err
+}
+
+// Restart waits until the system, which was killed or taken down, is gone, and starts it again.
+func (s *System) Restart(tb testing.TB) {
+	tb.Helper()
+	s.WaitStopped(tb)
+	s.Up(tb)
+}
+
+// Down stops the system in the orderly way.
+func (s *System) Down(tb testing.TB) {
+	tb.Helper()
+	s.Must(tb, "down")
+}
+
+// Running reports whether a launcher holds the data directory.
+func (s *System) Running() bool {
+	f, err := os.Open(filepath.Join(s.DataDir, "lock"))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) != nil
+}
+
+// WaitStopped waits until nobody holds the data directory.
+func (s *System) WaitStopped(tb testing.TB) {
+	tb.Helper()
+	Eventually(tb, "the system is gone", func() error {
+		if s.Running() {
+			return errors.New("a process holds " + filepath.Join(s.DataDir, "lock"))
+		}
+		return nil
+	})
+}
+
+// Socket is the path of the admin socket; its neighbour 9p.sock speaks plain 9P2000.L.
+func (s *System) Socket() string { return filepath.Join(s.DataDir, "sigmad", "admin.sock") }
+
+// Connect opens a realm; the client is closed at the test's end.
+func (s *System) Connect(ctx context.Context, tb testing.TB, realm sigma.RealmID) *sdk.Client {
+	tb.Helper()
+	c, err := sdk.Connect(ctx, s.Socket(), realm)
+	if err != nil {
+		tb.Fatalf("connect to realm %s: %v", realm, err)
+	}
+	tb.Cleanup(c.Close)
+	return c
+}
+
+// Install puts a local program into a realm's /bin and returns its path there.
+func (s *System) Install(ctx context.Context, tb testing.TB, c *sdk.Client, local string) string {
+	tb.Helper()
+	from, err := os.Open(local)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer from.Close()
+	path := "/bin/" + filepath.Base(local)
+	to, err := c.Create(ctx, path, sigma.OpenWrite|sigma.OpenTruncate, 0o755)
+	if err != nil {
+		tb.Fatalf("create %s: %v", path, err)
+	}
+	if _, err = io.Copy(to, from); err == nil {
+		err = to.Close()
+	}
+	if err != nil {
+		tb.Fatalf("write %s: %v", path, err)
+	}
+	return path
+}
+
+// PID finds a daemon of the system ("launcher", "sigmad", "named", "besched", "s3d"); 0 if it does not run.
+func (s *System) PID(name string) int {
+	if name == "launcher" {
+		if !s.Running() {
+			return 0
+		}
+		b, _ := os.ReadFile(filepath.Join(s.DataDir, "lock"))
+		pid, _ := strconv.Atoi(strings.TrimSpace(string(b)))
+		return pid
+	}
+	for _, p := range s.processes() {
+		if p.name == name && (p.cgroup == "launcher/sigmad" || strings.HasPrefix(p.cgroup, "system/"+name)) {
+			return p.pid
+		}
+	}
+	return 0
+}
+
+// Kill9 kills a daemon and returns when it is gone. What dies with it may take a moment longer.
+func (s *System) Kill9(tb testing.TB, name string) {
+	tb.Helper()
+	pid := s.PID(name)
+	if pid == 0 {
+		tb.Fatalf("%s does not run", name)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		tb.Fatalf("kill -9 %s (%d): %v", name, pid, err)
+	}
+	Eventually(tb, name+" is gone", func() error {
+		if p, ok := readProcess(pid); ok && !p.zombie {
+			return fmt.Errorf("process %d lives", pid)
+		}
+		return nil
+	})
+}
+
+// LogTail gives the last n lines of what the system printed.
+func (s *System) LogTail(n int) string {
+	b, err := os.ReadFile(filepath.Join(s.DataDir, "sigma.log"))
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimRight(string(b), "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// Eventually polls check until it returns nil, and fails the test with its last error after a deadline.
+func Eventually(tb testing.TB, what string, check func() error) {
+	tb.Helper()
+	if err := poll(check); err != nil {
+		tb.Fatalf("not within %v: %s: %v", pollMax, what, err)
+	}
+}
+
+func poll(check func() error) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(pollMax); ; <-tick.C {
+		err := check()
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
