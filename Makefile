@@ -27,10 +27,10 @@ setup: ## install missing Debian packages, check for Go and Rust
 build: ## build every program into bin/
 	@mkdir -p bin
 	$(GOBUILD) -o bin/ ./cmd/...
-	cargo build --quiet --release --locked --manifest-path launcher/Cargo.toml
+	cd launcher && cargo build --quiet --release --locked # in there, so that its .cargo/config.toml makes it static
 	@cmp -s $(CARGO_OUT)/launcher bin/launcher || install -m 755 $(CARGO_OUT)/launcher bin/launcher
 
-CARGO_OUT = $(or $(CARGO_TARGET_DIR),launcher/target)/release
+CARGO_OUT = $(or $(CARGO_TARGET_DIR),launcher/target)/x86_64-unknown-linux-gnu/release
 
 demo: setup build sudo ## boot a machine, count the words of the Go source tree, check, shut down
 	$(ROOT) bin/demo $(if $(filter-out 0,$(KEEP)),--keep)
@@ -53,8 +53,7 @@ bench: setup build sudo ## all benches, quick; bin/bench list names them
 lint: ## format, vet, our own rules, clippy
 	@$(TESTRUN) gofmt vet
 	go test ./internal/tidy
-	cargo fmt --check --manifest-path launcher/Cargo.toml
-	cargo clippy --quiet --release --locked --all-targets --manifest-path launcher/Cargo.toml -- -D warnings
+	cd launcher && cargo fmt --check && cargo clippy --quiet --release --locked --all-targets -- -D warnings
 
 # Programs find each other beside the one that was started, so they are kept together and `sigma` is a link.
 install: build ## install into PREFIX (/usr/local)

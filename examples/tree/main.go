@@ -48,10 +48,7 @@ func run(ctx context.Context, path string) error {
 
 // filled makes a tree with one file in it.
 func filled(ctx context.Context, p sigma.Principal) (sigma.Tree, error) {
-	tree, err := memfs.New(memfs.Config{SizeMax: 16 * sigma.MiB})
-	if err != nil {
-		return nil, err
-	}
+	tree := memfs.New(memfs.Config{SizeMax: 16 * sigma.MiB})
 	root, err := tree.Attach(ctx, p, "")
 	if err != nil {
 		return nil, err
