@@ -158,7 +158,9 @@ func (s *scheduler) pull(ctx context.Context, b sigma.Caller) {
 			continue
 		}
 		pctx, cancel := context.WithCancel(ctx)
+		grown := make(chan struct{})
 		go func() {
+			defer close(grown)
 			for {
 				select {
 				case <-pctx.Done():
@@ -176,6 +178,7 @@ func (s *scheduler) pull(ctx context.Context, b sigma.Caller) {
 		jobs, err := s.pullOnce(pctx, b, free)
 		gaveUp := pctx.Err() != nil
 		cancel()
+		<-grown // it may have taken a word of room, which the next look at what is free must come after
 		if err != nil && !gaveUp {
 			s.k.cfg.Log.Warn("besched call failed", "method", besched.CallPull, "err", err)
 			return
