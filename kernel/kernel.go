@@ -75,6 +75,7 @@ type Kernel struct {
 	wake     map[sigma.ProcID]chan struct{}    // mu; closed at the next change of a proc
 	notice   map[sigma.ProcID]chan struct{}    // mu; closed when a proc shall go
 	logs     map[sigma.ProcID]*procLogs        // mu
+	budgets  map[sigma.RealmID]*output.Budget  // mu; of logs
 	children map[uint64]func(launch.Event)     // mu; by launch id
 	names    map[sigma.RealmID]*realmNames     // mu
 	trees    map[sigma.RealmID]*namespace.Tree // mu; the kernel's own view of realms
@@ -113,7 +114,7 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k := &Kernel{cfg: cfg, launcher: launch.New(cfg.Control), proxy: dialproxy.New(cfg.Machine), bin: bin, ux: scratch, services: map[string]*service{}, start: time.Now(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, logs: map[sigma.ProcID]*procLogs{},
-		children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*namespace.Tree{}, gids: map[sigma.RealmID]uint32{}, uids: map[uint32]bool{}}
+		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*namespace.Tree{}, gids: map[sigma.RealmID]uint32{}, uids: map[uint32]bool{}}
 	for i, p := range cfg.Programs {
 		k.services[p.Name] = newService(k, p, cfg.UIDBase+2+uint32(i)) // base+1 is sigmad's own
 	}

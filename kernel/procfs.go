@@ -49,7 +49,7 @@ func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
 				k.mu.Lock()
 				l := k.logs[id]
 				if l == nil {
-					l = k.newLogsLocked(id) // not started yet: the same logs are used then
+					l = k.newLogsLocked(r.realm, id) // not started yet: the same logs are used then
 				}
 				k.mu.Unlock()
 				if name == "stdout" {

@@ -46,7 +46,7 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 		k.sched.cancel(f.ID)
 	case schedd.Start:
 		p := *f.Proc
-		l := k.newLogsLocked(p.ID)
+		l := k.newLogsLocked(p.Realm, p.ID)
 		k.sessions.Go(func() { k.startProc(&p, l) })
 	case schedd.Kill:
 		go k.launcher.Kill(f.Proc.Launch)
@@ -75,12 +75,17 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 }
 
 // newLogsLocked makes a proc's logs, unless somebody who looked early made them.
-func (k *Kernel) newLogsLocked(id sigma.ProcID) *procLogs {
+func (k *Kernel) newLogsLocked(realm sigma.RealmID, id sigma.ProcID) *procLogs {
 	if l := k.logs[id]; l != nil {
 		return l
 	}
+	b := k.budgets[realm]
+	if b == nil {
+		b = new(output.Budget)
+		k.budgets[realm] = b
+	}
 	dir := filepath.Join(k.cfg.Data, "logs")
-	l := &procLogs{output.New(filepath.Join(dir, string(id)+".out")), output.New(filepath.Join(dir, string(id)+".err"))}
+	l := &procLogs{output.New(filepath.Join(dir, string(id)+".out"), b), output.New(filepath.Join(dir, string(id)+".err"), b)}
 	k.logs[id] = l
 	return l
 }

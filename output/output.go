@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -18,9 +19,26 @@ import (
 // LogMax bounds one stream of one proc; what comes after is counted and dropped.
 const LogMax = 16 << 20
 
+// RealmMax bounds what all logs of one realm keep together.
+const RealmMax = 1 << 30
+
+// Budget counts what the logs of one realm keep. The zero value is an empty one.
+type Budget struct{ used atomic.Int64 }
+
+// take reserves up to n bytes and returns how many.
+func (b *Budget) take(n int) int {
+	if over := b.used.Add(int64(n)) - RealmMax; over > 0 {
+		back := min(int64(n), over)
+		b.used.Add(-back)
+		n -= int(back)
+	}
+	return n
+}
+
 // Log is one stream of one proc. Safe for concurrent use.
 type Log struct {
-	path string
+	path   string
+	budget *Budget
 
 	mu       sync.Mutex
 	file     *os.File      // mu; made at the first byte
@@ -31,9 +49,9 @@ type Log struct {
 	modified time.Time     // mu
 }
 
-// New makes an empty log that will be kept in the file at path.
-func New(path string) *Log {
-	return &Log{path: path, version: 1, changed: make(chan struct{}), modified: time.Now()}
+// New makes an empty log that will be kept in the file at path and counted in budget.
+func New(path string, budget *Budget) *Log {
+	return &Log{path: path, budget: budget, version: 1, changed: make(chan struct{}), modified: time.Now()}
 }
 
 // Copy reads r to its end into the log, then marks the end.
@@ -64,7 +82,9 @@ func (l *Log) write(p []byte) {
 		keep := p[:min(uint64(len(p)), LogMax-min(l.size, LogMax))]
 		n := 0
 		if l.file != nil {
-			n, _ = l.file.WriteAt(keep, int64(l.size)) // a full disk drops output and is counted; the proc goes on
+			granted := l.budget.take(len(keep))
+			n, _ = l.file.WriteAt(keep[:granted], int64(l.size)) // a full disk drops output and is counted; the proc goes on
+			l.budget.used.Add(int64(n - granted))
 		}
 		l.size += uint64(n)
 		l.dropped += uint64(len(p) - n)
@@ -88,6 +108,7 @@ func (l *Log) Remove() {
 	if l.file != nil {
 		l.file.Close()
 		os.Remove(l.path)
+		l.budget.used.Add(-int64(l.size))
 		l.file, l.size = nil, 0
 	}
 }
