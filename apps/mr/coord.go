@@ -14,7 +14,7 @@ import (
 )
 
 // tickEvery is how often the coordinator looks at the clock when nothing happens.
-const tickEvery = 500 * time.Millisecond
+const tickEvery = 100 * time.Millisecond
 
 // spawnBatch is how many procs one Spawn makes; their descriptors (some 200 bytes each) fit one message.
 const spawnBatch = 128

@@ -60,11 +60,11 @@ func (f *fakeProcs) Spawn(_ context.Context, ds ...sigma.Descriptor) ([]sigma.Pr
 		p.info = sigma.ProcInfo{ID: id, Name: d.Name, Args: d.Args, Memory: d.Memory}
 		p.info.Times.Spawned = time.Now()
 		key := d.Args[0]
+		f.count[key]++
 		if len(d.Args) > 2 {
 			key += d.Args[2]
+			f.count[key]++
 		}
-		f.count[d.Args[0]]++
-		f.count[key]++
 		n := f.count[key]
 		f.procs[id] = p
 		f.order = append(f.order, id)

@@ -50,8 +50,8 @@ func (t *table) reset() {
 	t.shortUsed, t.longUsed, t.arena = 0, 0, t.arena[:0]
 }
 
-// memory is about how many bytes the table occupies.
-func (t *table) memory() int { return 24*len(t.short) + 32*len(t.long) + cap(t.arena) }
+// memory is about how many bytes the words occupy. An empty table has none, though it keeps what it had; one that grows takes three times as much for a moment.
+func (t *table) memory() int { return 2*24*t.shortUsed + 2*32*t.longUsed + len(t.arena) }
 
 // words is how many different words there are.
 func (t *table) words() int { return t.shortUsed + t.longUsed }
