@@ -304,12 +304,12 @@ func list(ctx context.Context, dir sigma.File) ([]sigma.DirEntry, error) {
 		return nil, err
 	}
 	var out []sigma.DirEntry
-	for cookie, more := uint64(0), true; more; {
+	for cookie, more, rounds := uint64(0), true, 0; more; rounds++ {
 		var es []sigma.DirEntry
 		if es, cookie, more, err = d.ReadDir(ctx, cookie, 512); err != nil {
 			return nil, err
 		}
-		if out = append(out, es...); len(out) > listMax {
+		if out = append(out, es...); max(len(out), rounds) > listMax {
 			return nil, sigma.Errorf("namespace.list", sigma.KindTooBig, "the directory has more than %d entries", listMax)
 		}
 	}

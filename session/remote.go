@@ -13,9 +13,8 @@ import (
 
 // remote is a handle of a file at the server.
 type remote struct {
-	c    *Client
-	fid  uint32
-	name string
+	c   *Client
+	fid uint32
 	// closed keeps a program that uses a handle after Close from reaching the file that got the same fid meanwhile.
 	closed atomic.Bool
 }
@@ -75,25 +74,15 @@ func (r *remote) Walk(ctx context.Context, names []string) (sigma.File, []sigma.
 		r.c.unmade(fid, nil)
 		return nil, m.IDs, nil
 	}
-	name := r.name
-	if len(names) > 0 {
-		name = names[len(names)-1]
-	}
-	return &remote{c: r.c, fid: fid, name: name}, m.IDs, nil
+	return &remote{c: r.c, fid: fid}, m.IDs, nil
 }
 
 func (r *remote) Stat(ctx context.Context) (sigma.Stat, error) {
-	m, err := ask[*sigmap.Rgetattr](ctx, r, &sigmap.Tgetattr{Fid: r.fid, Mask: sigmap.GetattrBasic | sigmap.GetattrVersion})
+	m, err := ask[*sigmap.Rdescribe](ctx, r, &sigmap.Tdescribe{Fid: r.fid})
 	if err != nil {
 		return sigma.Stat{}, err
 	}
-	id := m.ID
-	id.Version = sigma.Version(m.DataVersion)
-	st := sigma.Stat{ID: id, Name: r.name, Perm: m.Mode & 0o777, Size: m.Size, Ephemeral: m.Valid&sigmap.GetattrEphemeral != 0}
-	if m.MTime != 0 || m.MTimeNsec != 0 {
-		st.Modified = time.Unix(int64(m.MTime), int64(m.MTimeNsec))
-	}
-	return st, nil
+	return m.Stat, nil
 }
 
 func (r *remote) SetStat(ctx context.Context, ch sigma.StatChange) error {
@@ -149,7 +138,6 @@ func (r *remote) Create(ctx context.Context, name string, f sigma.OpenFlags, per
 		d.Close()
 		return nil, err
 	}
-	d.name = name
 	return d, nil
 }
 
@@ -189,26 +177,22 @@ func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, err
 }
 
 func (r *remote) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
-	n = min(max(n, 1), sigmap.DataMax)
-	count := min(sigmap.DataMax, n*(sigmap.DirEntrySize+sigma.NameMax))
-	m, err := ask[*sigmap.Rreaddir](ctx, r, &sigmap.Treaddir{Fid: r.fid, Offset: cookie, Count: uint32(count)})
+	if n <= 0 {
+		return nil, cookie, false, sigma.Errorf("session.ReadDir", sigma.KindInvalid, "a listing of %d entries was asked for", n)
+	}
+	m, err := ask[*sigmap.Rlist](ctx, r, &sigmap.Tlist{Fid: r.fid, Cookie: cookie, Max: uint32(min(n, sigmap.DataMax))})
 	if err != nil {
 		return nil, cookie, false, err
 	}
-	es, err := sigmap.DecodeDirEntries(m.Data)
-	if err != nil {
-		return nil, cookie, false, err
+	if len(m.Entries) > n || m.More && len(m.Entries) == 0 && m.Next == cookie {
+		return nil, cookie, false, unexpected(m)
 	}
-	es = es[:min(n, len(es))] // what is cut off comes again, as each entry says where to go on after it
-	out := make([]sigma.DirEntry, len(es))
-	for i, e := range es {
-		if err := sigma.CheckName(e.Name); err != nil {
-			return nil, cookie, false, err // a name such as .. would mislead whoever makes paths of it
+	for _, e := range m.Entries {
+		if sigma.CheckName(e.Name) != nil { // a name such as .. would mislead whoever makes paths of it
+			return nil, cookie, false, unexpected(m)
 		}
-		out[i] = sigma.DirEntry{Name: e.Name, ID: e.ID, Next: e.Next}
-		cookie = e.Next
 	}
-	return out, cookie, len(es) > 0, nil
+	return m.Entries, m.Next, m.More, nil
 }
 
 func (r *remote) Mkdir(ctx context.Context, name string, perm uint32) error {
@@ -264,7 +248,10 @@ func (r *remote) Close() {
 }
 
 func (r *remote) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
-	count = min(max(count, 0), sigmap.DataMax)
+	if count < 0 {
+		return sigma.GetResult{}, nil, sigma.Errorf("session.Get", sigma.KindInvalid, "%d bytes were asked for", count)
+	}
+	count = min(count, sigmap.DataMax)
 	got, err := r.roundTrip(ctx, &sigmap.Tget{Fid: r.fid, Names: names, Offset: offset, Count: uint32(count)})
 	if err != nil {
 		return sigma.GetResult{}, nil, err

@@ -71,22 +71,45 @@ type (
 	Tpass struct{ Fid uint32 }
 	// Rpass comes with it.
 	Rpass struct{}
+	// Tlist asks for up to Max entries of the open directory after Cookie, with all that sigma.DirEntry has.
+	Tlist struct {
+		Fid    uint32
+		Cookie uint64
+		Max    uint32
+	}
+	// Rlist has them, fewer if they do not fit, and the cookie to go on with; More is false at the end.
+	Rlist struct {
+		Next    uint64
+		More    bool
+		Entries []sigma.DirEntry
+	}
+	// Tdescribe asks for all that sigma.Stat has; Tgetattr does not carry the name, the owner and whether the file is ephemeral.
+	Tdescribe struct{ Fid uint32 }
+	// Rdescribe has it.
+	Rdescribe struct{ Stat sigma.Stat }
 )
 
-func (*Rfail) Type() Type  { return typeRfail }
-func (*Rstop) Type() Type  { return typeRstop }
-func (*Tget) Type() Type   { return typeTget }
-func (*Rget) Type() Type   { return typeTget + 1 }
-func (*Tput) Type() Type   { return typeTput }
-func (*Rput) Type() Type   { return typeTput + 1 }
-func (*Twatch) Type() Type { return typeTwatch }
-func (*Rwatch) Type() Type { return typeTwatch + 1 }
-func (*Tlease) Type() Type { return typeTlease }
-func (*Rlease) Type() Type { return typeTlease + 1 }
-func (*Tcall) Type() Type  { return typeTcall }
-func (*Rcall) Type() Type  { return typeTcall + 1 }
-func (*Tpass) Type() Type  { return typeTpass }
-func (*Rpass) Type() Type  { return typeTpass + 1 }
+// ListEntrySize is how many bytes an entry of Rlist takes besides its name.
+const ListEntrySize = 21 + 8 + 8 + 2
+
+func (*Rfail) Type() Type     { return typeRfail }
+func (*Rstop) Type() Type     { return typeRstop }
+func (*Tget) Type() Type      { return typeTget }
+func (*Rget) Type() Type      { return typeTget + 1 }
+func (*Tput) Type() Type      { return typeTput }
+func (*Rput) Type() Type      { return typeTput + 1 }
+func (*Twatch) Type() Type    { return typeTwatch }
+func (*Rwatch) Type() Type    { return typeTwatch + 1 }
+func (*Tlease) Type() Type    { return typeTlease }
+func (*Rlease) Type() Type    { return typeTlease + 1 }
+func (*Tcall) Type() Type     { return typeTcall }
+func (*Rcall) Type() Type     { return typeTcall + 1 }
+func (*Tpass) Type() Type     { return typeTpass }
+func (*Rpass) Type() Type     { return typeTpass + 1 }
+func (*Tlist) Type() Type     { return typeTlist }
+func (*Rlist) Type() Type     { return typeTlist + 1 }
+func (*Tdescribe) Type() Type { return typeTdescribe }
+func (*Rdescribe) Type() Type { return typeTdescribe + 1 }
 
 func (m *Rfail) fields(c *Coder) {
 	c.U16((*uint16)(&m.Kind))
@@ -158,6 +181,32 @@ func (m *Tcall) fields(c *Coder)  { c.U32(&m.Fid); c.Str(&m.Method); c.Data(&m.P
 func (m *Rcall) fields(c *Coder)  { c.Data(&m.Payload) }
 func (m *Tpass) fields(c *Coder)  { c.U32(&m.Fid) }
 func (m *Rpass) fields(*Coder)    {}
+func (m *Tlist) fields(c *Coder) {
+	c.U32(&m.Fid)
+	c.U64(&m.Cookie)
+	c.U32(&m.Max)
+}
+func (m *Rlist) fields(c *Coder) {
+	c.U64(&m.Next)
+	c.Bool(&m.More)
+	list(c, &m.Entries, ListEntrySize, func(e *sigma.DirEntry) {
+		c.FileID(&e.ID)
+		c.U64(&e.Size)
+		c.U64(&e.Next)
+		c.Str(&e.Name)
+	})
+}
+func (m *Tdescribe) fields(c *Coder) { c.U32(&m.Fid) }
+func (m *Rdescribe) fields(c *Coder) {
+	st := &m.Stat
+	c.FileID(&st.ID)
+	c.Str(&st.Name)
+	c.U32(&st.Perm)
+	c.U64(&st.Size)
+	c.Time(&st.Modified)
+	c.Str(&st.Owner)
+	c.Bool(&st.Ephemeral)
+}
 
 // Fail makes the reply for err in the dialect of the session. Causes stay here, because they may speak of the server's own files and peers: what travels is the words of the
 // outermost sigma.Error that has any.

@@ -111,6 +111,8 @@ const (
 	typeTresume     Type = 146 // reserved: resume a session by its reply table
 	typeTwriteAt    Type = 148 // reserved: write conditional on a version
 	typeTcreateWait Type = 150 // reserved: create once an ephemeral name is gone
+	typeTlist       Type = 152
+	typeTdescribe   Type = 154
 )
 
 // New returns an empty message of type t, or nil if t is unknown or only reserved.
@@ -149,6 +151,8 @@ var constructors = [256]func() Message{
 	typeTlease: func() Message { return new(Tlease) }, typeTlease + 1: func() Message { return new(Rlease) },
 	typeTcall: func() Message { return new(Tcall) }, typeTcall + 1: func() Message { return new(Rcall) },
 	typeTpass: func() Message { return new(Tpass) }, typeTpass + 1: func() Message { return new(Rpass) },
+	typeTlist: func() Message { return new(Tlist) }, typeTlist + 1: func() Message { return new(Rlist) },
+	typeTdescribe: func() Message { return new(Tdescribe) }, typeTdescribe + 1: func() Message { return new(Rdescribe) },
 }
 
 // String names the message's type for logs.

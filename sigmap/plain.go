@@ -166,11 +166,10 @@ const (
 	AttrSetMTimeTo = 1 << 8
 )
 
-// GetattrBasic is the mask of everything that stat(2) tells; GetattrEphemeral is sigmaP's mark in Rgetattr.Valid.
+// GetattrBasic is the mask of everything that stat(2) tells.
 const (
-	GetattrBasic     uint64 = 0x7ff
-	GetattrVersion   uint64 = 1 << 13
-	GetattrEphemeral uint64 = 1 << 40
+	GetattrBasic   uint64 = 0x7ff
+	GetattrVersion uint64 = 1 << 13
 )
 
 func (*Rlerror) Type() Type   { return typeRlerror }

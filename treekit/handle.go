@@ -59,7 +59,7 @@ func (s *server) do(ctx context.Context, m sigmap.Message, files []*os.File) (si
 	}
 	r, err := s.plainly(ctx, f, m)
 	if err == errNotPlain && !s.plain {
-		r, err = f.extended(ctx, m)
+		r, err = s.extended(ctx, f, m)
 	}
 	return r, nil, err
 }
@@ -119,6 +119,10 @@ func fidOf(m sigmap.Message) (uint32, bool) {
 		return m.Fid, true
 	case *sigmap.Tpass:
 		return m.Fid, true
+	case *sigmap.Tlist:
+		return m.Fid, true
+	case *sigmap.Tdescribe:
+		return m.Fid, true
 	}
 	return 0, false
 }
@@ -163,7 +167,7 @@ func (s *server) open(ctx context.Context, f *fid, m *sigmap.Tlopen) (sigmap.Mes
 	} else if err := f.file.Open(ctx, flags); err != nil {
 		return nil, err
 	}
-	f.open, f.mode = true, flags
+	f.open, f.mode, f.dir = true, flags, st.ID.Kind == sigma.KindDir
 	return &sigmap.Rlopen{ID: st.ID, IOUnit: s.dataMax}, nil
 }
 
@@ -302,13 +306,19 @@ func (s *server) idOf(ctx context.Context, dir *fid, name string, kind sigma.Fil
 	return sigma.FileID{Kind: kind}
 }
 
-// check says whether the fid is open for writing or reading.
+// check says whether the fid is open for writing or reading bytes.
 func (f *fid) check(write bool) error {
-	ok := f.open && (write && f.mode.Writes() || !write && (!f.mode.Writes() || f.mode&sigma.OpenReadWrite != 0))
-	if ok {
-		return nil
+	switch {
+	case !f.open:
+		return sigma.Errorf("treekit.Serve", sigma.KindInvalid, "the file is not open")
+	case f.dir:
+		return sigma.Errorf("treekit.Serve", sigma.KindIsDir, "a directory has no bytes")
+	case write && !f.mode.Writes():
+		return sigma.Errorf("treekit.Serve", sigma.KindPermission, "the file is open for reading only")
+	case !write && f.mode.Writes() && f.mode&sigma.OpenReadWrite == 0:
+		return sigma.Errorf("treekit.Serve", sigma.KindPermission, "the file is open for writing only")
 	}
-	return sigma.Errorf("treekit.Serve", sigma.KindPermission, "the file is not open for that")
+	return nil
 }
 
 func (s *server) walk(ctx context.Context, f *fid, m *sigmap.Twalk) (sigmap.Message, error) {
@@ -341,9 +351,6 @@ func (f *fid) getattr(ctx context.Context) (sigmap.Message, error) {
 	}
 	r := &sigmap.Rgetattr{Valid: sigmap.GetattrBasic | sigmap.GetattrVersion, ID: st.ID, Mode: modeOf(st), NLink: 1, Size: st.Size, BlockSize: 4096, Blocks: (st.Size + 511) / 512,
 		DataVersion: uint64(st.ID.Version)}
-	if st.Ephemeral {
-		r.Valid |= sigmap.GetattrEphemeral
-	}
 	if t := st.Modified; !t.IsZero() {
 		r.MTime, r.MTimeNsec = uint64(t.Unix()), uint64(t.Nanosecond())
 		r.ATime, r.ATimeNsec, r.CTime, r.CTimeNsec = r.MTime, r.MTimeNsec, r.MTime, r.MTimeNsec
@@ -379,52 +386,14 @@ func changeOf(m *sigmap.Tsetattr) (c sigma.StatChange) {
 	return c
 }
 
-// readdir packs entries until the reply is full. Each entry carries the cookie to go on after it, because a client may stop anywhere.
-func (s *server) readdir(ctx context.Context, f *fid, m *sigmap.Treaddir) (sigmap.Message, error) {
-	if !f.open {
-		return nil, sigma.Errorf("treekit.Serve", sigma.KindPermission, "the directory is not open")
-	}
-	room := int(min(m.Count, s.dataMax))
-	data := []byte{}
-	one := false // the tree knows only the cookie after all it returns, so it is asked for one entry at a time
-	for cookie, more := m.Offset, true; more; {
-		batch := 1
-		if !one {
-			batch = max(1, (room-len(data))/(2*sigmap.DirEntrySize)) // guesses that names have 24 bytes
-		}
-		es, next, again, err := f.file.ReadDir(ctx, cookie, batch)
-		one = err == nil && len(es) > 0 && es[0].Next == 0
-		switch {
-		case err != nil && len(data) > 0: // told when the client comes again
-			return &sigmap.Rreaddir{Data: data}, nil
-		case err != nil:
-			return nil, err
-		case one && len(es) > 1 && batch > 1:
-			continue
-		case len(es) == 0 && next == cookie:
-			return &sigmap.Rreaddir{Data: data}, nil
-		}
-		for i, e := range es {
-			if e.Next == 0 && i == len(es)-1 {
-				e.Next = next
-			} else if e.Next == 0 {
-				e.Next = cookie // more were returned than asked for: going on here repeats some rather than skip any
-			}
-			var ok bool
-			if data, ok = sigmap.AppendDirEntry(data, room, sigmap.DirEntry{ID: e.ID, Next: e.Next, Name: e.Name}); !ok && len(data) == 0 {
-				return nil, sigma.Errorf("treekit.Serve", sigma.KindInvalid, "count %d is too small for an entry", m.Count)
-			} else if !ok {
-				return &sigmap.Rreaddir{Data: data}, nil
-			}
-		}
-		cookie, more = next, again
-	}
-	return &sigmap.Rreaddir{Data: data}, nil
-}
-
 // extended answers the messages that sigmaP adds.
-func (f *fid) extended(ctx context.Context, m sigmap.Message) (sigmap.Message, error) {
+func (s *server) extended(ctx context.Context, f *fid, m sigmap.Message) (sigmap.Message, error) {
 	switch m := m.(type) {
+	case *sigmap.Tlist:
+		return f.list(ctx, m)
+	case *sigmap.Tdescribe:
+		st, err := f.file.Stat(ctx)
+		return &sigmap.Rdescribe{Stat: st}, err
 	case *sigmap.Tget:
 		if err := checkNames(m.Names); err != nil {
 			return nil, err

@@ -89,6 +89,7 @@ type fid struct {
 
 	mu   sync.RWMutex    // Open against the rest
 	open bool            // mu
+	dir  bool            // mu
 	mode sigma.OpenFlags // mu
 	text []byte          // mu; what reading an open endpoint gives
 }
@@ -177,6 +178,8 @@ func answerSize(m sigmap.Message) uint32 {
 		return m.Count
 	case *sigmap.Tget:
 		return m.Count
+	case *sigmap.Tlist:
+		return sigmap.DataMax
 	}
 	return 0
 }
