@@ -319,8 +319,17 @@ func download(ctx context.Context, c sigma.Namespace, p string, w io.Writer, cou
 	case st.ID.Kind == sigma.KindDir:
 		return &sigma.Error{Op: "sigma.download", Path: p, Kind: sigma.KindIsDir, Hint: "list it with: sigma ls " + p + "; fetch it with: sigma get -r " + p}
 	case st.ID.Kind == sigma.KindCallable:
-		return &sigma.Error{Op: "sigma.download", Path: p, Kind: sigma.KindUnsupported, Msg: "answers calls and has no content"}
+		return noContent(p)
 	}
+	return fetch(ctx, c, p, w, count)
+}
+
+func noContent(p string) error {
+	return &sigma.Error{Op: "sigma.download", Path: p, Kind: sigma.KindUnsupported, Msg: "answers calls and has no content"}
+}
+
+// fetch is download of what is known to be a file.
+func fetch(ctx context.Context, c sigma.Namespace, p string, w io.Writer, count progress) error {
 	h, err := c.Open(ctx, p, sigma.OpenRead)
 	if err != nil {
 		return err

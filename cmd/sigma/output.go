@@ -7,13 +7,14 @@ import (
 	"path"
 	"time"
 
+	"sigmaos.dev/output"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
 
-// output copies what a proc writes to our own streams. Its files grow while it runs and stay when it has ended; sigmad changes their version with every piece and at
+// streams copies what a proc writes to our own streams. Its files grow while it runs and stay when it has ended; sigmad changes their version with every piece and at
 // the end.
-type output struct {
+type streams struct {
 	cancel context.CancelFunc
 	broken chan error    // an error of our own streams
 	ended  chan struct{} // closed: the proc has ended, so the end of file is the end
@@ -21,9 +22,9 @@ type output struct {
 }
 
 // follow starts to copy both streams.
-func (a *app) follow(ctx context.Context, c *sdk.Client, id sigma.ProcID) *output {
+func (a *app) follow(ctx context.Context, c *sdk.Client, id sigma.ProcID) *streams {
 	ctx, cancel := context.WithCancel(ctx)
-	o := &output{cancel: cancel, broken: make(chan error, 2), ended: make(chan struct{}), done: make(chan struct{})}
+	o := &streams{cancel: cancel, broken: make(chan error, 2), ended: make(chan struct{}), done: make(chan struct{})}
 	copied := make(chan struct{}, 2)
 	for name, w := range map[string]io.Writer{"stdout": a.out, "stderr": a.err} {
 		go func() {
@@ -34,6 +35,7 @@ func (a *app) follow(ctx context.Context, c *sdk.Client, id sigma.ProcID) *outpu
 			if err := t.follow(ctx, o.ended); errors.As(err, &e) {
 				o.broken <- e.error
 			}
+			t.sayCut(a)
 		}()
 	}
 	go func() {
@@ -45,7 +47,7 @@ func (a *app) follow(ctx context.Context, c *sdk.Client, id sigma.ProcID) *outpu
 }
 
 // finish copies what remains after the proc's end, for at most patience if that is not 0.
-func (o *output) finish(patience time.Duration) {
+func (o *streams) finish(patience time.Duration) {
 	close(o.ended)
 	var enough <-chan time.Time
 	if patience > 0 {
@@ -61,6 +63,13 @@ func (o *output) finish(patience time.Duration) {
 
 func procFile(id sigma.ProcID, name string) string {
 	return path.Join("/proc", string(id), name)
+}
+
+// sayCut tells that output may be missing. The system keeps the beginning of what a proc writes.
+func (t *tail) sayCut(a *app) {
+	if t.offset >= output.LogMax {
+		a.remark("sigma: %s: sigmaOS keeps the first %v; what came after them is lost\nhint: let the program write its results to a file of the realm", t.path, sigma.Bytes(output.LogMax))
+	}
 }
 
 // writeError is an error of where a tail writes to, not of what it reads.

@@ -74,6 +74,9 @@ func (a *app) logs(ctx context.Context, o logsOptions, word string) error {
 			err = e
 		}
 	}
+	for _, t := range tails {
+		t.sayCut(a)
+	}
 	var w writeError
 	if errors.As(err, &w) {
 		return w.error

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -283,6 +282,9 @@ func (a *app) get(ctx context.Context, from, to string, recursive bool) error {
 		return err
 	}
 	isDir := st.ID.Kind == sigma.KindDir
+	if st.ID.Kind == sigma.KindCallable {
+		return noContent(from)
+	}
 	if isDir && !recursive {
 		return &sigma.Error{Op: "sigma.get", Path: from, Kind: sigma.KindIsDir, Hint: "fetch all of it with: sigma get -r " + from}
 	}
@@ -305,16 +307,27 @@ func (a *app) get(ctx context.Context, from, to string, recursive bool) error {
 			return localError(err)
 		}
 	}
-	bar := a.progressBytes(fmt.Sprintf("get %d files", len(p.files)), p.bytes)
+	bar := &counted{progress: a.progressBytes(fmt.Sprintf("get %d files", len(p.files)), p.bytes)} // a listing may not tell sizes
 	err = each(ctx, len(p.files), func(ctx context.Context, i int) error { return getFile(ctx, c, p.files[i], bar) })
 	bar.Done()
 	if p.skipped > 0 {
 		a.remark("skipped %d links and files without content", p.skipped)
 	}
 	if err == nil {
-		a.sayMoved("fetched", len(p.files), p.bytes, time.Since(start))
+		a.sayMoved("fetched", len(p.files), bar.n.Load(), time.Since(start))
 	}
 	return err
+}
+
+// counted is a progress that can be asked.
+type counted struct {
+	progress
+	n atomic.Int64
+}
+
+func (c *counted) Add(n int64) {
+	c.n.Add(n)
+	c.progress.Add(n)
 }
 
 // fetch plans to fetch the directory remote into local. Names are checked, as a tree may be served by a tenant who would like them to lead elsewhere.
@@ -353,7 +366,7 @@ func getFile(ctx context.Context, c sigma.Namespace, it item, bar progress) erro
 	if err != nil {
 		return localError(err)
 	}
-	if err = download(ctx, c, it.remote, io.Writer(f), bar); err == nil {
+	if err = fetch(ctx, c, it.remote, f, bar); err == nil {
 		err = f.Chmod(fs.FileMode(it.perm&0o777) | 0o600)
 	}
 	if e := f.Close(); err == nil {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/rand"
 	"io"
+	"os"
 	"path"
+	"sync"
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -13,10 +15,15 @@ import (
 // copyBuffer is what moves at once between a file of the realm and one outside; the namespace splits it into messages.
 const copyBuffer = 1 << 20
 
+// buffers are reused because a tree has thousands of small files.
+var buffers = sync.Pool{New: func() any { return new(make([]byte, copyBuffer)) }}
+
 // upload puts what r gives at a realm path: in one message if it fits, else streamed into a file of another name that then takes its place, so that nobody sees a
 // part, also if this program dies.
 func upload(ctx context.Context, c sigma.Namespace, r io.Reader, to string, perm uint32, p progress) error {
-	first := make([]byte, sigmap.DataMax+1)
+	b := buffers.Get().(*[]byte)
+	defer buffers.Put(b)
+	first := (*b)[:sigmap.DataMax+1]
 	n, err := io.ReadFull(r, first)
 	switch {
 	case err == io.EOF || err == io.ErrUnexpectedEOF:
@@ -69,7 +76,14 @@ func (o *once) Read(p []byte) (int, error) {
 
 // pour copies r to w and counts, until the end, an error, or the end of ctx.
 func pour(ctx context.Context, w io.Writer, r io.Reader, p progress) error {
-	buf := make([]byte, copyBuffer)
+	if in, ok := r.(*os.File); ok {
+		if out, ok := w.(*os.File); ok {
+			return pourFile(ctx, out, in, p)
+		}
+	}
+	b := buffers.Get().(*[]byte)
+	defer buffers.Put(b)
+	buf := *b
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -86,6 +100,23 @@ func pour(ctx context.Context, w io.Writer, r io.Reader, p progress) error {
 		case io.EOF, io.ErrUnexpectedEOF:
 			return nil
 		default:
+			return err
+		}
+	}
+}
+
+// pourFile leaves the copying to the kernel.
+func pourFile(ctx context.Context, w, r *os.File, p progress) error {
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := io.CopyN(w, r, 16*copyBuffer)
+		p.Add(n)
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 	}
