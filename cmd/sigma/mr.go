@@ -168,4 +168,3 @@ func (b *jobBar) done() {
 		b.current.Done()
 	}
 }
-
