@@ -87,7 +87,7 @@ func ParseBytes(s string) (Bytes, error) {
 		t = t[:len(t)-1]
 	}
 	f, err := strconv.ParseFloat(t, 64)
-	if err != nil || f < 0 || f*float64(mult) > 1<<60 {
+	if err != nil || !(f >= 0 && f*float64(mult) <= 1<<60) { // written so that NaN is refused
 		return 0, &Error{Op: "sigma.ParseBytes", Kind: KindInvalid, Msg: fmt.Sprintf("%q is not a size", s), Hint: "write for example 64M or 1.5GiB"}
 	}
 	return Bytes(f * float64(mult)), nil

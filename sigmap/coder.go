@@ -180,7 +180,7 @@ func (c *Coder) Time(t *time.Time) {
 	if c.decoding {
 		*t = time.Time{}
 		if ns != 0 {
-			*t = time.Unix(0, int64(ns))
+			*t = time.Unix(0, int64(ns)).UTC()
 		}
 	}
 }
