@@ -17,6 +17,11 @@ import (
 // A proc can leave something in many places, so all are counted: processes, control groups, mounts, namespaces, sockets and pipes in the daemons, temporary files. Everything is
 // found by the instance's number, its uids or its data directory; so what other systems on the host do at the same time does not disturb.
 
+// sparesMax is how many processes the launcher keeps ready (launcher/src/spare.rs). How many it has changes all the time, so they count as one.
+const sparesMax = 32
+
+func spare(cgroup string) bool { return strings.HasPrefix(filepath.Base(cgroup), "spare-") }
+
 // uidRange is how many uids an instance has (docs/internals/launcher-protocol.md).
 const uidRange = 1 << 20
 
@@ -100,8 +105,8 @@ func (s *System) Census() Census {
 	c := Census{}
 	nets := map[string]bool{}
 	for _, p := range s.processes() {
-		if p.name == "launcher" && p.cgroup == "" {
-			c["process launcher or one of its spares"] = 1 // how many spares there are changes all the time
+		if p.name == "launcher" && (p.cgroup == "" || spare(p.cgroup)) {
+			c["process launcher or one of its spares"] = 1
 		} else {
 			c[fmt.Sprintf("process %s %s", p.cgroup, p.name)]++
 		}
@@ -110,12 +115,20 @@ func (s *System) Census() Census {
 		}
 		if slices.Contains([]string{"sigmad", "named", "besched", "s3d"}, p.name) || p.name == "launcher" && strings.Contains(p.args, "--instance") && p.cgroup == "" && p.uid == 0 && p.pid == s.PID("launcher") {
 			for kind, n := range openFiles(p.pid) {
+				if p.name == "launcher" {
+					n /= 4 * sparesMax // its spares hold some
+				}
 				c[fmt.Sprintf("%ss open in %s", kind, p.name)] = n
 			}
 		}
 	}
 	c["network namespaces"] = len(nets)
 	for _, g := range s.cgroups() {
+		if spare(g) {
+			g = filepath.Dir(g) + "/spare"
+			c["cgroup "+g] = 1
+			continue
+		}
 		c["cgroup "+g]++
 	}
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
@@ -261,4 +274,15 @@ func (s *System) sweep() {
 	})
 	os.RemoveAll(filepath.Dir(s.DataDir))
 	s.guardian.release()
+}
+
+// CPUTime is how much time the system's processes of a name have used so far, in a form that can be compared.
+func (s *System) CPUTime(name string) string {
+	var out []string
+	for _, p := range s.processes() {
+		if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", p.pid)); err == nil && p.name == name {
+			out = append(out, strings.TrimSpace(string(stat)))
+		}
+	}
+	return strings.Join(out, ", ")
 }

@@ -1,0 +1,296 @@
+// Command goprobe is the Go side of the tests: procs that use the SDK, one per word.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"sigmaos.dev/memfs"
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+func main() {
+	ctx := context.Background()
+	c, err := sdk.Open(ctx)
+	if err == nil {
+		err = run(ctx, c, os.Args[1], os.Args[2:])
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%v: %v\n", sigma.KindOf(err), err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, c *sdk.Client, what string, args []string) error {
+	switch what {
+	case "start": // starts when told to
+		fmt.Println("before")
+		if err := c.WaitFor(ctx, args[0]); err != nil {
+			return err
+		}
+		return c.Started(ctx)
+	case "exit": // says more than an exit code can
+		if err := c.Exited(ctx, sigma.Status{Code: sigma.StatusError, Msg: "the sum does not add up", Data: []byte{0, 1, 2, 255}}); err != nil {
+			return err
+		}
+		os.Exit(3)
+	case "notice": // goes in good order
+		if err := c.Started(ctx); err != nil {
+			return err
+		}
+		if err := c.WaitEvict(ctx); err != nil {
+			return err
+		}
+		fmt.Println("noticed")
+		return nil
+	case "late": // asks for its notice only after it was given as a signal
+		return late(ctx, c)
+	case "parent": // its child outlives it
+		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: args[0], Args: args[1:]})
+		if err != nil {
+			return err
+		}
+		fmt.Print(ids[0])
+		return c.WaitStart(ctx, ids[0])
+	case "ephemeral":
+		return ephemeral(ctx, c, args[0])
+	case "names":
+		return names(ctx, c, args[0])
+	case "echo":
+		return echo(ctx, c, args[0])
+	case "say":
+		return say(ctx, c, args[0], args[1])
+	case "dial":
+		return dial(ctx, c, args[0])
+	case "http":
+		return serveHTTP(ctx, c, args[0])
+	case "get":
+		return get(ctx, c, args[0])
+	case "tree":
+		return serveTree(ctx, c, args[0])
+	case "walk":
+		return walk(ctx, c, args[0])
+	}
+	return fmt.Errorf("no such word: %s", what)
+}
+
+func late(ctx context.Context, c *sdk.Client) error {
+	told := make(chan os.Signal, 1)
+	signal.Notify(told, syscall.SIGTERM)
+	if err := c.Started(ctx); err != nil {
+		return err
+	}
+	<-told
+	if err := c.WaitEvict(ctx); err != nil {
+		return err
+	}
+	fmt.Println("noticed late")
+	return nil
+}
+
+func ephemeral(ctx context.Context, c *sdk.Client, path string) error {
+	lease, _, err := c.Lease(ctx, time.Minute)
+	if err != nil {
+		return err
+	}
+	if _, err := c.Put(ctx, path, []byte("here"), sigma.PutOptions{Lease: lease}); err != nil {
+		return err
+	}
+	if err := c.Started(ctx); err != nil {
+		return err
+	}
+	select {}
+}
+
+// names works through the file operations below dir.
+func names(ctx context.Context, c *sdk.Client, dir string) error {
+	if err := c.MkdirAll(ctx, dir+"/a/b", 0o755); err != nil {
+		return err
+	}
+	id, err := c.Put(ctx, dir+"/a/b/f", []byte("one"), sigma.PutOptions{MustMake: true})
+	if err != nil {
+		return err
+	}
+	if _, err := c.Put(ctx, dir+"/a/b/f", nil, sigma.PutOptions{MustMake: true}); sigma.KindOf(err) != sigma.KindExists {
+		return fmt.Errorf("a second making: %v", err)
+	}
+	if _, err := c.Put(ctx, dir+"/a/b/f", []byte("two"), sigma.PutOptions{IfVersion: id.Version}); err != nil {
+		return err
+	}
+	if _, err := c.Put(ctx, dir+"/a/b/f", []byte("three"), sigma.PutOptions{IfVersion: id.Version}); sigma.KindOf(err) != sigma.KindVersion {
+		return fmt.Errorf("a put on an old version: %v", err)
+	}
+	if err := c.Symlink(ctx, dir+"/a/b", dir+"/link"); err != nil {
+		return err
+	}
+	if err := c.Rename(ctx, dir+"/link/f", dir+"/g"); err != nil {
+		return err
+	}
+	b, _, err := c.Get(ctx, dir+"/g")
+	if err != nil || string(b) != "two" {
+		return fmt.Errorf("after the rename: %q, %v", b, err)
+	}
+	if err := c.RemoveAll(ctx, dir); err != nil {
+		return err
+	}
+	if _, err := c.Stat(ctx, dir); !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("after the removal: %v", err)
+	}
+	fmt.Println("names work")
+	return nil
+}
+
+// listen makes an endpoint, publishes it and says that the proc has started.
+func listen(ctx context.Context, c *sdk.Client, form sigma.ConnForm, path string) (sigma.Listener, error) {
+	l, err := c.Listen(ctx, form)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Publish(ctx, path, l.Endpoint(), 0); err != nil {
+		return nil, err
+	}
+	return l, c.Started(ctx)
+}
+
+// echo tells each caller who it is, then sends back what it sends.
+func echo(ctx context.Context, c *sdk.Client, path string) error {
+	l, err := listen(ctx, c, sigma.FormStream, path)
+	if err != nil {
+		return err
+	}
+	for {
+		conn, p, err := l.AcceptFrom(ctx)
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer conn.Close()
+			fmt.Fprintf(conn, "you are %s in %s\n", p.Proc, p.Realm)
+			io.Copy(conn, conn)
+		}()
+	}
+}
+
+// say sends words to an echo server after it has left other connections to it silent.
+func say(ctx context.Context, c *sdk.Client, path, words string) error {
+	for range 20 {
+		if _, err := c.DialPath(ctx, path); err != nil {
+			return err
+		}
+	}
+	conn, err := c.DialPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	if _, err := io.WriteString(conn, words); err != nil {
+		return err
+	}
+	if err := conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		return err
+	}
+	b, err := io.ReadAll(conn)
+	if err != nil {
+		return err
+	}
+	_, err = os.Stdout.Write(bytes.Replace(b, []byte(c.Info().Principal.Proc), []byte("ME"), 1))
+	return err
+}
+
+// dial tries an endpoint's text as it was handed to us.
+func dial(ctx context.Context, c *sdk.Client, text string) error {
+	e, err := sigma.ParseEndpoint(text)
+	if err != nil {
+		return err
+	}
+	conn, err := c.Dial(ctx, e)
+	if err != nil {
+		return err
+	}
+	fmt.Println("connected")
+	return conn.Close()
+}
+
+func serveHTTP(ctx context.Context, c *sdk.Client, path string) error {
+	l, err := listen(ctx, c, sigma.FormStream, path)
+	if err != nil {
+		return err
+	}
+	return http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		fmt.Fprintf(w, "%s %s with %d bytes", r.Method, r.URL.Path, len(body))
+	}))
+}
+
+func get(ctx context.Context, c *sdk.Client, path string) error {
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.DialPath(ctx, path) }}}
+	for i := range 3 {
+		r, err := client.Post(fmt.Sprintf("http://server/page/%d", i), "text/plain", bytes.NewReader(make([]byte, i*100_000)))
+		if err != nil {
+			return err
+		}
+		b, err := io.ReadAll(r.Body)
+		r.Body.Close()
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%s: %s\n", r.Status, b)
+	}
+	return nil
+}
+
+func serveTree(ctx context.Context, c *sdk.Client, path string) error {
+	l, err := c.Listen(ctx, sigma.FormTree)
+	if err != nil {
+		return err
+	}
+	tree := memfs.New(memfs.Config{})
+	defer tree.Close()
+	root, err := tree.Attach(ctx, c.Info().Principal, "")
+	if err != nil {
+		return err
+	}
+	if err := root.Mkdir(ctx, "deep", 0o755); err != nil {
+		return err
+	}
+	served := make(chan error, 1)
+	go func() { served <- c.ServeTree(ctx, l, tree) }()
+	if err := c.Publish(ctx, path, l.Endpoint(), 0); err != nil {
+		return err
+	}
+	if err := c.Started(ctx); err != nil {
+		return err
+	}
+	return <-served
+}
+
+// walk uses the tree behind the endpoint at path as if it were part of the realm's.
+func walk(ctx context.Context, c *sdk.Client, path string) error {
+	big := bytes.Repeat([]byte("0123456789abcdef"), 20_000)
+	for name, data := range map[string][]byte{"small": []byte("words"), "big": big} {
+		if _, err := c.Put(ctx, path+"/deep/"+name, data, sigma.PutOptions{}); err != nil {
+			return err
+		}
+		b, _, err := c.Get(ctx, path+"/deep/"+name)
+		if err != nil || !bytes.Equal(b, data) {
+			return fmt.Errorf("%s: %d bytes, %w", name, len(b), err)
+		}
+	}
+	es, err := c.ReadDir(ctx, path+"/deep")
+	if err != nil {
+		return err
+	}
+	for _, e := range es {
+		fmt.Println(e.Name)
+	}
+	return nil
+}
