@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -25,7 +26,8 @@ const (
 	uidFirst   = 1024    // from UIDBase: uids of procs
 	uidLast    = 1 << 19 // and gids of realms from here
 	cpuShares  = 1024
-	fetchLimit = time.Minute // for a program's bytes to come
+	fetchLimit = time.Minute     // for a program's bytes to come
+	logLimit   = 5 * time.Second // for the last output of a proc that has ended to be stored
 )
 
 // step applies an event and carries out its effects.
@@ -154,8 +156,10 @@ func (k *Kernel) tryStart(p *schedd.Proc, l *procLogs) error {
 		return err
 	}
 	k.sessions.Go(func() { k.serve(k.ctx, files.conn, who) })
-	k.sessions.Go(func() { l.out.Copy(files.outR); files.outR.Close() })
-	k.sessions.Go(func() { l.err.Copy(files.errR); files.errR.Close() })
+	var logs sync.WaitGroup
+	logs.Go(func() { l.out.Copy(files.outR); files.outR.Close() })
+	logs.Go(func() { l.err.Copy(files.errR); files.errR.Close() })
+	k.sessions.Go(func() { logs.Wait(); close(files.logged) })
 	files.closeTheirs()
 	select {
 	case <-started: // the program's file is needed until it has been executed
@@ -181,10 +185,16 @@ func (k *Kernel) procEvent(id sigma.ProcID, launchID uint64, uid uint32, started
 		k.metrics.exited.Add(1)
 		k.proxy.CloseProc(id)
 		files.conn.Close() // a session that outlives its proc has nobody at the other end
-		k.step(schedd.Gone{ID: id, Exit: e})
-		k.mu.Lock()
-		delete(k.notice, id)
-		k.mu.Unlock()
+		go func() {        // not here, where the launcher's other events wait
+			select {
+			case <-files.logged: // so that who learns of the end can read all that was written
+			case <-time.After(logLimit):
+			}
+			k.step(schedd.Gone{ID: id, Exit: e})
+			k.mu.Lock()
+			delete(k.notice, id)
+			k.mu.Unlock()
+		}()
 	}
 	k.unregister(launchID)
 	k.putUID(uid)
@@ -204,10 +214,11 @@ type procFiles struct {
 	in, outW, errW, system *os.File // theirs
 	outR, errR             *os.File // ours
 	conn                   session.Conn
+	logged                 chan struct{} // closed when the logs have all that was written
 }
 
 func newProcFiles() (*procFiles, error) {
-	var f procFiles
+	f := procFiles{logged: make(chan struct{})}
 	var err error
 	if f.in, err = os.Open(os.DevNull); err != nil {
 		return nil, err

@@ -67,10 +67,10 @@ func (s *scheduler) run(ctx context.Context) {
 		s.session(ctx, c)
 		c.Close()
 		if ctx.Err() == nil {
-			s.k.step(schedd.SchedulerLost{}) // what it had queued died with it
 			s.mu.Lock()
-			s.queue, s.cancels = nil, nil
+			s.queue, s.cancels = nil, nil // before the step: what is spawned after it must be kept
 			s.mu.Unlock()
+			s.k.step(schedd.SchedulerLost{}) // what it had queued died with it
 		}
 	}
 }

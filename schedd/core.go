@@ -274,6 +274,9 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		}
 	case WaitsEvict:
 		p.evictable += e.Delta
+		if e.Delta > 0 && p.evicting {
+			return []Effect{Notice{Proc: p}} // it asks only now, and is told at once
+		}
 	case Evicted:
 		return c.evict(now, p, e.Grace)
 	case Killed, TimerFired:
