@@ -133,7 +133,6 @@ const COMMON: &[Entry] = &[
     (SYS_recvfrom, EVER),
     (SYS_recvmsg, EVER),
     (SYS_shutdown, EVER),
-    (SYS_getsockopt, EVER),
     (SYS_getsockname, EVER),
     (SYS_getpeername, EVER),
 ];
@@ -161,6 +160,7 @@ const SIGMA: &[Entry] = &[
     (SYS_fcntl, when(FCNTL_SIGMA)),
     (SYS_sendto, when(&[&[Null(4)]])),
     (SYS_setsockopt, when(SOCKET_OPTIONS)),
+    (SYS_getsockopt, when(SOCKET_QUESTIONS)),
     // Libcs and language runtimes probe files when they start and take ENOENT for an answer.
     (SYS_open, ABSENT),
     (SYS_openat, ABSENT),
@@ -199,6 +199,23 @@ const SOCKET_OPTIONS: &[&[Test]] = &[
     &[Is(1, IPPROTO_TCP as u32), Is(2, TCP_KEEPCNT as u32)],
     &[Is(1, IPPROTO_TCP as u32), Is(2, TCP_QUICKACK as u32)],
     &[Is(1, IPPROTO_TCP as u32), Is(2, TCP_CORK as u32)],
+];
+
+/// What concerns the socket itself. Never SO_PEERPIDFD, which makes a handle on the process at the other
+/// end, nor what else tells about that process.
+const SOCKET_QUESTIONS: &[&[Test]] = &[
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_TYPE as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_ERROR as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_DOMAIN as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_PROTOCOL as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_ACCEPTCONN as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_RCVBUF as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_SNDBUF as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_KEEPALIVE as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_LINGER as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_RCVTIMEO as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_SNDTIMEO as u32)],
+    &[Is(1, IPPROTO_TCP as u32)],
 ];
 
 const SYSTEM: &[Entry] = &[
@@ -273,6 +290,7 @@ const SYSTEM: &[Entry] = &[
     (SYS_sendmmsg, EVER),
     (SYS_recvmmsg, EVER),
     (SYS_setsockopt, when(SOCKET_OPTIONS_SYSTEM)),
+    (SYS_getsockopt, EVER),
     // Processes of its own, timers and wake-ups as descriptors.
     (SYS_pidfd_open, EVER),
     (SYS_pidfd_send_signal, EVER),
