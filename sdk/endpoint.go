@@ -125,8 +125,8 @@ func (c *Client) mount(ctx context.Context, e sigma.Endpoint) (sigma.File, <-cha
 		return nil, nil, err
 	}
 	name := ""
-	if c.info.Principal.System {
-		name = string(c.info.Principal.Realm) // an outside program acts for the realm it connected to
+	if c.info.Principal.System && e.Realm == sigma.SystemRealm {
+		name = string(c.info.Principal.Realm) // the provider's servers have a tree for each realm; an outside program acts for the one it connected to
 	}
 	root, err := s.Attach(ctx, name)
 	if err == nil && !c.keep(s) {
