@@ -296,7 +296,7 @@ func (c *coordinator) descriptor(id taskID) sigma.Descriptor {
 		role, name = RoleReduce, reduceName(id.index)
 	}
 	memory := c.core.task(id).memory
-	return sigma.Descriptor{Program: c.job.Program, Name: "mr-" + name, Memory: memory, Start: sigma.StartedByCall,
+	return sigma.Descriptor{Program: c.job.Program, Name: "mr-" + name, Memory: memory, Start: sigma.StartedByCall, Env: oneCore,
 		Args: []string{role, string(c.dir), strconv.Itoa(id.index), strconv.FormatUint(uint64(memory), 10)}}
 }
 

@@ -98,7 +98,7 @@ func (c *Client) drive(ctx context.Context, dir jobDir, job *Job, begin time.Tim
 	defer func() { cancel(); <-watched }()
 	var last error
 	for n := int64(1); n <= CoordinatorsMax; n++ {
-		ids, err := c.Procs.Spawn(ctx, sigma.Descriptor{Program: job.Program, Name: "mr-coord", Memory: MemoryCoordinator, Start: sigma.StartedByCall,
+		ids, err := c.Procs.Spawn(ctx, sigma.Descriptor{Program: job.Program, Name: "mr-coord", Memory: MemoryCoordinator, Start: sigma.StartedByCall, Env: oneCore,
 			Args: []string{RoleCoordinate, string(dir)}})
 		if err != nil {
 			return Summary{}, err
