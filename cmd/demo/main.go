@@ -222,7 +222,9 @@ func (d *demo) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if _, err := os.Stat(filepath.Join(d.data, "lock")); err == nil {
-		out, err := d.command(ctx, "down").Output()
+		cmd := d.command(ctx, "down")
+		cmd.Stderr = nil
+		out, err := cmd.CombinedOutput()
 		if err != nil && d.up {
 			return fmt.Errorf("sigma down: %w: %s\nwhat is left is in %s", err, out, d.dir)
 		}
