@@ -1,0 +1,85 @@
+// Command bench runs the benches of package bench: `bench list` names them, `bench NAME [--quick]` runs one, `bench all [--quick]` all. Results are JSON lines on standard
+// output; remarks go to standard error; raw samples to bench/results beside bin.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/bench"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	err := command().ExecuteContext(ctx)
+	switch {
+	case ctx.Err() != nil:
+		fmt.Fprintln(os.Stderr, "bench: interrupted")
+		os.Exit(130)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	cfg := bench.Config{Out: os.Stdout, Notes: os.Stderr}
+	root := &cobra.Command{
+		Use:           "bench",
+		Short:         "Measure sigmaOS side by side with its peers",
+		Example:       "  sudo bin/bench start --quick\n  sudo bin/bench all",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.PersistentFlags().BoolVar(&cfg.Quick, "quick", false, "end each bench within 50 s")
+	root.PersistentFlags().StringVar(&cfg.Results, "results", "", "`DIR` for raw samples (default: bench/results beside bin)")
+	list := &cobra.Command{Use: "list", Short: "Name the benches and their metrics", Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
+		for _, b := range bench.List() {
+			fmt.Printf("%-12s %s\n", b.Name, b.Question)
+			for _, m := range b.Metrics {
+				fmt.Printf("%-12s   %s\n", "", m)
+			}
+		}
+		return nil
+	}}
+	all := &cobra.Command{Use: "all", Short: "Run all benches", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		return run(cmd.Context(), cfg, bench.List()...)
+	}}
+	root.AddCommand(list, all)
+	for _, b := range bench.List() {
+		root.AddCommand(&cobra.Command{Use: b.Name, Short: b.Question, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+			return run(cmd.Context(), cfg, b)
+		}})
+	}
+	return root
+}
+
+// run runs benches one after another; one that fails does not keep the others from running.
+func run(ctx context.Context, cfg bench.Config, benches ...bench.Bench) error {
+	self, err := os.Executable()
+	if err == nil {
+		self, err = filepath.EvalSymlinks(self)
+	}
+	if err != nil {
+		return err
+	}
+	cfg.Bin = filepath.Dir(self)
+	if cfg.Results == "" {
+		cfg.Results = filepath.Join(cfg.Bin, "..", "bench", "results")
+	}
+	var failed error
+	for _, b := range benches {
+		if ctx.Err() == nil {
+			failed = errors.Join(failed, b.Do(ctx, cfg))
+		}
+	}
+	return failed
+}
