@@ -21,14 +21,14 @@ import (
 
 // fake is a system of which only the admin socket is real: each realm's tree is a memfs with the callable files of /sys in front, and a proc is what behave does.
 type fake struct {
-	t      *testing.T
-	addr   string
-	behave func(ctx context.Context, p *fakeProc) sigma.Status // runs in place of a program; ctx ends when the proc is killed
+	t    *testing.T
+	addr string
 
 	mu     sync.Mutex
-	realms map[sigma.RealmID]*memfs.Tree // mu
-	procs  []*fakeProc                   // mu
-	down   bool                          // mu
+	run    func(ctx context.Context, p *fakeProc) sigma.Status // mu; what procs do in place of a program; ctx ends when the proc is killed
+	realms map[sigma.RealmID]*memfs.Tree                       // mu
+	procs  []*fakeProc                                         // mu
+	down   bool                                                // mu
 }
 
 // fakeProc is a proc of a fake.
@@ -44,7 +44,7 @@ type fakeProc struct {
 
 func newFake(t *testing.T) *fake {
 	f := &fake{t: t, addr: filepath.Join(t.TempDir(), "admin.sock"), realms: map[sigma.RealmID]*memfs.Tree{}}
-	f.behave = func(context.Context, *fakeProc) sigma.Status { return sigma.Status{Code: sigma.StatusOK} }
+	f.behave(func(context.Context, *fakeProc) sigma.Status { return sigma.Status{Code: sigma.StatusOK} })
 	f.makeRealm(sigma.DefaultRealm)
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: f.addr, Net: "unixpacket"})
 	if err != nil {
@@ -75,6 +75,20 @@ func newFake(t *testing.T) *fake {
 		wg.Wait()
 	})
 	return f
+}
+
+// behave says what procs that are spawned from now on do.
+func (f *fake) behave(run func(ctx context.Context, p *fakeProc) sigma.Status) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.run = run
+}
+
+// spawned gives the procs so far.
+func (f *fake) spawned() []*fakeProc {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.procs)
 }
 
 func (f *fake) makeRealm(id sigma.RealmID) {
@@ -230,7 +244,7 @@ func (r *fakeRoot) spawn(ctx context.Context, payload []byte) ([]byte, error) {
 	p.kill = cancel
 	r.f.mu.Lock()
 	r.f.procs = append(r.f.procs, p)
-	behave := r.f.behave
+	behave := r.f.run
 	r.f.mu.Unlock()
 	close(p.started)
 	go func() {

@@ -114,7 +114,9 @@ func (a *app) wait(ctx context.Context, words []string) error {
 	code, list := 0, make([]waitJSON, len(ids))
 	for i, id := range ids {
 		st, err := c.WaitExit(ctx, id)
-		if err != nil {
+		if err != nil && ctx.Err() == nil {
+			return withCode(exitRun, lostSight(id, err))
+		} else if err != nil {
 			return err
 		}
 		if code == 0 {

@@ -177,7 +177,7 @@ func (a *app) attend(ctx context.Context, c *sdk.Client, id sigma.ProcID, name s
 				return exitCode(exitBySignal + n)
 			}
 			if r.err != nil {
-				return withCode(exitRun, fmt.Errorf("lost sight of proc %s: %w", id, r.err))
+				return withCode(exitRun, lostSight(id, r.err))
 			}
 			a.explainEnd(id, name, r.status)
 			return exitCodeOrNil(statusCode(r.status))
@@ -194,6 +194,15 @@ func (a *app) attend(ctx context.Context, c *sdk.Client, id sigma.ProcID, name s
 			}
 		}
 	}
+}
+
+// lostSight is the error when the system did not tell how a proc ended.
+func lostSight(id sigma.ProcID, err error) error {
+	hint := sigma.HintOf(err)
+	if sigma.KindOf(err) == sigma.KindLost {
+		hint = "the system was stopped or died, and its procs with it: see sigma status"
+	}
+	return &sigma.Error{Op: "sigma.attend", Kind: sigma.KindOf(err), Msg: fmt.Sprintf("lost sight of proc %s", id), Hint: hint, Err: err}
 }
 
 func exitCodeOrNil(code int) error {

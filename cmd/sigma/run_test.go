@@ -71,13 +71,13 @@ func want(t *testing.T, got result, code int, out, errPart string) {
 func TestRun(t *testing.T) {
 	f := newFake(t)
 	program := staticProgram(t, "hello")
-	f.behave = func(_ context.Context, p *fakeProc) sigma.Status {
+	f.behave(func(_ context.Context, p *fakeProc) sigma.Status {
 		p.write("stdout", strings.Join(p.Args, " "))
 		p.write("stderr", strings.Join(p.Env, " "))
 		return sigma.Status{Code: sigma.StatusError, ExitCode: 7}
-	}
+	})
 	want(t, f.sigma("run", "--name", "n", "-e", "A=1", "--env", "B=", "-m", "128M", program, "-x", "--json"), 7, "-x --json", "A=1 B=")
-	p := f.procs[0]
+	p := f.spawned()[0]
 	if p.Name != "n" || p.Memory != 128*sigma.MiB || !strings.HasPrefix(p.Program, "/bin/hello-") || len(p.Program) != len("/bin/hello-")+12 {
 		t.Errorf("spawned %+v", p.Descriptor)
 	}
@@ -86,7 +86,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("stored %d bytes, the program has %d", len(got.out), len(image))
 	}
 	before := f.sigma("stat", "--json", p.Program)
-	f.behave = func(context.Context, *fakeProc) sigma.Status { return sigma.Status{Code: sigma.StatusOK} }
+	f.behave(func(context.Context, *fakeProc) sigma.Status { return sigma.Status{Code: sigma.StatusOK} })
 	want(t, f.sigma("run", program), 0, "", "")
 	if after := f.sigma("stat", "--json", p.Program); after != before {
 		t.Errorf("the program was stored again: %v, then %v", before.out, after.out)
@@ -99,7 +99,7 @@ func TestRun(t *testing.T) {
 func TestRunStreams(t *testing.T) {
 	f := newFake(t)
 	shown := make(shownBytes, 1000)
-	f.behave = func(ctx context.Context, p *fakeProc) sigma.Status {
+	f.behave(func(ctx context.Context, p *fakeProc) sigma.Status {
 		for i := range 5 {
 			p.write("stdout", strings.Repeat(string(rune('a'+i)), 70_000))
 			for n := 0; n < 70_000; n += <-shown { // a run that does not show it makes the test time out here
@@ -107,7 +107,7 @@ func TestRunStreams(t *testing.T) {
 		}
 		p.write("stdout", "the end")
 		return sigma.Status{Code: sigma.StatusOK}
-	}
+	})
 	a := &app{out: shown, err: shown, getenv: func(string) string { return "" }}
 	if code := a.execute(t.Context(), []string{"--addr", f.addr, "run", staticProgram(t, "p")}); code != 0 || len(shown) != 1 {
 		t.Errorf("code %d, %d writes after the last that was waited for", code, len(shown))
@@ -142,7 +142,7 @@ func TestRunCodes(t *testing.T) {
 		{sigma.Status{Code: sigma.StatusOOM, ExitCode: 137}, 137, "memory"},
 		{sigma.Status{Code: sigma.StatusLost}, 125, "lost"},
 	} {
-		f.behave = func(context.Context, *fakeProc) sigma.Status { return c.st }
+		f.behave(func(context.Context, *fakeProc) sigma.Status { return c.st })
 		want(t, f.sigma("run", program), c.code, "", c.err)
 	}
 }
@@ -194,8 +194,8 @@ func TestRunBadPrograms(t *testing.T) {
 		}
 	}
 	want(t, f.sigma("ls", "/bin"), 0, "", "")
-	if len(f.procs) != 0 {
-		t.Errorf("%d procs were spawned", len(f.procs))
+	if n := len(f.spawned()); n != 0 {
+		t.Errorf("%d procs were spawned", n)
 	}
 }
 
@@ -204,14 +204,14 @@ func TestRunInterrupted(t *testing.T) {
 	f := newFake(t)
 	program := staticProgram(t, "p")
 	graces := make(chan time.Duration, 1)
-	f.behave = func(ctx context.Context, p *fakeProc) sigma.Status {
+	f.behave(func(ctx context.Context, p *fakeProc) sigma.Status {
 		interrupt(t, syscall.SIGINT)
 		graces <- <-p.notice
 		interrupt(t, syscall.SIGTERM)
 		<-ctx.Done()
 		p.write("stdout", "bye")
 		return sigma.Status{Code: sigma.StatusEvicted, ExitCode: 137}
-	}
+	})
 	want(t, f.sigma("run", program), 130, "bye", "")
 	if g := <-graces; g != interruptGrace {
 		t.Errorf("grace %v", g)
@@ -220,7 +220,7 @@ func TestRunInterrupted(t *testing.T) {
 
 func TestRunDetached(t *testing.T) {
 	f := newFake(t)
-	f.behave = func(ctx context.Context, p *fakeProc) sigma.Status {
+	f.behave(func(ctx context.Context, p *fakeProc) sigma.Status {
 		p.write("stdout", "out")
 		p.write("stderr", "err")
 		select {
@@ -229,7 +229,7 @@ func TestRunDetached(t *testing.T) {
 		case <-ctx.Done():
 			return sigma.Status{Code: sigma.StatusEvicted, ExitCode: 137}
 		}
-	}
+	})
 	program := staticProgram(t, "p")
 	first := strings.TrimSpace(f.sigma("run", "-d", "--name", "first", program).out)
 	var second struct{ ID string }

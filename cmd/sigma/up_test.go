@@ -90,7 +90,7 @@ func newWorld(t *testing.T, behave string) *world {
 
 func (w *world) cmd(args ...string) *exec.Cmd {
 	c := exec.Command(filepath.Join(w.dir, "sigmaUnderTest"), args...)
-	c.Env = []string{"SIGMA_DATA=" + w.data}
+	c.Env = []string{"SIGMA_DATA=" + w.data, noRaceSleep}
 	return c
 }
 
