@@ -69,7 +69,7 @@ func (k *Kernel) statusText(realm sigma.RealmID, id sigma.ProcID) ([]byte, error
 		k.mu.Unlock()
 		return nil, unknownProc(id)
 	}
-	i := p.ProcInfo
+	i, l := p.ProcInfo, k.logs[id]
 	k.mu.Unlock()
 	var b strings.Builder
 	line := func(key string, value any) { fmt.Fprintf(&b, "%s %v\n", key, value) }
@@ -88,6 +88,10 @@ func (k *Kernel) statusText(realm sigma.RealmID, id sigma.ProcID) ([]byte, error
 		if !t.at.IsZero() {
 			line(t.name, t.at.UTC().Format(time.RFC3339Nano))
 		}
+	}
+	if l != nil {
+		line("stdout_dropped", l.out.Dropped())
+		line("stderr_dropped", l.err.Dropped())
 	}
 	if i.State == sigma.ProcEnded {
 		line("status", i.Status.Code)

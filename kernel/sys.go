@@ -215,6 +215,7 @@ func (r *root) selfCalls() map[string]handler {
 				return nil, nil, &sigma.Error{Op: "kernel.Exited", Kind: sigma.KindTooBig, Msg: "status is too big", Hint: "write results to a file of the realm and give its path"}
 			}
 			s.Data = slices.Clone(s.Data)
+			s.Kind = sigma.KindOther // a kind says why a proc could not be started, and this one was
 			k.step(schedd.CalledExited{ID: who.Proc, Status: s})
 			return nil, nil, nil
 		}),

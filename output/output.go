@@ -101,6 +101,13 @@ func (l *Log) bump(change func()) {
 	l.changed = make(chan struct{})
 }
 
+// Dropped is how many bytes were not kept.
+func (l *Log) Dropped() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.dropped
+}
+
 // Remove deletes the log.
 func (l *Log) Remove() {
 	l.mu.Lock()
