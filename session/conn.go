@@ -1,8 +1,9 @@
 // Package session carries sigmaP over a connected socket. Conn moves whole messages and file descriptors; Client is the asking side of a session, whose
 // handles are sigma.Files, so that a remote file is used as a local one is.
 //
-// It promises that a peer can at worst end its own session: lengths are bounded before anything is allocated, unknown tags and surprising replies end the
-// session with an error, and every waiter gets an answer when the connection breaks (KindLost, as the outcome is unknown).
+// It promises that a peer can at worst end its own session: lengths are bounded before anything is allocated, replies that nobody asked for end the session, replies that
+// cannot be are an error of their request, every waiter gets an answer when the connection breaks (KindLost, as the outcome is unknown), and a caller whose context ends
+// returns within a second or so even if the server is stuck. A handle that was closed does nothing more.
 //
 // Locks: Client.mu guards tags and fids and is never held while sending; streamConn.sendMu orders senders. Neither is taken under the other.
 package session

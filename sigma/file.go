@@ -23,7 +23,8 @@ func (k FileKind) String() string {
 	return [...]string{"file", "dir", "symlink", "endpoint", "device", "callable"}[min(k, 5)]
 }
 
-// FileID identifies a file within its server: two handles with equal FileID.Path are the same file.
+// FileID identifies a file within its server: two handles with equal FileID.Path are the same file. The ids that Walk of a remote handle returns have only the low 32
+// bits of the version, as 9P's do; Stat, ReadDir, Get and Put tell all of it.
 type FileID struct {
 	Kind    FileKind
 	Path    uint64 // never reused by a server during its life
