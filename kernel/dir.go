@@ -81,7 +81,7 @@ func (d *dir) Open(ctx context.Context, f sigma.OpenFlags) error {
 			continue // gone meanwhile
 		}
 		if st, err := child.Stat(ctx); err == nil {
-			d.list = append(d.list, sigma.DirEntry{Name: n, ID: st.ID})
+			d.list = append(d.list, sigma.DirEntry{Name: n, ID: st.ID, Next: uint64(len(d.list) + 1)})
 		}
 		child.Close()
 	}

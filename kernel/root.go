@@ -189,15 +189,17 @@ func (r *root) WriteAt(context.Context, []byte, uint64) (int, error) {
 const namedCookies = 1 << 63
 
 func (r *root) ReadDir(ctx context.Context, cookie uint64, count int) ([]sigma.DirEntry, uint64, bool, error) {
-	if cookie == 0 {
+	if provided := r.providedNames(); cookie < uint64(len(provided)) {
 		var out []sigma.DirEntry
-		for _, name := range r.providedNames() {
-			f := r.provided(name)
-			if st, err := f.Stat(ctx); err == nil {
-				out = append(out, sigma.DirEntry{Name: name, ID: st.ID})
+		last := min(cookie+uint64(max(count, 1)), uint64(len(provided)))
+		for i := cookie; i < last; i++ {
+			st, err := r.provided(provided[i]).Stat(ctx)
+			if err != nil {
+				return nil, cookie, false, err
 			}
+			out = append(out, sigma.DirEntry{Name: provided[i], ID: st.ID, Next: i + 1})
 		}
-		return out, namedCookies, r.realm != sigma.SystemRealm, nil
+		return out, last, last < uint64(len(provided)) || r.realm != sigma.SystemRealm, nil
 	}
 	n, err := r.named(ctx)
 	if err != nil {
@@ -211,7 +213,13 @@ func (r *root) ReadDir(ctx context.Context, cookie uint64, count int) ([]sigma.D
 	if err := d.Open(ctx, sigma.OpenRead); err != nil {
 		return nil, cookie, false, err
 	}
+	if cookie&namedCookies == 0 {
+		cookie = namedCookies // the kernel's part is done
+	}
 	es, next, more, err := d.ReadDir(ctx, cookie&^namedCookies, count)
+	for i := range es {
+		es[i].Next |= namedCookies
+	}
 	return es, next | namedCookies, more, err
 }
 

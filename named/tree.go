@@ -172,7 +172,7 @@ func (t *tree) list(d *dir, cookie uint64, most int) (entries []sigma.DirEntry, 
 			return entries, next, true
 		}
 		n := t.cells[s.id].n
-		entries = append(entries, sigma.DirEntry{Name: n.name, ID: n.fileID(), Size: uint64(len(n.data))})
+		entries = append(entries, sigma.DirEntry{Name: n.name, ID: n.fileID(), Size: uint64(len(n.data)), Next: s.pos})
 		next = s.pos
 	}
 	return entries, next, false
