@@ -38,9 +38,9 @@ const (
 
 // Env is what an attempt works with.
 type Env struct {
-	C       *sdk.Client
-	Other   World // a proc of another realm
-	Sibling World // a proc of the same realm
+	C       *sdk.Client `json:"-"`
+	Other   World       // a proc of another realm
+	Sibling World       // a proc of the same realm
 
 	store *session.Client // dialled once
 }

@@ -45,8 +45,12 @@ func descriptor(ctx context.Context, args []string) error {
 		}
 		misuse(out, path+": ", f)
 	}
+	fmt.Fprintln(out, endLine)
 	return nil
 }
+
+// endLine shows that the program has not become another.
+const endLine = "all of them"
 
 func misuse(out *bufio.Writer, prefix string, f *os.File) {
 	fd := int(f.Fd())
@@ -70,7 +74,7 @@ func misuse(out *bufio.Writer, prefix string, f *os.File) {
 		{"writev", func() error { _, err := unix.Writev(fd, [][]byte{[]byte("x")}); return err }},
 		{"ftruncate", func() error { return unix.Ftruncate(fd, 1) }},
 		{"fallocate", func() error { return unix.Fallocate(fd, 0, 0, 1) }},
-		{"fchmod", func() error { return unix.Fchmod(fd, 0o666) }},
+		{"fchmod", func() error { return unix.Fchmod(fd, 0o777) }},
 		{"fchown", func() error { return unix.Fchown(fd, -1, -1) }},
 		{"futimens", func() error { return call(unix.SYS_UTIMENSAT, uintptr(fd), 0, 0, 0) }},
 		{"fsync", func() error { return unix.Fsync(fd) }},
@@ -79,11 +83,11 @@ func misuse(out *bufio.Writer, prefix string, f *os.File) {
 		{"lock", func() error {
 			return unix.FcntlFlock(uintptr(fd), unix.F_SETLK, &unix.Flock_t{Type: unix.F_RDLCK})
 		}},
-		{"lease", func() error { return fcntl(fd, unix.F_SETLEASE, unix.F_RDLCK) }},
+		{"lease", func() error { return reached(fcntl(fd, unix.F_SETLEASE, unix.F_RDLCK), unix.EAGAIN) }},
 		{"notify", func() error { return fcntl(fd, unix.F_SETOWN, os.Getpid()) }},
 		{"open again by /proc", func() error { _, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDWR, 0); return err }},
 		{"open again by /dev", func() error { _, err := unix.Open(fmt.Sprintf("/dev/fd/%d", fd), unix.O_RDWR, 0); return err }},
-		{"stat of its name", func() error { _, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); return err }},
+		{"its name", func() error { _, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); return err }},
 		{"map for writing", func() error {
 			b, err := unix.Mmap(fd, 0, 1, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 			if err == nil {
@@ -106,7 +110,7 @@ func misuse(out *bufio.Writer, prefix string, f *os.File) {
 			os.Remove(name)
 			return err
 		}},
-		{"copy into it", func() error { _, err := unix.Sendfile(fd, fd, new(int64), 1); return asWritten(err) }},
+		{"copy into it", func() error { _, err := unix.Sendfile(fd, fd, new(int64), 1); return reached(err, unix.EINVAL) }},
 		{"execute it", func() error { return execute(call, text, fd, unix.AT_EMPTY_PATH) }},
 		{"execute it as 1000", func() error {
 			if err := unix.Dup3(fd, 1000, 0); err != nil {
@@ -116,14 +120,14 @@ func misuse(out *bufio.Writer, prefix string, f *os.File) {
 		}},
 	} {
 		tell(out, prefix+x.name, x.try(), "blocked")
+		out.Flush() // the next one may make this another program
 	}
-	_ = text
-	out.Flush()
 }
 
-// asWritten takes for success that the kernel only minds source and target being one file.
-func asWritten(err error) error {
-	if errors.Is(err, unix.EINVAL) {
+// reached takes for success an errno that comes only when the call was let through: of a lease on what is open for writing, of a copy of a file onto itself, of the execution
+// of what is open for writing.
+func reached(err error, proof syscall.Errno) error {
+	if errors.Is(err, proof) {
 		return nil
 	}
 	return err
@@ -138,5 +142,5 @@ func fcntl(fd, cmd, arg int) error {
 func execute(call func(uintptr, ...uintptr) error, text func(string) uintptr, fd, flags int) error {
 	args := [3]uintptr{text("forger"), text("nothing"), 0}
 	env := [1]uintptr{0}
-	return call(unix.SYS_EXECVEAT, uintptr(fd), text(""), uintptr(unsafe.Pointer(&args)), uintptr(unsafe.Pointer(&env)), uintptr(flags))
+	return reached(call(unix.SYS_EXECVEAT, uintptr(fd), text(""), uintptr(unsafe.Pointer(&args)), uintptr(unsafe.Pointer(&env)), uintptr(flags)), unix.ETXTBSY)
 }

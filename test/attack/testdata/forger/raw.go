@@ -16,6 +16,10 @@ import (
 
 // raw speaks to sigmad without a client. It prints "answered" with the type of the last answer, or what ended it.
 func raw(name string) error {
+	if name == "huge" {
+		_, err := syscall.Write(3, make([]byte, 10<<20))
+		fmt.Printf("a record of 10 MiB: %v\n", err)
+	}
 	conn, err := session.FromFile(os.NewFile(3, "sigmad"))
 	if err != nil {
 		return err
@@ -27,8 +31,6 @@ func raw(name string) error {
 	case "noise", "zeros", "empty", "size", "short", "types", "replies", "unready":
 		return r.malformed(name)
 	case "huge":
-		_, err := syscall.Write(3, make([]byte, 10<<20))
-		fmt.Printf("a record of 10 MiB: %v\n", err)
 		err = conn.Send(make([]byte, 200<<10), nil)
 		fmt.Printf("a record of 200 KiB: %v\n", err)
 		return nil
@@ -39,8 +41,12 @@ func raw(name string) error {
 	case "fids":
 		return r.fids()
 	case "versions":
+		stop := time.AfterFunc(time.Second, func() { conn.Close() }) // sigmad stops reading, as nobody reads its answers
+		defer stop.Stop()
 		for range 20000 {
-			r.send(1, &sigmap.Tversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma})
+			if r.send(1, &sigmap.Tversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma}) != nil {
+				break
+			}
 		}
 		return nil
 	}
