@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -112,11 +113,11 @@ func (r *Run) print(l Line) error {
 
 // round keeps four digits; more are noise.
 func round(v float64) float64 {
-	if v == 0 || math.IsNaN(v) || math.IsInf(v, 0) {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return 0
 	}
-	scale := math.Pow(10, 3-math.Floor(math.Log10(math.Abs(v))))
-	return math.Round(v*scale) / scale
+	v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'e', 3, 64), 64)
+	return v
 }
 
 // keep writes the raw samples with what is needed to read them later.

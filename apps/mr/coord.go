@@ -133,6 +133,11 @@ func (c *coordinator) recover(ctx context.Context) error {
 		return err
 	}
 	c.mapsRun, _ = strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+	// First the procs, then what they have published: one that ends in between is met twice rather than never.
+	procs, err := c.procs.List(ctx, false)
+	if err != nil {
+		return err
+	}
 	links, err := c.names.ReadDir(ctx, c.dir.file("out"))
 	if err != nil {
 		return err
@@ -164,15 +169,12 @@ func (c *coordinator) recover(ctx context.Context) error {
 			c.core.complete(taskID{reduceTask, i})
 		}
 	}
-	return c.adopt(ctx)
+	c.adopt(ctx, procs)
+	return nil
 }
 
 // adopt takes over procs that an earlier coordinator spawned: a child outlives its parent.
-func (c *coordinator) adopt(ctx context.Context) error {
-	procs, err := c.procs.List(ctx, false)
-	if err != nil {
-		return err
-	}
+func (c *coordinator) adopt(ctx context.Context, procs []sigma.ProcInfo) {
 	for _, p := range procs {
 		id, ok := c.taskOf(&p)
 		if t := c.core; ok && t.task(id).state == waiting {
@@ -180,7 +182,6 @@ func (c *coordinator) adopt(ctx context.Context) error {
 			c.wait(ctx, id, p.ID)
 		}
 	}
-	return nil
 }
 
 // taskOf tells which task of this job a proc works on.

@@ -195,7 +195,7 @@ func (f *fakeProcs) spawns(key string) int {
 }
 
 // realm is a tree in memory with a machine's scratch directory, as a realm has.
-func realm(t *testing.T) *namespace.Tree {
+func realm(t testing.TB) *namespace.Tree {
 	tree := memfs.New(memfs.Config{SizeMax: 256 * sigma.MiB})
 	t.Cleanup(tree.Close)
 	root, err := tree.Attach(t.Context(), sigma.Principal{}, "")

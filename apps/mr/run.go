@@ -120,14 +120,16 @@ func openRun(ctx context.Context, names sigma.Namespace, path string) (*runReade
 		h.Close()
 		return nil, err
 	}
-	r := &runReader{path: path, size: st.Size, crc: crc32.MakeTable(crc32.Castagnoli), close: func() { h.Close() }}
-	var in io.Reader = h
-	if f, err := h.File(); err == nil {
-		in = f
-		r.close = func() { f.Close(); h.Close() }
+	f, err := h.File()
+	if err != nil {
+		return newRunReader(path, h, st.Size, func() { h.Close() }), nil
 	}
-	r.in = bufio.NewReaderSize(in, int(min(st.Size+1, pieceMax)))
-	return r, nil
+	return newRunReader(path, f, st.Size, func() { f.Close(); h.Close() }), nil
+}
+
+// newRunReader reads a run of size bytes from in.
+func newRunReader(path string, in io.Reader, size uint64, close func()) *runReader {
+	return &runReader{path: path, size: size, in: bufio.NewReaderSize(in, int(min(size+1, pieceMax))), crc: crc32.MakeTable(crc32.Castagnoli), close: close}
 }
 
 // next goes to the next word; false at the end. A run that is not whole gives an error.

@@ -1,0 +1,155 @@
+//go:build system
+
+// Package mr tests MapReduce jobs on a real system, with procs that are killed while they work.
+package mr
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"sigmaos.dev/apps/mr"
+	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+// block is a text of about 1 MB that ends between words, and its counts.
+func block() ([]byte, map[string]uint64) {
+	r := rand.New(rand.NewPCG(7, 8))
+	counts := map[string]uint64{}
+	var text []byte
+	for len(text) < 1<<20 {
+		word := fmt.Sprintf("w%c%c%c", 'a'+r.IntN(26), 'A'+r.IntN(26), 'a'+r.IntN(26))
+		counts[word]++
+		text = append(append(text, word...), " ,.\n0"[r.IntN(5)])
+	}
+	return text, counts
+}
+
+// Copies of the block per file, and files: enough work that a map is met while it runs.
+const copies, files = 48, 4
+
+// TestKilled kills a mapper and the coordinator with SIGKILL in the middle of jobs with 1, 4 and 16 maps. The counts must be right, and no map that had finished repeated.
+func TestKilled(t *testing.T) {
+	s := testenv.Boot(t, testenv.Options{})
+	ctx := t.Context()
+	c := s.Connect(ctx, t, sigma.DefaultRealm)
+	if err := c.Mkdir(ctx, "/s3/in", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	text, counts := block()
+	for i := range files {
+		if _, err := c.Put(ctx, fmt.Sprintf("/s3/in/text%d", i), bytes.Repeat(text, copies), sigma.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	program := s.Install(ctx, t, c, filepath.Join(binDir(t), "mr"))
+	for _, maps := range []int{1, 4, 16} {
+		t.Run(fmt.Sprintf("%d maps", maps), func(t *testing.T) {
+			id := fmt.Sprintf("killed-%d", maps)
+			killed := make(chan int, 1)
+			go func() { killed <- killBoth(ctx, c, id, maps) }()
+			client := mr.Client{Names: c, Procs: c}
+			sum, err := client.Run(ctx, id, mr.Job{Input: "/s3/in", Output: "/s3/" + id, Maps: maps, Cores: 2, Program: program})
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := <-killed
+			t.Logf("%d procs were killed; %+v", n, sum)
+			if n < 2 || sum.Coordinators != 2 {
+				t.Errorf("the test killed %d procs, want a mapper and the coordinator; there were %d coordinators", n, sum.Coordinators)
+			}
+			if sum.Maps != int64(maps) || sum.MapsRun > sum.Maps+1 {
+				t.Errorf("%d maps were spawned for %d, want at most the killed one again", sum.MapsRun, sum.Maps)
+			}
+			check(ctx, t, c, "/s3/"+id, counts)
+		})
+	}
+}
+
+func binDir(t *testing.T) string {
+	if dir := os.Getenv("SIGMA_TEST_BIN"); dir != "" {
+		return dir
+	}
+	root, err := testenv.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(root, "bin")
+}
+
+// killBoth waits until a map of the job runs (and, if there are several, another one has finished) and kills it and the coordinator. It returns how many it killed.
+func killBoth(ctx context.Context, c *sdk.Client, id string, maps int) (killed int) {
+	for ctx.Err() == nil {
+		mappers, coordinators := processes(id)
+		finished, _ := c.ReadDir(ctx, "/mr/"+id+"/out")
+		if _, err := c.Stat(ctx, "/mr/"+id+"/result"); err == nil {
+			return killed
+		}
+		if len(mappers) == 0 || len(coordinators) == 0 || maps > 1 && len(finished) == 0 {
+			continue
+		}
+		for _, pid := range []int{mappers[len(mappers)-1], coordinators[0]} {
+			if syscall.Kill(pid, syscall.SIGKILL) == nil {
+				killed++
+			}
+		}
+		return killed
+	}
+	return killed
+}
+
+// processes finds the processes of the job's mappers and coordinator on this machine.
+func processes(id string) (mappers, coordinators []int) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		cmdline, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+		if args := strings.Split(string(cmdline), "\x00"); len(args) > 2 && args[2] == "/mr/"+id {
+			switch args[1] {
+			case mr.RoleMap:
+				mappers = append(mappers, pid)
+			case mr.RoleCoordinate:
+				coordinators = append(coordinators, pid)
+			}
+		}
+	}
+	return mappers, coordinators
+}
+
+// check compares the output with the counts of all copies.
+func check(ctx context.Context, t *testing.T, c *sdk.Client, dir string, counts map[string]uint64) {
+	t.Helper()
+	parts, err := c.ReadDir(ctx, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, p := range parts {
+		data, _, err := c.Get(ctx, dir+"/"+p.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			word, number, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+			if want := strconv.FormatUint(counts[word]*copies*files, 10); number != want {
+				t.Fatalf("%s: %q: got %s, want %s", p.Name, word, number, want)
+			}
+			seen++
+		}
+	}
+	if seen != len(counts) {
+		t.Fatalf("got %d words, want %d", seen, len(counts))
+	}
+}
