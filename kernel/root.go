@@ -92,8 +92,13 @@ func (r *root) named(ctx context.Context) (sigma.File, error) {
 	return r.tree.k.named(ctx, r.realm)
 }
 
-// Unwrap gives the handle at named, so that a rename to the root finds its server.
-func (r *root) Unwrap(ctx context.Context) (sigma.File, error) { return r.named(ctx) }
+// RenameTarget gives the handle at named in which a rename from any of named's directories may put name.
+func (r *root) RenameTarget(ctx context.Context, name string) (sigma.File, error) {
+	if err := r.taken(name); err != nil {
+		return nil, err
+	}
+	return r.named(ctx)
+}
 
 // provided returns the kernel's own file of that name, or nil.
 func (r *root) provided(name string) sigma.File {
@@ -236,14 +241,7 @@ func (r *root) Remove(ctx context.Context, name string) error {
 }
 
 func (r *root) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
-	return r.change(ctx, name, func(n sigma.File) error {
-		if d, ok := newDir.(*root); ok {
-			if err := d.taken(newName); err != nil {
-				return err
-			}
-		}
-		return n.Rename(ctx, name, newDir, newName)
-	})
+	return r.change(ctx, name, func(n sigma.File) error { return n.Rename(ctx, name, newDir, newName) })
 }
 
 // change runs a change of the entry name at named.

@@ -220,10 +220,10 @@ func (r *remote) Remove(ctx context.Context, name string) error {
 
 func (r *remote) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
 	if u, ok := newDir.(interface {
-		Unwrap(context.Context) (sigma.File, error)
-	}); ok { // a handle of a server of ours that stands before this one
+		RenameTarget(ctx context.Context, name string) (sigma.File, error)
+	}); ok { // a handle of a server of ours that stands before this one, and has names of its own
 		var err error
-		if newDir, err = u.Unwrap(ctx); err != nil {
+		if newDir, err = u.RenameTarget(ctx, newName); err != nil {
 			return err
 		}
 	}
