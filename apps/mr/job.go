@@ -48,7 +48,8 @@ func (c *Client) Run(ctx context.Context, id string, job Job) (Summary, error) {
 	if err := job.Check(); err != nil {
 		return Summary{}, err
 	}
-	if err := c.checkPaths(ctx, &job); err != nil {
+	outputWasThere, err := c.checkPaths(ctx, &job)
+	if err != nil {
 		return Summary{}, err
 	}
 	dir := jobDir("/mr/" + id)
@@ -62,32 +63,35 @@ func (c *Client) Run(ctx context.Context, id string, job Job) (Summary, error) {
 	s, err := c.drive(ctx, dir, &job, begin)
 	if ctx.Err() != nil {
 		c.abort(context.WithoutCancel(ctx), dir, job.Output)
+		if !outputWasThere {
+			c.Names.Remove(context.WithoutCancel(ctx), job.Output) // succeeds if it is empty again
+		}
 		return Summary{}, ctx.Err()
 	}
 	s.Job, s.Output = id, job.Output
 	return s, err
 }
 
-// checkPaths gives the errors that people make, before anything is started.
-func (c *Client) checkPaths(ctx context.Context, job *Job) error {
+// checkPaths gives the errors that people make, before anything is started, and tells whether there is an output directory.
+func (c *Client) checkPaths(ctx context.Context, job *Job) (bool, error) {
 	const op = "mr.Run"
 	if _, err := c.Names.Stat(ctx, job.Input); err != nil {
 		if sigma.KindOf(err) == sigma.KindNotFound {
-			return &sigma.Error{Op: op, Path: job.Input, Kind: sigma.KindNotFound, Msg: "there is no such input", Hint: "store files with: sigma put -r DIR " + job.Input}
+			return false, &sigma.Error{Op: op, Path: job.Input, Kind: sigma.KindNotFound, Msg: "there is no such input", Hint: "store files with: sigma put -r DIR " + job.Input}
 		}
-		return err
+		return false, err
 	}
 	entries, err := c.Names.ReadDir(ctx, job.Output)
 	switch {
 	case err != nil && sigma.KindOf(err) == sigma.KindNotFound:
-		return nil
+		return false, nil
 	case err != nil && sigma.KindOf(err) == sigma.KindNotDir:
-		return &sigma.Error{Op: op, Path: job.Output, Kind: sigma.KindNotDir, Msg: "the output is a file", Hint: "give a directory that is missing or empty"}
+		return false, &sigma.Error{Op: op, Path: job.Output, Kind: sigma.KindNotDir, Msg: "the output is a file", Hint: "give a directory that is missing or empty"}
 	case err == nil && len(entries) > 0:
-		return &sigma.Error{Op: op, Path: job.Output, Kind: sigma.KindNotEmpty, Msg: "the output directory is not empty",
+		return true, &sigma.Error{Op: op, Path: job.Output, Kind: sigma.KindNotEmpty, Msg: "the output directory is not empty",
 			Hint: "choose another one, or remove it with: sigma rm -r " + job.Output}
 	}
-	return err
+	return true, err
 }
 
 // drive starts coordinators until one records a result.

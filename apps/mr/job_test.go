@@ -468,6 +468,9 @@ func TestInterrupt(t *testing.T) {
 	if left, err := names.ReadDir(t.Context(), "/mr"); err != nil || len(left) > 0 {
 		t.Errorf("left: %v %v", left, err)
 	}
+	if _, err := names.Stat(t.Context(), "/out"); sigma.KindOf(err) != sigma.KindNotFound {
+		t.Errorf("the output directory is left: %v", err)
+	}
 }
 
 func TestBadJobs(t *testing.T) {
