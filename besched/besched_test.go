@@ -1,0 +1,159 @@
+package besched
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// Goal: under random enqueues, cancels, credits and withdrawals, no job is granted twice or after its cancellation, none exceeds its credit, and each realm's jobs come in order.
+func TestCoreRandom(t *testing.T) {
+	for seed := range uint64(50) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 1))
+			c := NewCore()
+			waiting := map[sigma.ProcID]Job{}
+			credits := map[Ticket]sigma.Bytes{}
+			next := map[sigma.RealmID]int{}  // number of the realm's next job
+			order := map[sigma.RealmID]int{} // number of the last one granted
+			number := map[sigma.ProcID]int{}
+			check := func(gs []Grant) {
+				for _, g := range gs {
+					room, ok := credits[g.Ticket]
+					if !ok || len(g.Jobs) == 0 || len(g.Jobs) > GrantMax {
+						t.Fatalf("grant %+v of a credit of %v (%v)", g, room, ok)
+					}
+					delete(credits, g.Ticket)
+					for _, j := range g.Jobs {
+						if _, ok := waiting[j.ID]; !ok {
+							t.Fatalf("%v was granted but does not wait", j)
+						}
+						delete(waiting, j.ID)
+						if j.Memory > room {
+							t.Fatalf("%v exceeds what is left of the credit, %v", j, room)
+						}
+						room -= j.Memory
+						if number[j.ID] < order[j.Realm] {
+							t.Fatalf("%v came after a later one of its realm", j)
+						}
+						order[j.Realm] = number[j.ID]
+					}
+				}
+			}
+			for i := range 500 {
+				switch r.IntN(5) {
+				case 0, 1:
+					var jobs []Job
+					for range r.IntN(4) {
+						realm := sigma.RealmID(fmt.Sprint("r", r.IntN(3)))
+						next[realm]++
+						j := Job{ID: sigma.ProcID(fmt.Sprint(realm, "-", next[realm])), Realm: realm, Memory: sigma.Bytes(1+r.IntN(8)) * sigma.MiB}
+						number[j.ID], waiting[j.ID] = next[realm], j
+						jobs = append(jobs, j)
+					}
+					check(c.Enqueue(jobs))
+				case 2:
+					for id := range waiting {
+						c.Cancel(id)
+						delete(waiting, id)
+						break
+					}
+				case 3:
+					tk := Ticket(i)
+					credits[tk] = sigma.Bytes(1+r.IntN(20)) * sigma.MiB
+					check(c.Park(tk, credits[tk]))
+				case 4:
+					for tk := range credits {
+						if !c.Leave(tk) {
+							t.Fatal("a parked credit was not there")
+						}
+						delete(credits, tk)
+						break
+					}
+				}
+				if c.Waiting() != len(waiting) {
+					t.Fatalf("%d wait, want %d", c.Waiting(), len(waiting))
+				}
+			}
+			tk := Ticket(1 << 20)
+			for ; len(waiting) > 0; tk++ {
+				credits[tk] = sigma.GiB
+				check(c.Park(tk, sigma.GiB))
+			}
+		})
+	}
+}
+
+// A realm with a long queue and one with a short one take turns.
+func TestTurns(t *testing.T) {
+	c := NewCore()
+	var jobs []Job
+	for i := range 10 {
+		jobs = append(jobs, Job{ID: sigma.ProcID(fmt.Sprint("a", i)), Realm: "a", Memory: 1})
+	}
+	c.Enqueue(append(jobs, Job{ID: "b0", Realm: "b", Memory: 1}, Job{ID: "b1", Realm: "b", Memory: 1}))
+	got := c.Park(1, 5)[0].Jobs
+	want := []sigma.ProcID{"a0", "b0", "a1", "b1", "a2"}
+	for i, j := range got {
+		if len(got) != len(want) || j.ID != want[i] {
+			t.Fatalf("got %v, want %v", got, want)
+		}
+	}
+}
+
+// Goal: a puller that gives up leaves no credit behind, and a grant made in the same moment is not lost.
+func TestServicePull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewService()
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { _, err := s.pull(ctx, sigma.GiB); ended <- err }()
+		synctest.Wait()
+		cancel()
+		if err := <-ended; sigma.KindOf(err) != sigma.KindCanceled {
+			t.Errorf("got %v, want canceled", err)
+		}
+		s.enqueue([]Job{{ID: "p", Realm: "a", Memory: 1}})
+		jobs, err := s.pull(t.Context(), sigma.GiB)
+		if err != nil || len(jobs) != 1 || len(s.waiting) != 0 {
+			t.Errorf("got %v, %v with %d waiting, want the job", jobs, err, len(s.waiting))
+		}
+	})
+}
+
+func TestServiceCalls(t *testing.T) {
+	s := NewService()
+	if _, err := s.Attach(t.Context(), sigma.Principal{Realm: "a", Proc: "p"}, ""); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("a tenant attached: %v", err)
+	}
+	f, err := s.Attach(t.Context(), sigma.Principal{System: true}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		method  string
+		payload []byte
+		want    sigma.Kind
+	}{{"nothing", nil, sigma.KindUnsupported}, {CallEnqueue, []byte{255, 255}, sigma.KindInvalid}, {CallPull, nil, sigma.KindInvalid}, {CallCancel, []byte{9}, sigma.KindInvalid}} {
+		if _, _, err := f.(sigma.Caller).Call(t.Context(), c.method, c.payload, nil); sigma.KindOf(err) != c.want {
+			t.Errorf("%s: got %v, want %v", c.method, err, c.want)
+		}
+	}
+}
+
+func FuzzCodeJobs(f *testing.F) {
+	jobs := []Job{{ID: "p", Realm: "a", Memory: 7}}
+	b, _ := sigmap.Payload(func(c *sigmap.Coder) { CodeJobs(c, &jobs) })
+	f.Add(b)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var got []Job
+		if sigmap.Parse(b, func(c *sigmap.Coder) { CodeJobs(c, &got) }) == nil && len(got) > len(b) {
+			t.Error("more jobs than bytes")
+		}
+	})
+}

@@ -1,0 +1,141 @@
+package dialproxy
+
+import (
+	"context"
+	"os"
+	"testing"
+
+	"sigmaos.dev/sigma"
+)
+
+var (
+	server = sigma.Principal{Realm: "a", Proc: "server", Machine: "m"}
+	client = sigma.Principal{Realm: "a", Proc: "client", Machine: "m"}
+	other  = sigma.Principal{Realm: "b", Proc: "other", Machine: "m"}
+)
+
+func listen(t *testing.T, x *Proxy, p sigma.Principal, public bool) sigma.Endpoint {
+	t.Helper()
+	e, err := x.Listen(p, sigma.FormStream, public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestConnect(t *testing.T) {
+	x := New("m")
+	e := listen(t, x, server, false)
+	a, err := x.Dial(client, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	b, from, err := x.Accept(t.Context(), server, e.ID)
+	if err != nil || from != client {
+		t.Fatalf("got %v, %v, want the client as its machine knows it", from, err)
+	}
+	defer b.Close()
+	if _, err := a.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	var buf [1]byte
+	if n, err := b.Read(buf[:]); n != 1 || err != nil || buf[0] != 'x' {
+		t.Errorf("got %q, %v", buf[:n], err)
+	}
+}
+
+// Who may not connect is refused whatever they know; who dials nobody is told so.
+func TestRefused(t *testing.T) {
+	x := New("m")
+	e, public := listen(t, x, server, false), listen(t, x, server, true)
+	gone := listen(t, x, server, false)
+	if err := x.Close(server, gone.ID); err != nil {
+		t.Fatal(err)
+	}
+	forged := e
+	forged.Realm = other.Realm
+	for _, c := range []struct {
+		name string
+		by   sigma.Principal
+		to   sigma.Endpoint
+		want sigma.Kind
+	}{
+		{"another realm", other, e, sigma.KindPermission},
+		{"another realm with its own name on it", other, forged, sigma.KindPermission},
+		{"another realm, gone", other, gone, sigma.KindPermission},
+		{"a changed capability", client, forged, sigma.KindUnavailable},
+		{"gone", client, gone, sigma.KindUnavailable},
+	} {
+		if f, err := x.Dial(c.by, c.to); sigma.KindOf(err) != c.want || err == nil {
+			t.Errorf("%s: got %v, %v, want %v", c.name, f, err, c.want)
+		}
+	}
+	if f, err := x.Dial(other, public); err != nil {
+		t.Errorf("a service for everybody refused: %v", err)
+	} else {
+		f.Close()
+	}
+	for _, who := range []sigma.Principal{client, other, {Realm: "a"}} {
+		if _, _, err := x.Accept(t.Context(), who, e.ID); sigma.KindOf(err) != sigma.KindNotFound {
+			t.Errorf("%v accepted at another's listener: %v", who, err)
+		}
+		if err := x.Close(who, e.ID); sigma.KindOf(err) != sigma.KindNotFound {
+			t.Errorf("%v closed another's listener: %v", who, err)
+		}
+	}
+	if _, err := x.Listen(sigma.Principal{Realm: "a"}, sigma.FormStream, false); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("a program that is no proc listens: %v", err)
+	}
+	if _, err := x.Listen(server, "other", false); sigma.KindOf(err) != sigma.KindInvalid {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A full backlog refuses, a proc's end closes what waited and frees its listeners, and limits hold.
+func TestLimitsAndEnd(t *testing.T) {
+	x := New("m")
+	e := listen(t, x, server, false)
+	var ends []*os.File
+	for range BacklogMax {
+		f, err := x.Dial(client, e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		ends = append(ends, f)
+	}
+	if _, err := x.Dial(client, e); sigma.KindOf(err) != sigma.KindUnavailable {
+		t.Errorf("a full backlog took one more: %v", err)
+	}
+	waiting := make(chan error)
+	silent := listen(t, x, server, false)
+	go func() { _, _, err := x.Accept(t.Context(), server, silent.ID); waiting <- err }()
+	x.CloseProc(server.Proc)
+	if err := <-waiting; sigma.KindOf(err) != sigma.KindUnavailable && sigma.KindOf(err) != sigma.KindNotFound {
+		t.Errorf("got %v", err)
+	}
+	var buf [1]byte
+	if n, err := ends[0].Read(buf[:]); n != 0 || err == nil {
+		t.Errorf("a connection that was never accepted is still open: %d, %v", n, err)
+	}
+	if len(x.listeners) != 0 || len(x.owned) != 0 {
+		t.Errorf("left: %d listeners, %d owners", len(x.listeners), len(x.owned))
+	}
+	for range ListenersMax {
+		listen(t, x, server, false)
+	}
+	if _, err := x.Listen(server, sigma.FormTree, false); sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("got %v, want busy", err)
+	}
+}
+
+func TestAcceptCanceled(t *testing.T) {
+	x := New("m")
+	e := listen(t, x, server, false)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := x.Accept(ctx, server, e.ID); sigma.KindOf(err) != sigma.KindCanceled {
+		t.Errorf("got %v", err)
+	}
+}

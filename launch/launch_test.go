@@ -1,0 +1,104 @@
+package launch
+
+import (
+	"encoding/hex"
+	"reflect"
+	"syscall"
+	"testing"
+	"time"
+
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+)
+
+// records are what the launcher sends, as its protocol's document lays them out.
+var records = []struct {
+	name, hex string
+	want      Event
+}{
+	{"started", "1000 0100 0700000000000000 2a000000 0100000000000000 0200000000000000 0300000000000000 0400000000000000",
+		Started{ID: 7, PID: 42, Received: 1, Cloned: 2, Contained: 3, Executed: 4}},
+	{"failed", "1100 0100 0700000000000000 08000000 0c00 0400 65786563", Failed{ID: 7, Errno: syscall.ENOEXEC, Step: "exec"}},
+	{"exited", "1200 0100 0700000000000000 00070000 03000000 e803000000000000 d007000000000000 0010000000000000",
+		Exited{ID: 7, Wait: 0x700, OOM: true, Killed: true, User: time.Millisecond, Sys: 2 * time.Millisecond, MemoryPeak: 4096}},
+}
+
+func unhex(t testing.TB, s string) []byte {
+	t.Helper()
+	var b []byte
+	for _, c := range s {
+		if c != ' ' {
+			b = append(b, byte(c))
+		}
+	}
+	out, err := hex.DecodeString(string(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestDecode(t *testing.T) {
+	for _, r := range records {
+		b := unhex(t, r.hex)
+		got, err := Decode(b)
+		if err != nil || !reflect.DeepEqual(got, r.want) {
+			t.Errorf("%s: got %+v, %v, want %+v", r.name, got, err, r.want)
+		}
+		for n := range b {
+			if e, err := Decode(b[:n]); err == nil {
+				t.Errorf("%s cut to %d bytes: got %+v, want an error", r.name, n, e)
+			}
+		}
+		if _, err := Decode(append(b, 0)); err == nil {
+			t.Errorf("%s with a byte more was taken", r.name)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, r := range records {
+		f.Add(unhex(f, r.hex))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if e, err := Decode(b); err == nil && e == nil {
+			t.Error("neither an event nor an error")
+		}
+	})
+}
+
+// A failed start tells the spawner what kind of failure it was.
+func TestFailedErr(t *testing.T) {
+	for _, c := range []struct {
+		e    Failed
+		want sigma.Kind
+	}{{Failed{Step: "exec", Errno: syscall.ENOEXEC}, sigma.KindNoExec}, {Failed{Step: "plan", Errno: syscall.EINVAL}, sigma.KindInvalid}, {Failed{Step: "clone", Errno: syscall.EAGAIN}, sigma.KindBusy},
+		{Failed{Step: "seccomp", Errno: syscall.EINVAL}, sigma.KindOther}} {
+		if got := sigma.KindOf(c.e.Err()); got != c.want {
+			t.Errorf("%+v: got %v, want %v", c.e, got, c.want)
+		}
+	}
+}
+
+// A request beyond one record is refused before anything is sent, and the end of the launcher ends Run with KindLost.
+func TestLimits(t *testing.T) {
+	ours, theirs, err := session.FilePair(syscall.SOCK_SEQPACKET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := session.UnixConn(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := New(conn)
+	if err := l.Start(Request{Args: []string{string(make([]byte, messageMax))}, Program: theirs}); sigma.KindOf(err) != sigma.KindTooBig {
+		t.Errorf("got %v, want too big", err)
+	}
+	theirs.Close()
+	if err := l.Run(t.Context(), func(Event) {}); sigma.KindOf(err) != sigma.KindLost {
+		t.Errorf("got %v, want lost", err)
+	}
+	if err := l.Kill(1); sigma.KindOf(err) != sigma.KindLost {
+		t.Errorf("got %v, want lost", err)
+	}
+}
