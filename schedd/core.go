@@ -251,6 +251,9 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 	case LaunchAsked:
 		p.Launch = e.Launch
 	case NotLaunched:
+		if p.State != sigma.ProcStarting {
+			return nil
+		}
 		s := sigma.Status{Code: sigma.StatusError, ExitCode: 125, Kind: sigma.KindOf(e.Err), Msg: e.Err.Error()}
 		if s.Kind == sigma.KindNoExec {
 			s.ExitCode = 126
@@ -261,8 +264,13 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		}
 		return c.end(now, p, s)
 	case Launched:
-		return c.launched(now, p, e)
+		if p.State == sigma.ProcStarting {
+			return c.launched(now, p, e)
+		}
 	case Gone:
+		if p.State == sigma.ProcQueued {
+			return nil
+		}
 		p.Usage = sigma.Usage{UserTime: e.Exit.User, SystemTime: e.Exit.Sys, MemoryPeak: e.Exit.MemoryPeak}
 		return c.end(now, p, statusOf(p, e.Exit))
 	case CalledStarted:
@@ -349,7 +357,7 @@ func (c *Core) launched(now time.Time, p *Proc, e Launched) []Effect {
 	mark := p.Descriptor.Start
 	p.Descriptor = sigma.Descriptor{Start: mark}
 	if mark == sigma.StartedByExec {
-		out = append(out, c.markStarted(now, p)...)
+		return append(out, c.markStarted(now, p)...)
 	}
 	return append(out, Wake{p.ID})
 }
@@ -371,9 +379,8 @@ func statusOf(p *Proc, x launch.Exited) sigma.Status {
 	switch {
 	case p.exited != nil:
 		s := *p.exited
-		s.ExitCode = max(code, 0)
-		if s.Code != sigma.StatusOK && s.ExitCode == 0 {
-			s.ExitCode = 1
+		if s.ExitCode = max(code, 1); s.Code == sigma.StatusOK {
+			s.ExitCode = 0
 		}
 		return s
 	case x.OOM && code != 0:

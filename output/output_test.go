@@ -1,0 +1,108 @@
+package output
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+
+	"sigmaos.dev/sigma"
+)
+
+func read(t *testing.T, f sigma.File, n int, offset uint64) string {
+	t.Helper()
+	b := make([]byte, n)
+	n, err := f.ReadAt(t.Context(), b, offset)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b[:n])
+}
+
+func TestReadAndRemove(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "logs", "a")
+	budget := new(Budget)
+	l := New(path, budget)
+	f := l.File("stdout", 1)
+	if got := read(t, f, 10, 0); got != "" {
+		t.Errorf("got %q before anything was written", got)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a log that nobody wrote has a file: %v", err)
+	}
+	l.Copy(bytes.NewReader([]byte("hello, world")))
+	if got := read(t, f, 5, 7); got != "world" {
+		t.Errorf("got %q", got)
+	}
+	if got := read(t, f, 5, 1<<63); got != "" {
+		t.Errorf("got %q beyond the end", got)
+	}
+	st, err := f.Stat(t.Context())
+	if err != nil || st.Size != 12 {
+		t.Errorf("got %+v, %v", st, err)
+	}
+	if err := f.Open(t.Context(), sigma.OpenWrite); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("a log can be opened for writing: %v", err)
+	}
+	l.Remove()
+	if used := budget.used.Load(); used != 0 {
+		t.Errorf("%d bytes are still counted", used)
+	}
+	if got := read(t, f, 5, 0); got != "" {
+		t.Errorf("got %q of a removed log", got)
+	}
+}
+
+// Goal: a writer without end is read to its end, but only LogMax is kept, and only what is left of the realm's budget.
+func TestBounds(t *testing.T) {
+	dir := t.TempDir()
+	budget := new(Budget)
+	l := New(filepath.Join(dir, "a"), budget)
+	l.Copy(io.LimitReader(zeros{}, LogMax+100))
+	if l.size != LogMax || l.Dropped() != 100 {
+		t.Errorf("kept %d, dropped %d", l.size, l.Dropped())
+	}
+	budget.used.Store(RealmMax - 10)
+	m := New(filepath.Join(dir, "b"), budget)
+	m.Copy(io.LimitReader(zeros{}, 25))
+	if m.size != 10 || m.Dropped() != 15 || budget.used.Load() != RealmMax {
+		t.Errorf("kept %d, dropped %d, %d are counted", m.size, m.Dropped(), budget.used.Load())
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }
+
+// A watcher that knows a version hears of every later one, of the end too, and can give up.
+func TestWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(filepath.Join(t.TempDir(), "a"), new(Budget))
+		w := l.File("stdout", 1).(sigma.Watcher)
+		ctx, cancel := context.WithCancel(t.Context())
+		gaveUp := make(chan error)
+		go func() { _, err := w.Watch(ctx, 1); gaveUp <- err }()
+		synctest.Wait()
+		cancel()
+		if err := <-gaveUp; sigma.KindOf(err) != sigma.KindCanceled {
+			t.Errorf("got %v", err)
+		}
+		heard := make(chan sigma.Version)
+		go func() {
+			v, _ := w.Watch(t.Context(), 1)
+			heard <- v
+		}()
+		synctest.Wait()
+		l.Copy(bytes.NewReader(nil))
+		if v := <-heard; v != 2 {
+			t.Errorf("got version %d, want 2", v)
+		}
+		if v, err := w.Watch(t.Context(), 1); v != 2 || err != nil {
+			t.Errorf("got %d, %v: a change before the call was missed", v, err)
+		}
+	})
+}

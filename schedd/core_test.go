@@ -1,0 +1,247 @@
+package schedd
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sigmaos.dev/launch"
+	"sigmaos.dev/sigma"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write what the scripts do now into them")
+
+// Scripts: a line is an event, the indented lines after it what it caused and how the proc is then. Each event comes one second after the last.
+//
+//	spawn PROC REALM MEMORY [call]   assigned|asked|launched|started|killed|timer|wait|unwait PROC   evict PROC SECONDS
+//	exited PROC CODE MESSAGE         not-launched PROC KIND   gone PROC exit|signal NUMBER [oom]     lost   age DURATION
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			script, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := play(t, string(script))
+			if *rewrite {
+				err = os.WriteFile(file, []byte(got), 0o644)
+			} else if got != string(script) {
+				t.Errorf("got\n%s\nrun with -rewrite and look at the difference", got)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+func play(t *testing.T, script string) string {
+	c := NewCore("m", 256*sigma.MiB)
+	now := time.Unix(0, 0)
+	var out strings.Builder
+	for line := range strings.Lines(script) {
+		if strings.HasPrefix(line, " ") {
+			continue
+		}
+		out.WriteString(line)
+		w := strings.Fields(line)
+		if len(w) == 0 || w[0] == "#" {
+			continue
+		}
+		now = now.Add(time.Second)
+		if w[0] == "age" {
+			d, err := time.ParseDuration(w[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			now = now.Add(d)
+			continue
+		}
+		for _, f := range c.Step(now, event(t, w)) {
+			fmt.Fprintf(&out, "  %s\n", show(f, now))
+		}
+		if len(w) > 1 {
+			if p := c.procs[sigma.ProcID(w[1])]; p != nil {
+				fmt.Fprintf(&out, "  = %v", p.State)
+				if p.HasStarted() {
+					out.WriteString(" started")
+				}
+				if p.Ended() {
+					fmt.Fprintf(&out, " %v %d %q", p.Status.Code, p.Status.ExitCode, p.Status.Msg)
+				}
+				fmt.Fprintf(&out, ", free %v\n", c.Free())
+			}
+		}
+	}
+	return out.String()
+}
+
+func event(t *testing.T, w []string) Event {
+	t.Helper()
+	num := func(s string) int {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			t.Fatalf("%q: %v", w, err)
+		}
+		return n
+	}
+	var id sigma.ProcID
+	if len(w) > 1 {
+		id = sigma.ProcID(w[1])
+	}
+	switch w[0] {
+	case "spawn":
+		m, err := sigma.ParseBytes(w[3])
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := sigma.Descriptor{Program: "/bin/x", Memory: m}
+		if len(w) > 4 {
+			d.Start = sigma.StartedByCall
+		}
+		return Spawned{By: sigma.Principal{Realm: sigma.RealmID(w[2])}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{d}}
+	case "assigned":
+		return Assigned{id}
+	case "asked":
+		return LaunchAsked{id, 1}
+	case "launched":
+		return Launched{ID: id}
+	case "started":
+		return CalledStarted{id}
+	case "exited":
+		return CalledExited{id, sigma.Status{Code: sigma.StatusCode(num(w[2])), Msg: w[3]}}
+	case "not-launched":
+		return NotLaunched{id, sigma.Errorf("test", sigma.Kind(num(w[2])), "because")}
+	case "evict":
+		return Evicted{id, time.Duration(num(w[2])) * time.Second}
+	case "killed":
+		return Killed{id}
+	case "timer":
+		return TimerFired{id}
+	case "wait":
+		return WaitsEvict{id, 1}
+	case "unwait":
+		return WaitsEvict{id, -1}
+	case "lost":
+		return SchedulerLost{}
+	case "gone":
+		x := launch.Exited{Wait: syscall.WaitStatus(num(w[3]) << 8), OOM: len(w) > 4}
+		if w[2] == "signal" {
+			x.Wait = syscall.WaitStatus(num(w[3]))
+		}
+		return Gone{id, x}
+	}
+	t.Fatalf("no event %q", w)
+	return nil
+}
+
+func show(f Effect, now time.Time) string {
+	name := strings.ToLower(reflect.TypeOf(f).Name())
+	switch f := f.(type) {
+	case Enqueue:
+		return name + " " + string(f.Proc.ID)
+	case Dequeue:
+		return name + " " + string(f.ID)
+	case Start:
+		return name + " " + string(f.Proc.ID)
+	case Kill:
+		return name + " " + string(f.Proc.ID)
+	case Notice:
+		return fmt.Sprintf("%s %s signal %d", name, f.Proc.ID, f.Signal)
+	case Wake:
+		return name + " " + string(f.ID)
+	case Timer:
+		return fmt.Sprintf("%s %s in %v", name, f.ID, f.At.Sub(now))
+	case Forget:
+		return name + " " + string(f.ID)
+	}
+	return name
+}
+
+// Goal: whatever order events come in, each proc ends at most once, memory never exceeds the capacity that was granted, and all of it is free when all have ended.
+func TestRandom(t *testing.T) {
+	for seed := range uint64(100) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		c := NewCore("m", sigma.GiB)
+		var ids []sigma.ProcID
+		for i := range 12 {
+			id := sigma.ProcID(fmt.Sprint("p", i))
+			ids = append(ids, id)
+			c.Step(time.Unix(1, 0), Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Start: sigma.StartMark(i % 2)}}})
+		}
+		starts, ends := map[sigma.ProcID]int{}, map[sigma.ProcID]int{}
+		step := func(e Event, id sigma.ProcID) {
+			was := c.Proc("a", id).Ended()
+			for _, f := range c.Step(time.Unix(2, 0), e) {
+				if s, ok := f.(Start); ok {
+					starts[s.Proc.ID]++
+				}
+			}
+			if p := c.Proc("a", id); !was && p.Ended() {
+				ends[id]++
+				if p.Status.Code == sigma.StatusNone {
+					t.Fatalf("seed %d: %s ended without a status", seed, id)
+				}
+			}
+		}
+		for range 300 {
+			id := ids[r.IntN(len(ids))]
+			events := []Event{Assigned{id}, LaunchAsked{id, 1}, Launched{ID: id}, CalledStarted{id}, CalledExited{id, sigma.Status{Code: sigma.StatusOK}}, Evicted{id, time.Second}, Killed{id},
+				TimerFired{id}, WaitsEvict{id, 1}, Gone{ID: id}, NotLaunched{id, sigma.Errorf("t", sigma.KindNoExec, "no")}}
+			step(events[r.IntN(len(events))], id)
+		}
+		for _, id := range ids {
+			step(Killed{id}, id)
+			step(Gone{ID: id}, id)
+			if starts[id] > 1 || ends[id] != 1 {
+				t.Fatalf("seed %d: %s started %d times, ended %d times", seed, id, starts[id], ends[id])
+			}
+		}
+		if c.Free() != c.Capacity() || c.Live("a") != 0 {
+			t.Fatalf("seed %d: free %v of %v, %d live", seed, c.Free(), c.Capacity(), c.Live("a"))
+		}
+	}
+}
+
+func TestCanSpawn(t *testing.T) {
+	c := NewCore("m", 256*sigma.MiB)
+	if err := c.CanSpawn("a", []sigma.Descriptor{{Memory: 257 * sigma.MiB}}); sigma.KindOf(err) != sigma.KindInvalid || sigma.HintOf(err) == "" {
+		t.Errorf("what can never fit was taken: %v", err)
+	}
+	if err := c.CanSpawn("a", make([]sigma.Descriptor, QueuedMax+1)); sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("got %v, want busy", err)
+	}
+	if err := c.CanSpawn("a", []sigma.Descriptor{{}}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Ended procs are remembered up to a number and an age, the oldest going first.
+func TestForget(t *testing.T) {
+	c := NewCore("m", sigma.GiB)
+	now := time.Unix(1, 0)
+	for i := range EndedMax + 2 {
+		id := sigma.ProcID(fmt.Sprint(i))
+		c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+		c.Step(now, Killed{id})
+	}
+	if c.Proc("a", "1") != nil || c.Proc("a", "2") == nil {
+		t.Error("the oldest were not forgotten, or too many were")
+	}
+	c.Step(now.Add(2*EndedAge), Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"new"}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+	if got := len(c.List("a", true)); got != 1 {
+		t.Errorf("%d procs are remembered after a long time, want the new one", got)
+	}
+}
