@@ -24,8 +24,8 @@ import (
 const traced = "open,openat,openat2,open_by_handle_at,creat,execve,execveat,socket,socketpair,connect,accept,accept4,bind,pidfd_getfd,recvmsg,clone,clone3,fork,vfork"
 
 // Goal: a mapper gets its input by sigmaP and passed descriptors alone (issue 2, "done when" 3). Method: strace follows the launcher and every process waiting to become a proc
-// while a proc counts the words of files in s3 and ux; the calls of that proc are picked out from its execveat on. The count shows that it did read, the recvmsg that descriptors
-// came, and the refused calls that the trace would have seen others.
+// while procs read files of s3 and ux: first a program that only takes descriptors, then a job of MapReduce. Their calls are picked out from their execveat on. The counts show
+// that they did read, the recvmsg that descriptors came, and the refused calls that the trace would have seen others.
 func TestTracedMapper(t *testing.T) {
 	testenv.RequireRoot(t)
 	strace, err := exec.LookPath("strace")
@@ -36,14 +36,56 @@ func TestTracedMapper(t *testing.T) {
 	defer cancel()
 	a := newArena(ctx, t, build(t), testenv.Options{})
 	text := strings.Repeat("a word and another ", 1000)
-	for _, path := range []string{forge.Bucket + "/text", forge.UX + "/text"} {
+	paths := []string{forge.Bucket + "/in/text", forge.UX + "/text"}
+	if err := a.own.MkdirAll(ctx, forge.Bucket+"/in", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
 		if _, err := a.own.Put(ctx, path, []byte(text), sigma.PutOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	a.run(ctx, t, sigma.Descriptor{Program: a.forge, Args: []string{"nothing"}}) // the program is fetched
+	t.Run("descriptors", func(t *testing.T) {
+		a.run(ctx, t, sigma.Descriptor{Program: a.forge, Args: []string{"nothing"}}) // the program is fetched
+		file := a.trace(t, strace, func() {
+			out, st := a.run(ctx, t, sigma.Descriptor{Program: a.forge, Args: append([]string{"count"}, paths...)})
+			if out != "8000\n" || st.Code != sigma.StatusOK {
+				t.Errorf("the program counted %q and ended with %v, want 8000", out, st)
+			}
+		})
+		if passed := onlyPassed(t, file, `["forger", "count"`); passed < 3 {
+			t.Errorf("got %d messages with descriptors, want the store's socket and one a file", passed)
+		}
+	})
+	t.Run("mr", func(t *testing.T) {
+		file := a.trace(t, strace, func() {
+			a.Must(t, "mr", "wordcount", "--input", forge.Bucket+"/in", "--output", forge.Bucket+"/out", "--maps", "2", "--reduces", "1")
+		})
+		entries, err := a.own.ReadDir(ctx, forge.Bucket+"/out")
+		if err != nil {
+			t.Fatal(err)
+		}
+		counted := ""
+		for _, e := range entries {
+			b, _, err := a.own.Get(ctx, forge.Bucket+"/out/"+e.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			counted += string(b)
+		}
+		if !strings.Contains(counted, "another\t1000\n") {
+			t.Errorf("the job counted %.200q, want another 1000", counted)
+		}
+		for _, role := range []string{"map", "reduce", "coord"} {
+			onlyPassed(t, file, `"`+role+`"`)
+		}
+	})
+}
 
-	file := filepath.Join(t.TempDir(), "trace")
+// trace follows the launcher, and with it all procs, while do runs.
+func (a *arena) trace(t *testing.T, strace string, do func()) (file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "trace")
 	args := []string{"-f", "-qq", "-e", "trace=" + traced, "-e", "signal=none", "--pidns-translation", "-o", file}
 	for _, pid := range launchers(a.PID("launcher")) {
 		args = append(args, "-p", strconv.Itoa(pid))
@@ -61,37 +103,37 @@ func TestTracedMapper(t *testing.T) {
 		}
 		return nil
 	})
-	out, st := a.run(ctx, t, sigma.Descriptor{Program: a.forge, Args: []string{"map", forge.Bucket + "/text", forge.UX + "/text"}})
+	do()
 	cmd.Process.Signal(os.Interrupt)
 	cmd.Wait()
-	if out != "8000\n" || st.Code != sigma.StatusOK {
-		t.Fatalf("the mapper counted %q and ended with %v, want 8000", out, st)
-	}
-	calls := procCalls(t, file, `"map"`)
-	passed := 0
+	return file
+}
+
+// onlyPassed checks that procs with that argument opened nothing by themselves, and counts the messages that brought them descriptors.
+func onlyPassed(t *testing.T, file, argument string) (passed int) {
+	t.Helper()
+	calls := procCalls(t, file, argument)
 	for _, c := range calls {
 		switch {
-		case c.name == "clone" || strings.HasSuffix(c.name, "fork"):
+		case strings.HasPrefix(c.name, "clone") || strings.HasSuffix(c.name, "fork"):
 		case c.name == "recvmsg":
 			if strings.Contains(c.text, "SCM_RIGHTS") {
 				passed++
 			}
 		case c.name == "execveat" && strings.HasPrefix(c.text, `execveat(1000, ""`):
 		case c.ok:
-			t.Errorf("the mapper did: %s", c.text)
+			t.Errorf("%s: it did: %s", argument, c.text)
 		}
 	}
-	if passed < 3 {
-		t.Errorf("got %d messages with descriptors, want the store's socket and one a file", passed)
-	}
 	if !slices.ContainsFunc(calls, func(c tracedCall) bool { return strings.HasPrefix(c.name, "open") && !c.ok }) {
-		t.Error("no open that was refused is in the trace: a Go program always tries some, so the trace is not whole")
+		t.Errorf("%s: no open that was refused is in the trace: a Go program always tries some, so the trace is not whole", argument)
 	}
+	t.Logf("%s: %d calls are in the trace, %d of them brought descriptors", argument, len(calls), passed)
 	if t.Failed() {
 		b, _ := os.ReadFile(file)
 		t.Logf("the trace:\n%s", b)
 	}
-	t.Logf("%d calls of the mapper are in the trace, %d of them brought descriptors", len(calls), passed)
+	return passed
 }
 
 // launchers are the launcher and its children that are no proc yet.
@@ -122,26 +164,34 @@ var (
 	result    = regexp.MustCompile(`\) += (-?\d+)[^)]*(\([^)]*\))?$`)
 )
 
-// procCalls picks the calls of the process that executed a program with that argument, from its execveat on, and of its threads, whose first calls may stand before the end of
+// procCalls picks the calls of processes that executed a program with that argument, from their execveat on, and of their threads, whose first calls may stand before the end of
 // the clone that made them.
 func procCalls(t *testing.T, file, argument string) (out []tracedCall) {
+	t.Helper()
 	all := readTrace(t, file)
-	from := slices.IndexFunc(all, func(c tracedCall) bool { return c.name == "execveat" && strings.Contains(c.text, argument) })
-	if from < 0 {
-		t.Fatal("the trace has no execveat of the mapper")
+	from := map[string]int{} // by process: the index of its first call
+	for i, c := range all {
+		if c.name == "execveat" && strings.Contains(c.text, argument) {
+			from[c.pid] = i
+		}
 	}
-	main := all[from].pid
-	ours := map[string]bool{main: true}
+	if len(from) == 0 {
+		t.Fatalf("the trace has no execveat with %s", argument)
+	}
+	within := func(i int) bool {
+		first, ours := from[all[i].pid]
+		return ours && i >= first
+	}
 	for more := true; more; {
 		more = false
 		for i, c := range all {
-			if made := c.value; ours[c.pid] && c.ok && (c.pid != main || i > from) && strings.HasPrefix(c.name, "clone") && !ours[made] {
-				ours[made], more = true, true
+			if _, known := from[c.value]; within(i) && c.ok && strings.HasPrefix(c.name, "clone") && !known {
+				from[c.value], more = 0, true
 			}
 		}
 	}
 	for i, c := range all {
-		if ours[c.pid] && (c.pid != main || i >= from) {
+		if within(i) {
 			out = append(out, c)
 		}
 	}

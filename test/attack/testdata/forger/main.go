@@ -4,7 +4,7 @@
 //	forger attack           tries forge.All with what the environment's FORGE tells of others
 //	forger raw NAME         sends bytes that no client sends
 //	forger descriptor [F]   misuses a passed descriptor, or as a control the file F
-//	forger map FILE...      counts words by passed descriptors
+//	forger count FILE...    counts words by passed descriptors
 //	forger hoard            keeps as many connections and files as it gets, and prints how many
 //	forger nothing          ends well
 package main
@@ -51,8 +51,8 @@ func run(ctx context.Context, args []string) error {
 		return hold(ctx, c)
 	case "attack":
 		return attack(ctx, c)
-	case "map":
-		return mapper(ctx, c, args[1:])
+	case "count":
+		return count(ctx, c, args[1:])
 	case "hoard":
 		return hoard(ctx, c)
 	}
@@ -134,8 +134,8 @@ func tell(out *bufio.Writer, name string, err error, kind string) {
 	}
 }
 
-// mapper does what a mapper of MapReduce does with its input: it takes a descriptor for each file and counts.
-func mapper(ctx context.Context, c *sdk.Client, paths []string) error {
+// count does what a mapper of MapReduce does with its input: it takes a descriptor for each file and counts.
+func count(ctx context.Context, c *sdk.Client, paths []string) error {
 	words := 0
 	for _, path := range paths {
 		h, err := c.Open(ctx, path, sigma.OpenRead)
