@@ -143,6 +143,9 @@ func (s *scheduler) call(ctx context.Context, b sigma.Caller, method string, enc
 	return err
 }
 
+// reparkDelay is how long a credit that is large already stays parked after more became free: when many procs end, most of them together change it once.
+const reparkDelay = 5 * time.Millisecond
+
 // pull keeps a credit parked while there is memory. When more became free than the parked credit says, the credit is taken back and a larger one parked, so that a large proc
 // does not wait for a small credit.
 func (s *scheduler) pull(ctx context.Context, b sigma.Caller) {
@@ -161,16 +164,22 @@ func (s *scheduler) pull(ctx context.Context, b sigma.Caller) {
 		grown := make(chan struct{})
 		go func() {
 			defer close(grown)
+			var late <-chan time.Time
 			for {
 				select {
 				case <-pctx.Done():
 					return
+				case <-late:
+					cancel()
 				case <-s.roomy:
 					s.k.mu.Lock()
 					more := s.k.core.Free() > free
 					s.k.mu.Unlock()
-					if more && free < s.k.core.Capacity()/2 {
+					switch {
+					case more && free < s.k.core.Capacity()/2:
 						cancel()
+					case more && late == nil:
+						late = time.After(reparkDelay)
 					}
 				}
 			}
@@ -178,8 +187,8 @@ func (s *scheduler) pull(ctx context.Context, b sigma.Caller) {
 		jobs, err := s.pullOnce(pctx, b, free)
 		gaveUp := pctx.Err() != nil
 		cancel()
-		<-grown // it may have taken a word of room, which the next look at what is free must come after
-		if err != nil && !gaveUp {
+		<-grown                                                // it may have taken a word of room, which the next look at what is free must come after
+		if err != nil && (!gaveUp || session.Abandoned(err)) { // after the latter there may be a grant that we shall not see
 			s.k.cfg.Log.Warn("besched call failed", "method", besched.CallPull, "err", err)
 			return
 		}

@@ -50,6 +50,9 @@ type reply struct {
 // errAbandoned marks the error of a request whose fate the server did not tell in time.
 var errAbandoned = errors.New("the server did not confirm the cancellation")
 
+// Abandoned reports whether err is that of a request whose caller gave up and whose fate the server did not tell in time: it may have taken effect.
+func Abandoned(err error) bool { return errors.Is(err, errAbandoned) }
+
 // Dial negotiates the version over conn and starts the session. It owns conn from now on.
 func Dial(ctx context.Context, conn Conn) (*Client, error) {
 	c := &Client{conn: conn, done: make(chan struct{}), pending: map[uint16]*waiter{}}
