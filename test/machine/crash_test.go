@@ -1,0 +1,292 @@
+//go:build system
+
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+// writers is how many write at once (Done when 5 of the first slice).
+const writers = 200
+
+// record is what one writer was told: the last content of its file that was acknowledged, and the one it was writing when something broke.
+type record struct {
+	acked, tried int
+	err          error
+}
+
+// writeUntil has writers put growing numbers into files of their own below dir until each has seen an error or stop is closed, and calls crash once some are acknowledged.
+func writeUntil(t *testing.T, clients []*sdk.Client, dir string, crash func()) []record {
+	t.Helper()
+	records := make([]record, writers)
+	var acks atomic.Int64
+	enough := make(chan struct{})
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	var all sync.WaitGroup
+	for w := range records {
+		all.Go(func() {
+			r := &records[w]
+			for r.err == nil {
+				r.tried++
+				_, r.err = clients[w%len(clients)].Put(ctx, fmt.Sprintf("%s/%d", dir, w), fmt.Append(nil, r.tried), sigma.PutOptions{})
+				if r.err == nil {
+					r.acked = r.tried
+					if acks.Add(1) == 3*writers {
+						close(enough)
+					}
+				}
+			}
+		})
+	}
+	broken := make(chan struct{})
+	go func() { all.Wait(); close(broken) }()
+	select {
+	case <-enough:
+	case <-broken: // by the crash that others made
+	}
+	crash()
+	// After the crash of one service the writers may get on without an error. A while of that shows that the system is usable.
+	more := acks.Load() + 2*writers
+	testenv.Eventually(t, "the writers are through", func() error {
+		select {
+		case <-broken:
+			return nil
+		default:
+		}
+		if n := acks.Load(); n < more {
+			return fmt.Errorf("%d writes of %d were acknowledged", n, more)
+		}
+		return nil
+	})
+	cancel()
+	<-broken
+	return records
+}
+
+// check reads what is there. A write that was not acknowledged may have taken effect or not; nothing else may be there.
+func check(t *testing.T, c *sdk.Client, dir string, records []record) {
+	t.Helper()
+	lost := 0
+	for w, r := range records {
+		b, _, err := c.Get(t.Context(), fmt.Sprintf("%s/%d", dir, w))
+		got := string(b)
+		ok := err == nil && (got == fmt.Sprint(r.acked) || got == fmt.Sprint(r.tried))
+		if r.acked == 0 && errors.Is(err, fs.ErrNotExist) {
+			ok = true
+		}
+		if !ok {
+			if lost++; lost <= 5 {
+				t.Errorf("%s/%d: acknowledged %d, tried %d (%v); there is %q, %v", dir, w, r.acked, r.tried, r.err, got, err)
+			}
+		}
+	}
+	if lost > 0 {
+		t.Errorf("%d of %d files are wrong", lost, len(records))
+	}
+}
+
+// Every acknowledged write is there after sigmad, and with it the whole system, was killed; nothing of the dead instance's is.
+func TestKillSigmad(t *testing.T) {
+	for _, victim := range []string{"sigmad", "launcher"} {
+		t.Run(victim, func(t *testing.T) {
+			s := testenv.Boot(t, testenv.Options{})
+			ctx := testContext(t)
+			var clients []*sdk.Client
+			for range 8 {
+				clients = append(clients, s.Connect(ctx, t, defaultRealm))
+			}
+			c := clients[0]
+			probe := s.Install(ctx, t, c, program(t, "probe.c"))
+			procs, err := c.Spawn(ctx, sigma.Descriptor{Program: probe, Args: []string{"ignore"}}, sigma.Descriptor{Program: probe, Args: []string{"orphan"}},
+				sigma.Descriptor{Program: probe, Args: []string{"stay"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, id := range procs {
+				if err := c.WaitStart(ctx, id); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, dir := range []string{"/n", "/s3/b"} {
+				if err := c.MkdirAll(ctx, dir, 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var objects []record
+			var both sync.WaitGroup
+			kill := sync.OnceFunc(func() { s.Kill9(t, victim) })
+			both.Go(func() { objects = writeUntil(t, clients[4:], "/s3/b", kill) })
+			names := writeUntil(t, clients[:4], "/n", kill)
+			both.Wait()
+			s.WaitStopped(t)
+			if out, stderr, code := s.CLI(t, "ls", "/"); code != 1 || !strings.Contains(stderr, "sigma up") {
+				t.Errorf("ls on a dead system: %d %q %q", code, out, stderr)
+			}
+			testenv.Eventually(t, "the dead instance's processes and mounts are gone", func() error {
+				for what := range s.Census() {
+					if strings.HasPrefix(what, "process") || strings.HasPrefix(what, "mount") {
+						return errors.New(what)
+					}
+				}
+				return nil
+			})
+			s.Restart(t)
+			for what := range s.Census() {
+				if strings.Contains(what, "default/be") {
+					t.Errorf("the dead instance has left %s", what)
+				}
+			}
+			c = s.Connect(ctx, t, defaultRealm)
+			check(t, c, "/n", names)
+			check(t, c, "/s3/b", objects)
+			if out := s.Must(t, "run", program(t, "hello.c")); out != "hello\n" {
+				t.Errorf("run after the restart: %q", out)
+			}
+		})
+	}
+}
+
+// The same for the services alone, which sigmad starts again. Who wrote meanwhile gets an error, or waits and gets on.
+func TestKillStores(t *testing.T) {
+	for victim, dir := range map[string]string{"named": "/stored", "s3d": "/s3/stored"} {
+		t.Run(victim, func(t *testing.T) {
+			r := connect(t, defaultRealm)
+			neighbour := r.spawn(r.descriptor("probe.c", "leave"))[0]
+			r.wrote(neighbour, "ready")
+			if err := r.MkdirAll(r.ctx, dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			records := writeUntil(t, []*sdk.Client{r.Client}, dir, func() { r.s.Kill9(t, victim) })
+			testenv.Eventually(t, victim+" serves again", func() error {
+				_, err := r.Put(r.ctx, dir+"/again", nil, sigma.PutOptions{})
+				return err
+			})
+			check(t, r.Client, dir, records)
+			if err := r.Evict(r.ctx, neighbour, 0); err != nil {
+				t.Fatal(err)
+			}
+			if st := r.wait(neighbour); st.ExitCode != 3 {
+				t.Errorf("a proc that had nothing to do with it: %+v", st)
+			}
+			if out := r.s.Must(t, "run", program(t, "hello.c")); out != "hello\n" {
+				t.Errorf("run: %q", out)
+			}
+			if err := r.RemoveAll(r.ctx, dir); err != nil {
+				t.Error(err)
+			}
+			r.restarted(victim)
+		})
+	}
+}
+
+// restarted checks that a service runs and says that it was started again.
+func (r *realm) restarted(name string) {
+	r.t.Helper()
+	list, err := r.Services(r.ctx)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, s := range list {
+		if s.Name == name && (s.State != "running" || s.Restarts == 0) {
+			r.t.Errorf("%s is %s after %d restarts", name, s.State, s.Restarts)
+		}
+	}
+}
+
+// The queue dies with besched; its waiters hear of it, and what runs goes on.
+func TestKillBesched(t *testing.T) {
+	r := connect(t, defaultRealm)
+	d := r.descriptor("probe.c", "leave")
+	d.Memory = sigma.Bytes(r.metric("sigma_schedd_memory_capacity_bytes")) &^ 0xffff
+	running := r.spawn(d)[0]
+	r.wrote(running, "ready")
+	queued := r.spawn(d, d, d)
+	waiters := make(chan sigma.Status, len(queued))
+	for _, id := range queued {
+		go func() {
+			st, err := r.WaitExit(r.ctx, id)
+			if err != nil {
+				t.Errorf("wait for %s: %v", id, err)
+			}
+			waiters <- st
+		}()
+	}
+	r.s.Kill9(t, "besched")
+	for range queued {
+		if st := <-waiters; st.Code != sigma.StatusLost {
+			t.Errorf("a queued proc: %+v, want lost", st)
+		}
+	}
+	if p := r.info(running); p.State != sigma.ProcRunning {
+		t.Errorf("the running one is %v %+v", p.State, p.Status)
+	}
+	again := r.spawn(r.descriptor("probe.c", "exit", "5"))[0] // waits for room
+	if err := r.Evict(r.ctx, running, 0); err != nil {
+		t.Fatal(err)
+	}
+	if st := r.wait(running); st.ExitCode != 3 {
+		t.Errorf("the running one: %+v", st)
+	}
+	if st := r.wait(again); st.ExitCode != 5 {
+		t.Errorf("one spawned after the crash: %+v", st)
+	}
+	r.restarted("besched")
+}
+
+// Taking the system down ends running jobs; what is stored stays.
+func TestDownWithJobs(t *testing.T) {
+	s := testenv.Boot(t, testenv.Options{})
+	if _, stderr, code := s.CLI(t, "up", "--detach"); code != 1 || !strings.Contains(stderr, "already running") || !strings.Contains(stderr, "hint:") {
+		t.Errorf("a second up: %d %q", code, stderr)
+	}
+	s.Must(t, "mkdir", "/kept")
+	run := s.Command(testContext(t), "run", program(t, "probe.c"), "ignore")
+	out := &lines{seen: make(chan string, 10)}
+	run.Stdout = out
+	if err := run.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line := <-out.seen; line != "ready\n" {
+		t.Fatalf("the job says %q", line)
+	}
+	for range 20 {
+		s.Must(t, "run", "-d", program(t, "probe.c"), "doze", "100")
+	}
+	s.Down(t)
+	if err := run.Wait(); err == nil || run.ProcessState.ExitCode() != 125 {
+		t.Errorf("the run ended with %v, want code 125", err)
+	}
+	if err := s.Gone(); err != nil {
+		t.Errorf("after down: %v", err)
+	}
+	if _, stderr, code := s.CLI(t, "down"); code != 1 || !strings.Contains(stderr, "no sigmaOS is running") {
+		t.Errorf("a second down: %d %q", code, stderr)
+	}
+	if _, stderr, code := s.CLI(t, "status"); code != 1 || !strings.Contains(stderr, "hint:") {
+		t.Errorf("status when down: %d %q", code, stderr)
+	}
+	s.Up(t)
+	if got := s.Must(t, "ls", "/"); !strings.Contains(got, "kept") {
+		t.Errorf("ls after the restart: %q", got)
+	}
+}
+
+// lines hands on what is written to it.
+type lines struct{ seen chan string }
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.seen <- string(p)
+	return len(p), nil
+}
