@@ -369,6 +369,12 @@ func TestNothingLeaks(t *testing.T) {
 			wg.Wait()
 			sp, err := x.tree.space("r")
 			x.ok(err)
+			sp.mu.Lock()
+			if len(sp.recent) > recentMax {
+				t.Errorf("%d directories are remembered", len(sp.recent))
+			}
+			sp.forgetLocked()
+			sp.mu.Unlock()
 			if sp.open != 0 || sp.listing != 0 || len(sp.table) != 1 || sp.root.refs != 2 {
 				t.Errorf("left: %d descriptors, %d bytes of listings, %d nodes, %d references of the root", sp.open, sp.listing, len(sp.table), sp.root.refs)
 			}

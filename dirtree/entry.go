@@ -280,6 +280,9 @@ func (sp *space) rename(op string, dir *node, name string, dst *node, newName st
 		n.parent, n.name = dst, newName
 		dst.refs++
 	}
+	if in.kind == sigma.KindDir {
+		sp.forgetLocked()
+	}
 	sp.mu.Unlock()
 	if left != nil {
 		sp.release(left)

@@ -45,12 +45,20 @@ func (sp *space) find(dir *node, name string) (info, error) {
 
 // step returns the node of an entry of dir with a reference. With sp.names held, dir referenced.
 func (sp *space) step(op string, dir *node, name string) (*node, error) {
+	sp.mu.Lock()
+	n := sp.recent[entry{dir, name}]
+	if n != nil && !n.removed {
+		n.refs++
+		sp.mu.Unlock()
+		return n, nil
+	}
+	sp.mu.Unlock()
 	in, err := look(dir.fd, name)
 	if err != nil {
 		return nil, err
 	}
 	sp.mu.Lock()
-	n := sp.known(in)
+	n = sp.known(in)
 	fresh := n == nil
 	if !fresh || in.kind != sigma.KindDir {
 		if fresh {
@@ -58,7 +66,7 @@ func (sp *space) step(op string, dir *node, name string) (*node, error) {
 		}
 		n.refs++
 		sp.mu.Unlock()
-		if fresh && in.kind == sigma.KindFile {
+		if fresh && in.kind == sigma.KindFile && !sp.t.cfg.Policy.Objects { // an object has its version before its name
 			sp.settleVersion(n)
 		}
 		return n, nil
@@ -82,7 +90,29 @@ func (sp *space) step(op string, dir *node, name string) (*node, error) {
 		n = sp.addLocked(dir, name, in, fd)
 	}
 	n.refs++
+	sp.rememberLocked(dir, name, n)
 	return n, nil
+}
+
+// rememberLocked keeps a directory for the next walk. All changes of names go through this package, so what is remembered stays true until
+// a directory is moved or removed, upon which all is forgotten.
+func (sp *space) rememberLocked(dir *node, name string, n *node) {
+	if len(sp.recent) >= recentMax {
+		sp.forgetLocked()
+	}
+	if sp.recent[entry{dir, name}] == nil && !sp.dead {
+		sp.recent[entry{dir, name}] = n
+		n.refs++
+	}
+}
+
+// forgetLocked lets go of all remembered directories.
+func (sp *space) forgetLocked() {
+	recent := sp.recent
+	sp.recent = map[entry]*node{}
+	for _, n := range recent {
+		sp.releaseLocked(n)
+	}
 }
 
 // settleVersion reads the version of a new node again. The one it was made with may have been read while the last user of
@@ -139,6 +169,10 @@ func (n *node) dropBodyLocked() {
 func (sp *space) release(n *node) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
+	sp.releaseLocked(n)
+}
+
+func (sp *space) releaseLocked(n *node) {
 	for n != nil {
 		if n.refs--; n.refs > 0 {
 			return
@@ -179,6 +213,9 @@ func (sp *space) removedOnDisk(in info) {
 			cost = 0 // its last close frees it
 		}
 		sp.goneLocked(n)
+	}
+	if in.kind == sigma.KindDir {
+		sp.forgetLocked()
 	}
 	sp.unchargeLocked(cost)
 }

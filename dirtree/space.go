@@ -28,7 +28,17 @@ type space struct {
 	open    int              // guarded by mu: descriptors held for handles
 	listing int              // guarded by mu: bytes of listings held by handles
 	temps   uint64           // guarded by mu: names given to temporary files
+	recent  map[entry]*node  // guarded by mu: directories that were lately walked through, each with a reference
 	dead    bool             // guarded by mu: removed or closed
+}
+
+// recentMax directories are kept open after their last use, so that walking through them again costs no system call.
+const recentMax = 128
+
+// entry is a name in a directory.
+type entry struct {
+	dir  *node
+	name string
 }
 
 // node is a file that handles refer to, wherever it is moved. When another inode replaces it by Put, the node stays and takes on that inode.
@@ -68,7 +78,7 @@ type body struct {
 }
 
 func newSpace(t *Tree, realm sigma.RealmID) *space {
-	return &space{t: t, realm: realm, home: -1, temp: -1, table: map[uint64]*node{}}
+	return &space{t: t, realm: realm, home: -1, temp: -1, table: map[uint64]*node{}, recent: map[entry]*node{}}
 }
 
 // load opens the realm's directories, empties temp and counts what is charged, once.
@@ -183,6 +193,7 @@ func (sp *space) end() {
 		n.wakeLocked()
 	}
 	root := sp.root
+	sp.forgetLocked()
 	sp.mu.Unlock()
 	if root != nil {
 		sp.release(root)
@@ -228,6 +239,9 @@ func (sp *space) unchargeLocked(less uint64) { sp.used -= min(less, sp.used) }
 
 // reserveLocked takes one of the realm's share of descriptors.
 func (sp *space) reserveLocked(op string) error {
+	if sp.open >= sp.t.cfg.OpenMax {
+		sp.forgetLocked()
+	}
 	if sp.open >= sp.t.cfg.OpenMax {
 		return &sigma.Error{Op: op, Realm: sp.realm, Kind: sigma.KindBusy, Msg: "the realm has too many files open", Hint: "close some, or open fewer at once"}
 	}

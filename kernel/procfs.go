@@ -28,7 +28,7 @@ func (r *root) procDir() sigma.File {
 			k.mu.Lock()
 			defer k.mu.Unlock()
 			if k.core.Proc(r.realm, id) == nil {
-				return nil, &sigma.Error{Op: "kernel.proc", Path: sigma.JoinPath(nameProc, name), Kind: sigma.KindNotFound, Hint: "sigma ps -a lists the realm's procs"}
+				return nil, &sigma.Error{Op: "kernel.proc", Path: sigma.JoinPath(sigma.NameProc, name), Kind: sigma.KindNotFound, Hint: "sigma ps -a lists the realm's procs"}
 			}
 			return r.oneProcDir(id), nil
 		}}
@@ -36,7 +36,7 @@ func (r *root) procDir() sigma.File {
 
 // oneProcDir is /proc/PID.
 func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
-	k, path := r.tree.k, sigma.JoinPath(nameProc, string(id))
+	k, path := r.tree.k, sigma.JoinPath(sigma.NameProc, string(id))
 	return &dir{path: path,
 		names: func(context.Context) ([]string, error) { return []string{"status", "stdout", "stderr"}, nil },
 		open: func(_ context.Context, name string) (sigma.File, error) {

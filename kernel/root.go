@@ -10,14 +10,6 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// Names at the root of every realm that the kernel provides itself.
-const (
-	nameUX   = "ux"
-	nameProc = "proc"
-	nameSys  = "sys"
-	nameS3   = "s3"
-)
-
 // tree is the tree of one session. It remembers the session's leases, which end with it.
 type tree struct {
 	k         *Kernel
@@ -103,13 +95,13 @@ func (r *root) RenameTarget(ctx context.Context, name string) (sigma.File, error
 // provided returns the kernel's own file of that name, or nil.
 func (r *root) provided(name string) sigma.File {
 	switch name {
-	case nameUX:
+	case sigma.NameUX:
 		return r.uxDir()
-	case nameProc:
+	case sigma.NameProc:
 		return r.procDir()
-	case nameSys:
+	case sigma.NameSys:
 		return r.sysDir()
-	case nameS3:
+	case sigma.NameS3:
 		if r.realm != sigma.SystemRealm {
 			return &link{k: r.tree.k}
 		}
@@ -119,9 +111,9 @@ func (r *root) provided(name string) sigma.File {
 
 func (r *root) providedNames() []string {
 	if r.realm == sigma.SystemRealm {
-		return []string{nameProc, nameSys, nameUX}
+		return []string{sigma.NameProc, sigma.NameSys, sigma.NameUX}
 	}
-	return []string{nameProc, nameS3, nameSys, nameUX}
+	return []string{sigma.NameProc, sigma.NameS3, sigma.NameSys, sigma.NameUX}
 }
 
 func (r *root) taken(name string) error {
@@ -381,13 +373,13 @@ type link struct {
 
 func (l *link) Walk(_ context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	if len(names) > 0 {
-		return nil, nil, sigma.PathError("kernel.link.Walk", sigma.KindNotDir, nameS3)
+		return nil, nil, sigma.PathError("kernel.link.Walk", sigma.KindNotDir, sigma.NameS3)
 	}
 	return l, nil, nil
 }
 
 func (l *link) Stat(context.Context) (sigma.Stat, error) {
-	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindEndpoint, Path: idOf("/" + nameS3)}, Name: nameS3, Perm: 0o555, Modified: time.Unix(0, 0)}, nil
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindEndpoint, Path: idOf("/" + sigma.NameS3)}, Name: sigma.NameS3, Perm: 0o555, Modified: time.Unix(0, 0)}, nil
 }
 
 func (l *link) ReadLink(ctx context.Context) (string, error) {

@@ -42,7 +42,7 @@ func (r *root) sysDir() sigma.File {
 			if f := files[name]; f != nil {
 				return f(), nil
 			}
-			return nil, sigma.PathError("kernel.sys", sigma.KindNotFound, sigma.JoinPath(nameSys, name))
+			return nil, sigma.PathError("kernel.sys", sigma.KindNotFound, sigma.JoinPath(sigma.NameSys, name))
 		}}
 }
 

@@ -40,6 +40,8 @@ type Tree struct {
 
 	mu     sync.Mutex
 	mounts map[string]*mount // mu; by the endpoint's text
+	// s3 is the endpoint that is mounted at /s3. No tenant can put another server there, so that it need not be asked for at each path while the session lives.
+	s3 string // mu
 }
 
 type mount struct {
@@ -52,7 +54,9 @@ type mount struct {
 var _ sigma.Namespace = (*Tree)(nil)
 
 // New makes a Tree. Nothing is started.
-func New(cfg Config) *Tree { return &Tree{cfg: cfg, mounts: map[string]*mount{}} }
+func New(cfg Config) *Tree {
+	return &Tree{cfg: cfg, mounts: map[string]*mount{}}
+}
 
 // cursor is a place on the way along a path: names remain to be walked from file.
 type cursor struct {
@@ -79,7 +83,8 @@ func (t *Tree) at(ctx context.Context, path string, op func(f sigma.File, names 
 	if err != nil {
 		return nil, err
 	}
-	c := &cursor{file: t.cfg.Root, names: names, path: names}
+	c := &cursor{path: names}
+	t.atRoot(c)
 	defer func() { c.move(nil, false, c.names) }()
 	for {
 		stop, err := t.step(ctx, c, op)
@@ -133,6 +138,11 @@ func (t *Tree) follow(ctx context.Context, c *cursor, stop *sigma.Stopped) error
 		if err != nil {
 			return err
 		}
+		if c.mount == "" && len(c.path)-len(rest) == 1 && c.path[0] == sigma.NameS3 {
+			t.mu.Lock()
+			t.s3 = stop.Target
+			t.mu.Unlock()
+		}
 		c.move(root, false, rest)
 		c.mount = stop.Target
 		return nil
@@ -154,9 +164,23 @@ func (t *Tree) follow(ctx context.Context, c *cursor, stop *sigma.Stopped) error
 	if len(c.path) > sigma.PathMax {
 		return sigma.Errorf("namespace.follow", sigma.KindTooBig, "links make the path longer than %d names", sigma.PathMax)
 	}
+	t.atRoot(c)
+	return nil
+}
+
+// atRoot puts the cursor at the beginning of its path, or at the object store if the path leads there and it is mounted already.
+func (t *Tree) atRoot(c *cursor) {
 	c.move(t.cfg.Root, false, c.path)
 	c.mount = ""
-	return nil
+	if len(c.path) < 2 || c.path[0] != sigma.NameS3 {
+		return // with one name, the place itself may be meant
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if m := t.mounts[t.s3]; m != nil && m.usable() {
+		c.move(m.root, false, c.path[1:])
+		c.mount = t.s3
+	}
 }
 
 // mounted returns the root behind an endpoint. Concurrent first uses dial once; a session that ended is dialled again.
@@ -208,6 +232,16 @@ func (m *mount) ended() bool {
 	select {
 	case <-m.done:
 		return true
+	default:
+		return false
+	}
+}
+
+// usable reports whether the mount is made and its session lives.
+func (m *mount) usable() bool {
+	select {
+	case <-m.ready:
+		return m.err == nil && !m.ended()
 	default:
 		return false
 	}

@@ -8,6 +8,14 @@ const (
 	PathMax = 4096 // bytes of a whole path, as on Linux
 )
 
+// Names at the root of every realm's tree that the provider serves; no tenant can use them for something else.
+const (
+	NameUX   = "ux"   // scratch storage of each machine
+	NameProc = "proc" // procs
+	NameSys  = "sys"  // system calls and state
+	NameS3   = "s3"   // the object store, an endpoint
+)
+
 // Special components that a walk resolves (001 §3.3).
 const (
 	LocalName = "~local" // the entry of a directory of machines or endpoints that is on the caller's machine
