@@ -77,6 +77,8 @@ func (c *Cache) Open(ctx context.Context, realm sigma.RealmID, tree sigma.Namesp
 	switch {
 	case st.ID.Kind == sigma.KindDir:
 		return nil, nil, &sigma.Error{Op: "binfs.Open", Path: path, Kind: sigma.KindNoExec, Msg: "is a directory, not a program"}
+	case st.ID.Kind != sigma.KindFile:
+		return nil, nil, &sigma.Error{Op: "binfs.Open", Path: path, Kind: sigma.KindNoExec, Msg: "is a " + st.ID.Kind.String() + ", not a program"}
 	case st.Size > uint64(ProgramMax):
 		return nil, nil, &sigma.Error{Op: "binfs.Open", Path: path, Kind: sigma.KindNoExec, Msg: fmt.Sprintf("program is larger than %v", ProgramMax)}
 	}

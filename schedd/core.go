@@ -6,6 +6,7 @@ package schedd
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"syscall"
 	"time"
@@ -327,8 +328,7 @@ func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 		p := &Proc{Descriptor: d, ProcInfo: sigma.ProcInfo{ID: e.IDs[i], Realm: e.By.Realm, Name: d.Name, Program: d.Program, Args: shown(d.Args), Parent: e.By.Proc,
 			Class: d.Class, Memory: memoryOf(d), Times: sigma.Times{Spawned: now}}}
 		if p.Name == "" {
-			names, _ := sigma.ParsePath(d.Program)
-			p.Name = names[max(len(names), 1)-1]
+			p.Name = path.Base(d.Program)
 		}
 		c.procs[p.ID] = p
 		c.live[p.Realm]++

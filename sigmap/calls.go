@@ -117,7 +117,7 @@ func (c *Coder) Descriptor(d *sigma.Descriptor) {
 }
 
 // Descriptors is a counted list.
-func (c *Coder) Descriptors(ds *[]sigma.Descriptor) { list(c, ds, 28, c.Descriptor) }
+func (c *Coder) Descriptors(ds *[]sigma.Descriptor) { list(c, ds, 24, c.Descriptor) }
 
 // Status is how a proc ended.
 func (c *Coder) Status(s *sigma.Status) {
