@@ -56,3 +56,9 @@ func build(tb testing.TB, dir string, env []string, name string, args ...string)
 		tb.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
 	}
 }
+
+// BuildDynamicC compiles a C source file into a program that needs shared libraries.
+func BuildDynamicC(tb testing.TB, out, source string) {
+	tb.Helper()
+	build(tb, filepath.Dir(out), nil, "gcc", "-o", out, source)
+}
