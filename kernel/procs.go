@@ -53,11 +53,14 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 	case schedd.Kill:
 		go k.launcher.Kill(f.Proc.Launch)
 	case schedd.Notice:
+		ch := k.noticeLocked(f.Proc.ID) // stays closed, so that a later WaitEvict returns at once
+		select {
+		case <-ch:
+		default:
+			close(ch)
+		}
 		if f.Signal != 0 {
 			go k.launcher.Signal(f.Proc.Launch, f.Signal)
-		} else {
-			close(k.noticeLocked(f.Proc.ID))
-			delete(k.notice, f.Proc.ID)
 		}
 	case schedd.Wake:
 		if ch := k.wake[f.ID]; ch != nil {

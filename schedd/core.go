@@ -32,8 +32,10 @@ type Proc struct {
 	Descriptor sigma.Descriptor // dropped once started, except what Info shows
 	Launch     uint64           // the launcher's id; 0 before
 	startedOK  bool
-	evicting   bool
-	evictable  int // calls of WaitEvict that wait
+	evicting   bool           // it was asked to go, or is being killed
+	killing    bool           // to be killed as soon as it has been launched
+	grace      *time.Duration // to be asked to go as soon as it has been launched
+	evictable  int            // calls of WaitEvict that wait
 	exited     *sigma.Status
 }
 
@@ -351,8 +353,10 @@ func shown(args []string) []string {
 func (c *Core) launched(now time.Time, p *Proc, e Launched) []Effect {
 	p.State, p.Times.Contained, p.Times.Executed = sigma.ProcRunning, e.Contained, e.Executed
 	var out []Effect
-	if p.evicting {
-		out = append(out, Kill{p}) // it was killed while it started
+	if p.killing {
+		out = append(out, Kill{p})
+	} else if p.grace != nil {
+		out = append(out, c.evict(now, p, *p.grace)...)
 	}
 	mark := p.Descriptor.Start
 	p.Descriptor = sigma.Descriptor{Start: mark}
@@ -396,8 +400,12 @@ func statusOf(p *Proc, x launch.Exited) sigma.Status {
 }
 
 func (c *Core) evict(now time.Time, p *Proc, grace time.Duration) []Effect {
-	if p.State != sigma.ProcRunning {
+	switch p.State {
+	case sigma.ProcQueued:
 		return c.kill(now, p)
+	case sigma.ProcStarting: // its program may execute already, and have said so, before the launcher's word comes
+		p.grace = &grace
+		return nil
 	}
 	if grace <= 0 {
 		grace = GraceDefault
@@ -418,7 +426,8 @@ func (c *Core) kill(now time.Time, p *Proc) []Effect {
 	case sigma.ProcRunning:
 		return []Effect{Kill{p}}
 	}
-	return nil // starting: launched kills it
+	p.killing = true
+	return nil
 }
 
 func (c *Core) end(now time.Time, p *Proc, s sigma.Status) []Effect {
