@@ -62,3 +62,16 @@ func BuildDynamicC(tb testing.TB, out, source string) {
 	tb.Helper()
 	build(tb, filepath.Dir(out), nil, "gcc", "-o", out, source)
 }
+
+// Output runs a program that must succeed and returns what it writes to standard output.
+func Output(tb testing.TB, name string, args ...string) string {
+	tb.Helper()
+	cmd := exec.Command(name, args...)
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		tb.Fatalf("%s: %v\n%s%s", name, err, out, errs.String())
+	}
+	return string(out)
+}

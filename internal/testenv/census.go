@@ -123,14 +123,15 @@ func (s *System) Census() Census {
 		}
 	}
 	c["network namespaces"] = len(nets)
+	spares := 0
 	for _, g := range s.cgroups() {
 		if spare(g) {
-			g = filepath.Dir(g) + "/spare"
-			c["cgroup "+g] = 1
-			continue
+			spares++
+		} else {
+			c["cgroup "+g]++
 		}
-		c["cgroup "+g]++
 	}
+	c["cgroups of spares beyond their limit"] = max(0, spares-4*sparesMax) // in up to four hierarchies
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	for line := range strings.Lines(string(mounts)) {
 		if strings.Contains(line, s.DataDir) || s.instance != "" && strings.Contains(line, s.instance) {

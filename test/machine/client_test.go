@@ -22,12 +22,22 @@ type realm struct {
 	path map[string]string // installed programs
 }
 
-// connect opens a realm of the shared system.
+// connect opens a realm of the shared system. At the test's end its procs are ended, so that a test that failed does not spoil others.
 func connect(t *testing.T, id sigma.RealmID) *realm {
 	t.Helper()
 	s := shared.Get(t)
 	ctx := testContext(t)
-	return &realm{s.Connect(ctx, t, id), t, ctx, s, map[string]string{}}
+	c := s.Connect(ctx, t, id)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testMax) // the test's own is over
+		defer cancel()
+		list, _ := c.List(ctx, false)
+		for _, p := range list {
+			c.Kill(ctx, p.ID)
+			c.WaitExit(ctx, p.ID)
+		}
+	})
+	return &realm{c, t, ctx, s, map[string]string{}}
 }
 
 // newRealm makes a realm that lives as long as the test.

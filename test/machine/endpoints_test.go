@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -16,10 +17,7 @@ func (r *realm) serve(word, path string) sigma.ProcID {
 	d.Start = sigma.StartedByCall
 	id := r.spawn(d)[0]
 	r.started(id)
-	r.t.Cleanup(func() {
-		r.Kill(r.ctx, id)
-		r.Remove(r.ctx, path)
-	})
+	r.t.Cleanup(func() { r.Remove(context.Background(), path) })
 	return id
 }
 
