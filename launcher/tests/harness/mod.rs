@@ -80,7 +80,9 @@ pub fn skipped() -> bool {
 
 fn new_instance() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("{:04x}{:04x}", std::process::id() & 0xffff, 0xf000 + NEXT.fetch_add(1, Ordering::Relaxed))
+    // The low bits choose the uids, which must differ from those of another run at the same time.
+    let (pid, count) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    format!("{:04x}{:04x}", pid & 0xffff, (pid.wrapping_mul(61) + count) & 0xffff)
 }
 
 impl Machine {
