@@ -3,6 +3,7 @@ package testenv
 import (
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -49,6 +50,9 @@ func build(tb testing.TB, dir string, env []string, name string, args ...string)
 	if uerr == nil && gerr == nil && uid != 0 {
 		if err := os.Chown(dir, uid, gid); err != nil {
 			tb.Fatal(err)
+		}
+		if u, err := user.LookupId(os.Getenv("SUDO_UID")); err == nil {
+			cmd.Env = append(cmd.Env, "HOME="+u.HomeDir)
 		}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
 	}

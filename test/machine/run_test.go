@@ -178,7 +178,7 @@ func TestRunInterrupted(t *testing.T) {
 // A run whose client is killed leaves its proc, which is the realm's.
 func TestRunClientKilled(t *testing.T) {
 	s := shared.Get(t)
-	cmd := s.Command(testContext(t), "run", "--name", "orphaned", program(t, "probe.c"), "leave")
+	cmd := s.Command(testContext(t), "run", program(t, "probe.c"), "leave")
 	var out bytes.Buffer
 	pipe, err := cmd.StdoutPipe()
 	if err != nil {
@@ -190,11 +190,12 @@ func TestRunClientKilled(t *testing.T) {
 	io.CopyN(&out, pipe, int64(len("ready\n")))
 	cmd.Process.Kill()
 	cmd.Wait()
-	if got := s.Must(t, "ps", "-q"); strings.Count(got, "\n") != 1 {
-		t.Errorf("procs after the client was killed: %q, want one", got)
+	id := strings.TrimSpace(s.Must(t, "ps", "-q"))
+	if strings.Contains(id, "\n") || id == "" {
+		t.Fatalf("procs after the client was killed: %q, want one", id)
 	}
-	s.Must(t, "evict", "--grace", time.Minute.String(), "orphaned")
-	if _, _, code := s.CLI(t, "wait", "orphaned"); code != 3 {
+	s.Must(t, "evict", "--grace", time.Minute.String(), id)
+	if _, _, code := s.CLI(t, "wait", id); code != 3 {
 		t.Errorf("wait: code %d, want 3", code)
 	}
 }
