@@ -41,7 +41,9 @@ type Log struct {
 	budget *Budget
 
 	mu       sync.Mutex
-	file     *os.File      // mu; made at the first byte
+	file     *os.File      // mu; open from the first byte to the end, as a machine remembers more procs than it can hold files open
+	made     bool          // mu; there is a file at path
+	ended    bool          // mu
 	size     uint64        // mu; bytes kept
 	dropped  uint64        // mu
 	version  sigma.Version // mu; grows with each piece, and at the end
@@ -69,14 +71,23 @@ func (l *Log) Copy(r io.Reader) {
 			break
 		}
 	}
-	l.bump(func() {})
+	l.bump(l.endLocked)
+}
+
+func (l *Log) endLocked() {
+	l.ended = true
+	if l.file != nil {
+		l.file.Close()
+		l.file = nil
+	}
 }
 
 func (l *Log) write(p []byte) {
 	l.bump(func() {
-		if l.file == nil {
+		if l.file == nil && !l.ended {
 			if err := os.MkdirAll(filepath.Dir(l.path), 0o700); err == nil {
 				l.file, _ = os.OpenFile(l.path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+				l.made = true
 			}
 		}
 		keep := p[:min(uint64(len(p)), LogMax-min(l.size, LogMax))]
@@ -112,11 +123,11 @@ func (l *Log) Dropped() uint64 {
 func (l *Log) Remove() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.file != nil {
-		l.file.Close()
+	l.endLocked()
+	if l.made {
 		os.Remove(l.path)
 		l.budget.used.Add(-int64(l.size))
-		l.file, l.size = nil, 0
+		l.made, l.size = false, 0
 	}
 }
 
@@ -158,7 +169,15 @@ func (f *file) ReadAt(_ context.Context, p []byte, offset uint64) (int, error) {
 	if offset >= f.log.size {
 		return 0, nil
 	}
-	n, err := f.log.file.ReadAt(p[:min(uint64(len(p)), f.log.size-offset)], int64(offset))
+	from := f.log.file
+	if from == nil {
+		var err error
+		if from, err = os.Open(f.log.path); err != nil {
+			return 0, sigma.Wrap("output.ReadAt", f.name, err)
+		}
+		defer from.Close()
+	}
+	n, err := from.ReadAt(p[:min(uint64(len(p)), f.log.size-offset)], int64(offset))
 	if err == io.EOF {
 		err = nil
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -105,4 +106,21 @@ func TestWatch(t *testing.T) {
 			t.Errorf("got %d, %v: a change before the call was missed", v, err)
 		}
 	})
+}
+
+// A log that has ended holds no file open, and can be read.
+func TestEndedLogIsClosed(t *testing.T) {
+	l := New(filepath.Join(t.TempDir(), "log"), new(Budget))
+	l.Copy(strings.NewReader("all of it"))
+	if l.file != nil {
+		t.Error("the file is still open")
+	}
+	p := make([]byte, 100)
+	if n, err := l.File("stdout", 1).ReadAt(t.Context(), p, 4); err != nil || string(p[:n]) != "of it" {
+		t.Errorf("got %q, %v", p[:n], err)
+	}
+	l.Remove()
+	if _, err := os.Stat(l.path); !os.IsNotExist(err) {
+		t.Errorf("the file is still there: %v", err)
+	}
 }
