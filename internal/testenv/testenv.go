@@ -61,6 +61,14 @@ func RequireRoot(tb testing.TB) {
 // Boot starts a system for one test, which is taken down and checked for leaks at the test's end.
 func Boot(tb testing.TB, o Options) *System {
 	tb.Helper()
+	s := New(tb, o)
+	s.Up(tb)
+	return s
+}
+
+// New is Boot for tests that start the system themselves, with Command, and then call Booted.
+func New(tb testing.TB, o Options) *System {
+	tb.Helper()
 	RequireRoot(tb)
 	s, err := newSystem(o)
 	if err != nil {
@@ -74,7 +82,6 @@ func Boot(tb testing.TB, o Options) *System {
 			tb.Error(err)
 		}
 	})
-	s.Up(tb)
 	return s
 }
 
@@ -195,6 +202,18 @@ func (s *System) up() error {
 	if err != nil || code != 0 {
 		return fmt.Errorf("sigma up: exit code %d, %v\n%s%s", code, err, stdout, stderr)
 	}
+	return s.booted()
+}
+
+// Booted takes note of the instance, which a system has once it is up.
+func (s *System) Booted(tb testing.TB) {
+	tb.Helper()
+	if err := s.booted(); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func (s *System) booted() error {
 	b, err := os.ReadFile(filepath.Join(s.DataDir, "instance"))
 	s.instance = strings.TrimSpace(string(b))
 	return err

@@ -3,14 +3,18 @@
 package machine
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sdk"
@@ -124,6 +128,13 @@ func TestKillSigmad(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			lease, _, err := c.Lease(ctx, 2*time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.Put(ctx, "/ephemeral", nil, sigma.PutOptions{Lease: lease}); err != nil {
+				t.Fatal(err)
+			}
 			var objects []record
 			var both sync.WaitGroup
 			kill := sync.OnceFunc(func() { s.Kill9(t, victim) })
@@ -149,6 +160,12 @@ func TestKillSigmad(t *testing.T) {
 				}
 			}
 			c = s.Connect(ctx, t, defaultRealm)
+			testenv.Eventually(t, "the dead instance's ephemeral file vanishes", func() error {
+				if _, err := c.Stat(ctx, "/ephemeral"); !errors.Is(err, fs.ErrNotExist) {
+					return fmt.Errorf("it is there: %w", err)
+				}
+				return nil
+			})
 			check(t, c, "/n", names)
 			check(t, c, "/s3/b", objects)
 			if out := s.Must(t, "run", program(t, "hello.c")); out != "hello\n" {
@@ -280,6 +297,45 @@ func TestDownWithJobs(t *testing.T) {
 	s.Up(t)
 	if got := s.Must(t, "ls", "/"); !strings.Contains(got, "kept") {
 		t.Errorf("ls after the restart: %q", got)
+	}
+}
+
+// A system that is up in the foreground goes down in good order when it is interrupted, and tells when it dies.
+func TestUpInForeground(t *testing.T) {
+	for _, c := range []struct {
+		name, says string
+		end        func(s *testenv.System, up *os.Process)
+		code       int
+	}{
+		{"SIGINT", "stopping", func(_ *testenv.System, up *os.Process) { up.Signal(syscall.SIGINT) }, 0},
+		{"SIGTERM", "stopping", func(_ *testenv.System, up *os.Process) { up.Signal(syscall.SIGTERM) }, 0},
+		{"down", "was stopped", func(s *testenv.System, _ *os.Process) { s.Must(t, "down") }, 0},
+		{"kill -9 of sigmad", "unexpectedly", func(s *testenv.System, _ *os.Process) { s.Kill9(t, "sigmad") }, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := testenv.New(t, testenv.Options{})
+			up := s.Command(testContext(t), "up", "--machine", "front")
+			out, errs := &lines{seen: make(chan string, 10)}, &bytes.Buffer{}
+			up.Stdout, up.Stderr = out, errs
+			if err := up.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if line := <-out.seen; !strings.Contains(line, "^C stops it") {
+				t.Fatalf("up says %q", line)
+			}
+			s.Booted(t)
+			s.Must(t, "run", "-d", program(t, "probe.c"), "ignore")
+			c.end(s, up.Process)
+			up.Wait()
+			if up.ProcessState.ExitCode() != c.code || !strings.Contains(errs.String(), c.says) {
+				t.Errorf("up ended with code %d, %q, want %d, %q", up.ProcessState.ExitCode(), errs, c.code, c.says)
+			}
+			if c.code == 0 {
+				if err := s.Gone(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
 	}
 }
 
