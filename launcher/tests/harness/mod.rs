@@ -1,6 +1,8 @@
 //! A machine for tests: a launcher of its own instance, with the test in the role of sigmad. Records are
 //! encoded here by hand from the document, so that the launcher's codec is not checked against itself.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::ffi::CString;
 use std::fs::File;
 use std::io::Read;
@@ -66,6 +68,8 @@ pub struct Machine {
     pub base: u32,
     dir: PathBuf,
     socket: Option<OwnedFd>,
+    /// Records that came while a send had to wait: the probe relays one way at a time.
+    early: RefCell<VecDeque<Vec<u8>>>,
 }
 
 /// Prints why and returns true when root is missing.
@@ -117,7 +121,7 @@ impl Machine {
         let launcher = command.spawn().expect("the launcher starts");
         let number = u32::from_str_radix(&instance, 16).unwrap();
         let base = 0x4000_0000 + (number % 1024) * (1 << 20);
-        Machine { launcher, instance, base, dir, socket: Some(ours) }
+        Machine { launcher, instance, base, dir, socket: Some(ours), early: RefCell::default() }
     }
 
     /// Kills the launcher as a crash would, then boots another in its place.
@@ -195,12 +199,29 @@ impl Machine {
                 std::ptr::copy_nonoverlapping(fds.as_ptr(), libc::CMSG_DATA(header).cast(), fds.len());
             }
             let socket = self.socket.as_ref().unwrap().as_raw_fd();
-            assert_eq!(libc::sendmsg(socket, &msg, libc::MSG_NOSIGNAL), record.len() as isize);
+            loop {
+                let sent = libc::sendmsg(socket, &msg, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+                if sent == record.len() as isize {
+                    return;
+                }
+                let error = std::io::Error::last_os_error();
+                assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "send: {error}");
+                let mut poll = libc::pollfd { fd: socket, events: libc::POLLIN | libc::POLLOUT, revents: 0 };
+                assert_eq!(libc::poll(&mut poll, 1, 10_000), 1, "neither room nor a record for ten seconds");
+                if poll.revents & libc::POLLIN != 0 {
+                    self.early.borrow_mut().push_back(self.receive());
+                }
+            }
         }
     }
 
     /// The next record; fails the test after ten seconds without one.
     pub fn reply(&self) -> Reply {
+        let early = self.early.borrow_mut().pop_front();
+        decode(&early.unwrap_or_else(|| self.receive()))
+    }
+
+    fn receive(&self) -> Vec<u8> {
         let socket = self.socket.as_ref().unwrap().as_raw_fd();
         let mut poll = libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 };
         let mut record = [0u8; 1024];
@@ -210,7 +231,7 @@ impl Machine {
             libc::recv(socket, record.as_mut_ptr().cast(), record.len(), 0)
         };
         assert!(len > 0, "the launcher is gone");
-        decode(&record[..len as usize])
+        record[..len as usize].to_vec()
     }
 
     /// Ends the probe with a code and waits for the launcher.
