@@ -21,7 +21,7 @@ type Shared struct {
 	mu     sync.Mutex
 	system *System           // mu
 	err    error             // mu
-	dir    string            // mu; of built programs
+	up     bool              // mu
 	built  map[string]string // mu; by source
 }
 
@@ -31,10 +31,10 @@ func (x *Shared) Get(tb testing.TB) *System {
 	RequireRoot(tb)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.system == nil && x.err == nil {
-		if x.system, x.err = newSystem(x.Options); x.err == nil {
-			x.err = x.system.up()
-		}
+	x.makeLocked()
+	if x.err == nil && !x.up {
+		x.err = x.system.up()
+		x.up = true
 	}
 	if x.err != nil {
 		tb.Fatal(x.err)
@@ -54,24 +54,33 @@ func (x *Shared) Program(tb testing.TB, source string) string {
 	if path := x.built[source]; path != "" {
 		return path
 	}
-	if x.dir == "" {
-		dir, err := os.MkdirTemp("", "sigma-test-programs-")
-		if err != nil {
-			tb.Fatal(err)
-		}
-		x.dir, x.built = dir, map[string]string{}
+	x.makeLocked()
+	if x.err != nil {
+		tb.Fatal(x.err)
+	}
+	dir := filepath.Join(filepath.Dir(x.system.DataDir), "programs") // where the guardian removes it too
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		tb.Fatal(err)
 	}
 	var path string
 	switch filepath.Ext(source) {
 	case ".c":
-		path = BuildC(tb, x.dir, source)
+		path = BuildC(tb, dir, source)
 	case ".rs":
-		path = BuildRust(tb, x.dir, source)
+		path = BuildRust(tb, dir, source)
 	default:
-		path = BuildGo(tb, x.dir, source)
+		path = BuildGo(tb, dir, source)
 	}
 	x.built[source] = path
 	return path
+}
+
+// makeLocked prepares the system without booting it.
+func (x *Shared) makeLocked() {
+	if x.system == nil && x.err == nil {
+		x.system, x.err = newSystem(x.Options)
+		x.built = map[string]string{}
+	}
 }
 
 // Main runs the tests, takes the system down, counts what is left on the host and returns the exit code.
@@ -79,13 +88,10 @@ func (x *Shared) Main(m *testing.M) int {
 	code := m.Run()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.dir != "" {
-		os.RemoveAll(x.dir)
-	}
 	if x.system == nil {
 		return code
 	}
-	if code != 0 {
+	if code != 0 && x.up {
 		fmt.Fprintf(os.Stderr, "end of %s:\n%s\n", filepath.Join(x.system.DataDir, "sigma.log"), x.system.LogTail(60))
 	}
 	if err := x.system.close(); err != nil {

@@ -97,6 +97,9 @@ func newSystem(o Options) (*System, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := os.Chmod(dir, 0o711); err != nil { // programs are built below it, maybe as another user
+		return nil, err
+	}
 	s := &System{DataDir: filepath.Join(dir, "data"), bin: bin, options: o, nsfs: nsfsMounts()}
 	if s.guardian, err = newGuardian(s); err != nil {
 		os.RemoveAll(dir)
