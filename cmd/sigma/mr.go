@@ -36,7 +36,8 @@ are not followed.
 The output directory must be missing or empty. ^C kills the job's procs and removes what
 they wrote. A proc that fails is run again, up to five times; so is the coordinator, which
 then goes on where it was.`,
-		Example: `  sudo sigma put -r texts /s3/in/texts
+		Example: `  sudo sigma mkdir /s3/in
+  sudo sigma put -r texts /s3/in/texts
   sudo sigma mr wordcount --input /s3/in/texts --output /s3/in/counts
   sudo sigma cat /s3/in/counts/part-00000`,
 		Args: between(0, 0),

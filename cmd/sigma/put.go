@@ -35,6 +35,7 @@ links and devices of the local directory are skipped and counted.
 A bucket has to exist: make it with "sigma mkdir /s3/NAME".`,
 		Example: `  sudo sigma mkdir /s3/in
   sudo sigma put a.txt /s3/in/
+  sudo sigma mkdir /s3/in
   sudo sigma put -r texts /s3/in/texts
   date | sudo sigma put - /s3/in/now`,
 		Args: between(2, -1),

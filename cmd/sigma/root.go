@@ -83,7 +83,8 @@ Everything but "sigma version", "sigma doctor" and "sigma help" needs root, beca
 the admin socket is root's.`,
 		Example: `  sudo sigma up --detach           # start sigmaOS on this machine
   sudo sigma run ./hello           # run a static executable as a proc
-  sudo sigma put -r texts /s3/in   # store files`,
+  sudo sigma mkdir /s3/in          # make a bucket
+  sudo sigma put -r texts /s3/in   # store files in it`,
 		Args:              a.unknownCommand,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors:     true,
