@@ -24,19 +24,5 @@ func main() {
 func run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	c, err := sdk.Open(ctx)
-	if err != nil {
-		return err
-	}
-	l, err := c.Listen(ctx, sigma.FormTree)
-	if err != nil {
-		return err
-	}
-	if err := c.Started(ctx); err != nil {
-		return err
-	}
-	if err := c.ServeTree(ctx, l, besched.NewService()); ctx.Err() == nil {
-		return err
-	}
-	return nil
+	return sdk.Serve(ctx, func(context.Context) (sigma.Tree, error) { return besched.NewService(), nil })
 }

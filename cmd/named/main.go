@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -25,29 +26,16 @@ func main() {
 func run(log *slog.Logger) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	c, err := sdk.Open(ctx)
-	if err != nil {
-		return err
-	}
 	s, err := named.Open(ctx, named.Config{Dir: "/data", Log: log})
 	if err != nil {
 		return err
 	}
 	defer s.Close()
-	l, err := c.Listen(ctx, sigma.FormTree)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() { cancel(s.Run(ctx)) }()
-	if err := c.Started(ctx); err != nil {
-		return err
-	}
-	err = c.ServeTree(ctx, l, treekit.Admin{Tree: s, Realms: s})
-	if ctx.Err() != nil {
-		if err = context.Cause(ctx); err == context.Canceled {
-			return nil // asked to end
-		}
+	err = sdk.Serve(ctx, func(context.Context) (sigma.Tree, error) { return treekit.Admin{Tree: s, Realms: s}, nil })
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause // etcd ended by itself
 	}
 	return err
 }

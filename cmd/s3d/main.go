@@ -25,26 +25,14 @@ func main() {
 func run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	c, err := sdk.Open(ctx)
-	if err != nil {
-		return err
-	}
 	store, err := s3.New(s3.Config{Dir: "/data/buckets"})
 	if err != nil {
 		return err
 	}
 	defer store.Close()
-	l, err := c.Listen(ctx, sigma.FormTree)
-	if err != nil {
-		return err
-	}
-	if err := c.Started(ctx); err != nil {
-		return err
-	}
-	if err := c.ServeTree(ctx, l, treekit.Admin{Tree: store, Realms: remover{store}}); ctx.Err() == nil {
-		return err
-	}
-	return nil
+	return sdk.Serve(ctx, func(context.Context) (sigma.Tree, error) {
+		return treekit.Admin{Tree: store, Realms: remover{store}}, nil
+	})
 }
 
 // remover is what the store knows of realms: they need no making.
