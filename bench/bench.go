@@ -31,7 +31,7 @@ type Bench struct {
 
 // List gives all benches, in the order in which `all` runs them.
 func List() []Bench {
-	return []Bench{startBench(), mrBench(), sdkBench()}
+	return []Bench{startBench(), startRateBench(), densityBench(), mrBench(), sdkBench()}
 }
 
 // Config says how to run a bench.
@@ -177,18 +177,16 @@ func procField(path, name string) string {
 	return ""
 }
 
-// interleave runs two arms in blocks A B B A A B ..., so that drift of the machine falls on both.
-func interleave(blocks int, a, b func() error) error {
+// interleave runs arms in blocks A B B A A B ..., so that drift of the machine falls on all.
+func interleave(blocks int, arms ...func() error) error {
 	for i := range blocks {
-		first, second := a, b
-		if i%2 == 1 {
-			first, second = b, a
-		}
-		if err := first(); err != nil {
-			return err
-		}
-		if err := second(); err != nil {
-			return err
+		for j := range arms {
+			if i%2 == 1 {
+				j = len(arms) - 1 - j
+			}
+			if err := arms[j](); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

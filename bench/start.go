@@ -22,11 +22,22 @@ import (
 var startSource string
 
 // startBench: how long does it take from Spawn to the first line of main of an isolated proc that is warm (its program is on the machine)? Starts follow one another, each
-// after the end of the one before; the program tells the monotonic clock at its first line, which is the spawner's clock too. The peer is the least that Linux needs:
-// posix_spawn of the same static program from a small C program, without any isolation. Expected: a few times the peer, most of it namespaces and cgroup.
+// after the end of the one before; the program tells the monotonic clock at its first line, which is the spawner's clock too. The floor and first peer is the least that Linux
+// needs: posix_spawn of the same static program from a small C program, without any isolation. The others are containers (see there), posix_spawned by the same
+// program, which counts until the first line of main too. Expected: a few times the floor, most of it namespaces and cgroup; bwrap some ms, runc and crun ten and more.
 func startBench() Bench {
 	return Bench{Name: "start", Question: "how long from Spawn to the first line of main of a warm, isolated proc?",
 		Metrics: []string{"warm_start_p50_ms", "warm_start_p99_ms", "cpu_ms_per_start"}, run: runStart}
+}
+
+// startArm is one way to start.
+type startArm struct {
+	name    string
+	command []string  // what the C program is to spawn; nil: itself
+	n       int       // starts per block
+	all     []float64 // ms
+	p50     []float64 // ms, per block
+	cpu     []float64 // ms per start, per block
 }
 
 type startArms struct {
@@ -34,27 +45,21 @@ type startArms struct {
 	s       *system
 	local   string // path of the program here
 	program string // and in the realm
-	n       int    // starts per block
-
-	ours, theirs       []float64 // ms, all
-	oursP50, theirsP50 []float64 // per block
-	oursCPU, theirsCPU []float64 // ms per start, per block
+	ours    startArm
+	peers   []*startArm // posix_spawn is the first
 }
 
 func runStart(ctx context.Context, r *Run) error {
-	a := &startArms{r: r, local: filepath.Join(r.dir, "start"), n: 400}
-	blocks := 10
+	blocks, n := 10, 400
 	if r.Quick {
-		a.n, blocks = 200, 5
+		blocks, n = 5, 200
 	}
-	source := a.local + ".c"
-	if err := os.WriteFile(source, []byte(startSource), 0o644); err != nil {
+	local, err := r.buildStart(ctx)
+	if err != nil {
 		return err
 	}
-	if out, err := exec.CommandContext(ctx, "cc", "-static", "-O2", "-o", a.local, source).CombinedOutput(); err != nil {
-		return fmt.Errorf("cannot build the program to start: %w\n%s", err, out)
-	}
-	var err error
+	a := &startArms{r: r, local: local, ours: startArm{name: "ours", n: n}, peers: []*startArm{{name: "posix_spawn", n: n}}}
+	a.findPeers(ctx, n)
 	if a.s, err = r.boot(ctx); err != nil {
 		return err
 	}
@@ -65,23 +70,65 @@ func runStart(ctx context.Context, r *Run) error {
 	if err := a.oursBlock(ctx, 10, false); err != nil { // warm
 		return err
 	}
-	r.note("%d blocks of %d starts each", blocks, a.n)
-	err = interleave(blocks, func() error { return a.oursBlock(ctx, a.n, true) }, func() error { return a.peerBlock(ctx) })
-	if err != nil {
+	r.note("%d blocks of %d starts each, of containers fewer", blocks, n)
+	arms := []func() error{func() error { return a.oursBlock(ctx, n, true) }}
+	for _, p := range a.peers {
+		arms = append(arms, func() error { return a.peerBlock(ctx, p) })
+	}
+	if err := interleave(blocks, arms...); err != nil {
 		return err
 	}
-	for _, q := range []struct {
-		metric string
-		q      float64
-		ratio  float64
-	}{{"warm_start_p50_ms", 0.5, median(ratios(a.theirsP50, a.oursP50))}, {"warm_start_p99_ms", 0.99, quantile(a.theirs, 0.99) / quantile(a.ours, 0.99)}} {
-		theirs := quantile(a.theirs, q.q)
-		if err := r.print(Line{Metric: q.metric, Unit: "ms", Ours: quantile(a.ours, q.q), Peer: "posix_spawn", Theirs: &theirs, Ratio: pointer(q.ratio), Floor: pointer(median(a.theirs)), N: len(a.ours)}); err != nil {
-			return err
+	return a.report()
+}
+
+// buildStart compiles programs/start.c and returns where it is.
+func (r *Run) buildStart(ctx context.Context) (string, error) {
+	local := filepath.Join(r.dir, "start")
+	if err := os.WriteFile(local+".c", []byte(startSource), 0o644); err != nil {
+		return "", err
+	}
+	if out, err := exec.CommandContext(ctx, "cc", "-static", "-O2", "-o", local, local+".c").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("cannot build the program to start: %w\n%s", err, out)
+	}
+	return local, nil
+}
+
+// findPeers tries each container once; one that does not run here is no peer.
+func (a *startArms) findPeers(ctx context.Context, n int) {
+	for _, c := range containers() {
+		path, err := c.find(ctx)
+		var p *startArm
+		if err == nil {
+			p = &startArm{name: c.name, n: n / 10}
+			p.command, err = c.command(a.r, path, a.local)
+		}
+		if err == nil {
+			_, _, err = a.spawn(ctx, p, 1)
+		}
+		if err != nil {
+			a.r.note("skipped %s: %v", c.name, err)
+			continue
+		}
+		a.peers = append(a.peers, p)
+	}
+	a.r.note("skipped docker: it needs a running dockerd, which this bench does not start")
+}
+
+func (a *startArms) report() error {
+	o, floor := &a.ours, a.peers[0]
+	for _, p := range a.peers {
+		for _, l := range []Line{
+			{Metric: "warm_start_p50_ms", Ours: median(o.all), Theirs: pointer(median(p.all)), Ratio: pointer(median(ratios(p.p50, o.p50))), Floor: pointer(median(floor.all))},
+			{Metric: "warm_start_p99_ms", Ours: quantile(o.all, 0.99), Theirs: pointer(quantile(p.all, 0.99)), Ratio: pointer(quantile(p.all, 0.99) / quantile(o.all, 0.99)), Floor: pointer(median(floor.all))},
+			{Metric: "cpu_ms_per_start", Ours: median(o.cpu), Theirs: pointer(median(p.cpu)), Ratio: pointer(median(ratios(p.cpu, o.cpu))), Floor: pointer(median(floor.cpu))},
+		} {
+			l.Unit, l.Peer, l.N = "ms", p.name, len(o.all)
+			if err := a.r.print(l); err != nil {
+				return err
+			}
 		}
 	}
-	theirs := median(a.theirsCPU)
-	return r.print(Line{Metric: "cpu_ms_per_start", Unit: "ms", Ours: median(a.oursCPU), Peer: "posix_spawn", Theirs: &theirs, Ratio: pointer(median(ratios(a.theirsCPU, a.oursCPU))), Floor: pointer(theirs), N: len(a.ours)})
+	return nil
 }
 
 // monotonic is the clock that programs/start.c reads.
@@ -128,31 +175,43 @@ func (a *startArms) oursBlock(ctx context.Context, n int, count bool) error {
 	if !count {
 		return nil
 	}
-	for _, v := range ms {
-		a.ours = append(a.ours, a.r.sample("ours", "start_ms", v))
-	}
-	a.oursP50 = append(a.oursP50, median(ms))
-	a.oursCPU = append(a.oursCPU, a.r.sample("ours", "cpu_ms", float64(cpu)/float64(time.Millisecond)/float64(n)))
+	a.r.add(&a.ours, ms, cpu, n)
 	return nil
 }
 
-func (a *startArms) peerBlock(ctx context.Context) error {
-	cmd := exec.CommandContext(ctx, a.local, "spawn", strconv.Itoa(a.n))
+func (a *startArms) peerBlock(ctx context.Context, p *startArm) error {
+	ms, cpu, err := a.spawn(ctx, p, p.n)
+	if err != nil {
+		return err
+	}
+	a.r.add(p, ms, cpu, p.n)
+	return nil
+}
+
+// add takes a block's figures.
+func (r *Run) add(a *startArm, ms []float64, cpu time.Duration, n int) {
+	for _, v := range ms {
+		a.all = append(a.all, r.sample(a.name, "start_ms", v))
+	}
+	a.p50 = append(a.p50, median(ms))
+	a.cpu = append(a.cpu, r.sample(a.name, "cpu_ms", cpu.Seconds()*1e3/float64(n)))
+}
+
+// spawn has the C program start the peer's command n times.
+func (a *startArms) spawn(ctx context.Context, p *startArm, n int) (ms []float64, cpu time.Duration, err error) {
+	cmd := exec.CommandContext(ctx, a.local, append([]string{"spawn", strconv.Itoa(n)}, p.command...)...)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
 	out, err := cmd.Output()
 	if err != nil {
-		return fmt.Errorf("posix_spawn: %w", err)
+		return nil, 0, fmt.Errorf("%s: %w: %.500s", p.name, err, strings.TrimSpace(errs.String()))
 	}
-	var ms []float64
 	for line := range bytes.Lines(out) {
 		ns, err := strconv.ParseInt(strings.TrimSpace(string(line)), 10, 64)
 		if err != nil {
-			return fmt.Errorf("posix_spawn: printed %q", line)
+			return nil, 0, fmt.Errorf("%s: printed %q", p.name, line)
 		}
-		ms = append(ms, a.r.sample("posix_spawn", "start_ms", float64(ns)/1e6))
+		ms = append(ms, float64(ns)/1e6)
 	}
-	a.theirs = append(a.theirs, ms...)
-	a.theirsP50 = append(a.theirsP50, median(ms))
-	cpu := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
-	a.theirsCPU = append(a.theirsCPU, a.r.sample("posix_spawn", "cpu_ms", float64(cpu)/float64(time.Millisecond)/float64(a.n)))
-	return nil
+	return ms, cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), nil
 }

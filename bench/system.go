@@ -90,6 +90,14 @@ func (s *system) install(ctx context.Context, local, name string) (string, error
 
 // cpu is what the system's processes have used so far, ended procs and this process included.
 func (s *system) cpu() time.Duration {
+	_, sum := s.family()
+	var self syscall.Rusage
+	syscall.Getrusage(syscall.RUSAGE_SELF, &self)
+	return sum + time.Duration(self.Utime.Nano()+self.Stime.Nano())
+}
+
+// family lists the launcher and all that descend from it, and what they have used of the processors, ended children included.
+func (s *system) family() (pids []int, sum time.Duration) {
 	parents, used := map[int]int{}, map[int]time.Duration{}
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
@@ -112,16 +120,13 @@ func (s *system) cpu() time.Duration {
 			used[pid] += time.Duration(n) * time.Second / 100
 		}
 	}
-	var self syscall.Rusage
-	syscall.Getrusage(syscall.RUSAGE_SELF, &self)
-	sum := time.Duration(self.Utime.Nano() + self.Stime.Nano())
 	for pid := range parents {
 		for p, hops := pid, 0; p > 1 && hops < 64; p, hops = parents[p], hops+1 {
 			if p == s.pid {
-				sum += used[pid]
+				pids, sum = append(pids, pid), sum+used[pid]
 				break
 			}
 		}
 	}
-	return sum
+	return pids, sum
 }
