@@ -174,12 +174,18 @@ func (c *Client) DialTree(ctx context.Context, e sigma.Endpoint) (*session.Clien
 	return session.Dial(ctx, conn)
 }
 
-// ServeTree serves tree to everybody who dials l, a listener of FormTree, until ctx ends or the listener is closed. A slow or silent client delays nobody.
+// sessionsMax bounds what one proc may have open at one tree. A session costs the server a file descriptor and about 70 KiB, and a proc needs one.
+const sessionsMax = 16
+
+// ServeTree serves tree to everybody who dials l, a listener of FormTree, until ctx ends or the listener is closed. A slow or silent client delays nobody, and one that opens
+// sessions without end has the later ones closed.
 func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tree) error {
 	var sessions sync.WaitGroup
 	ctx, cancel := context.WithCancel(ctx)
 	defer sessions.Wait()
 	defer cancel()
+	var mu sync.Mutex
+	open := map[sigma.ProcID]int{} // mu
 	for {
 		nc, p, err := l.AcceptFrom(ctx)
 		if err != nil {
@@ -190,8 +196,23 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 			nc.Close()
 			return sigma.Errorf("sdk.ServeTree", sigma.KindInvalid, "the listener is not one of this SDK")
 		}
+		mu.Lock()
+		full := open[p.Proc] >= sessionsMax && !p.System
+		if !full {
+			open[p.Proc]++
+		}
+		mu.Unlock()
+		if full {
+			nc.Close()
+			continue
+		}
 		sessions.Go(func() {
 			treekit.Serve(ctx, session.NewPacketConn(packets.UnixConn, false), treekit.Config{Tree: tree, Principal: p})
+			mu.Lock()
+			defer mu.Unlock()
+			if open[p.Proc]--; open[p.Proc] == 0 {
+				delete(open, p.Proc)
+			}
 		})
 	}
 }
