@@ -3,8 +3,10 @@ package bench
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,7 +16,7 @@ import (
 // the load, and has a limit of its own.
 type footprint struct {
 	processes, cgroups, mounts, files int
-	memory                            float64 // KiB, proportional set size of launcher and daemons
+	memory                            map[string]float64 // KiB, proportional set size of launcher and daemons
 }
 
 // leaks names what there is more of than before.
@@ -25,24 +27,19 @@ func (f footprint) leaks(before footprint) map[string]int {
 
 // footprint counts.
 func (s *system) footprint() footprint {
-	f := footprint{}
-	family, _ := s.family()
-	for _, pid := range family {
-		dir := filepath.Join("/proc", strconv.Itoa(pid))
+	f := footprint{memory: map[string]float64{}}
+	for _, p := range s.family() {
+		dir := filepath.Join("/proc", strconv.Itoa(p.pid))
 		group, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
 		if numberedLeaf(string(group)) {
 			f.processes++
 		}
-		exe, _ := os.ReadFile(filepath.Join(dir, "comm"))
-		daemon := strings.TrimSpace(string(exe))
-		if pid == s.pid || daemon == "sigmad" || daemon == "named" || daemon == "besched" || daemon == "s3d" {
-			if pid != s.pid { // the launcher's grow with what it keeps ready
-				open, _ := os.ReadDir(filepath.Join(dir, "fd"))
-				f.files += len(open)
-			}
-			kib, _, _ := strings.Cut(procField(filepath.Join(dir, "smaps_rollup"), "Pss"), " ")
-			n, _ := strconv.ParseFloat(kib, 64)
-			f.memory += n
+		if p.daemon() {
+			open, _ := os.ReadDir(filepath.Join(dir, "fd"))
+			f.files += len(open)
+		}
+		if p.daemon() || p.pid == s.pid { // the launcher's files grow with what it keeps ready
+			f.memory[p.name] += kibField(filepath.Join(dir, "smaps_rollup"), "Pss")
 		}
 	}
 	for _, root := range s.cgroupRoots() {
@@ -105,8 +102,10 @@ func (r *Run) reportLeaks(before, after footprint, starts int) error {
 			return err
 		}
 	}
-	r.note("memory of launcher and daemons: %s before, %s after", mib(before.memory), mib(after.memory))
+	var text strings.Builder
+	for _, part := range slices.Sorted(maps.Keys(after.memory)) {
+		fmt.Fprintf(&text, "; %s %.1f MiB, %.1f MiB", part, before.memory[part]/1024, after.memory[part]/1024)
+	}
+	r.note("memory before and after%s", text.String())
 	return nil
 }
-
-func mib(kib float64) string { return fmt.Sprintf("%.1f MiB", kib/1024) }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -44,6 +46,7 @@ type rateTrial struct {
 	drain     time.Duration
 	ms        []float64 // sampled
 	cpuMS     float64   // per start
+	parts     string    // where it was used
 	overwhelm bool      // it was given up because of the backlog
 }
 
@@ -106,6 +109,7 @@ func runStartRate(ctx context.Context, r *Run) error {
 	if !best.sustained() {
 		r.note("no offered rate was sustained with a p99 of %v ms; the figures are of the one with the lowest", p99Most)
 	}
+	r.note("ms of processors for each start:%s", best.parts)
 	if err := a.report(best, most, floor); err != nil {
 		return err
 	}
@@ -205,7 +209,7 @@ type rateRun struct {
 func (a *rateArms) open(ctx context.Context, rate float64, length time.Duration) (rateTrial, error) {
 	x := &rateRun{a: a, t: rateTrial{offered: rate}}
 	x.g, ctx = newGroup(ctx)
-	cpu, begin := a.s.cpu(), time.Now()
+	cpu, begin := a.s.cpuByPart(), time.Now()
 	beginNS := monotonic()
 	spawned := 0
 	tick := time.NewTicker(burstEvery)
@@ -237,7 +241,12 @@ func (a *rateArms) open(ctx context.Context, rate float64, length time.Duration)
 	x.t.drain = time.Since(offered)
 	x.t.starts = spawned
 	x.t.perS = float64(spawned) / time.Since(begin).Seconds()
-	x.t.cpuMS = (a.s.cpu() - cpu).Seconds() * 1e3 / float64(max(spawned, 1))
+	parts := a.s.cpuByPart()
+	for _, part := range slices.Sorted(maps.Keys(parts)) {
+		ms := (parts[part] - cpu[part]).Seconds() * 1e3 / float64(max(spawned, 1))
+		x.t.cpuMS += ms
+		x.t.parts += fmt.Sprintf(" %s %.2f", part, ms)
+	}
 	return x.t, err
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // any picks one of the procs that were not known to have ended; "" if there is none.
@@ -27,18 +28,28 @@ func (x *soak) any() sigma.ProcID {
 	return ids[x.random.IntN(len(ids))]
 }
 
-// calm reports whether all services run.
-func (x *soak) calm() bool {
+// services lists them by name.
+func (x *soak) services() map[string]sigmap.Service {
 	list, err := x.c.Services(x.ctx)
 	if err != nil {
 		x.t.Errorf("list services: %v", err)
 	}
+	out := map[string]sigmap.Service{}
 	for _, s := range list {
-		if s.State != "running" {
+		out[s.Name] = s
+	}
+	return out
+}
+
+// calm reports whether all services run, and have been started again since they were killed: sigmad may not have heard yet of the end of one.
+func (x *soak) calm() bool {
+	list := x.services()
+	for name, s := range list {
+		if before, killed := x.killed[name]; s.State != "running" || killed && s.Restarts <= before {
 			return false
 		}
 	}
-	return true
+	return len(list) > 0
 }
 
 // spawn makes procs of random kinds, and a waiter or two for each.
@@ -99,7 +110,7 @@ func (x *soak) take() {
 func (x *soak) judge(a answer) {
 	x.waiting--
 	x.done["answer"]++
-	if a.gone { // with the system
+	if a.gone || x.dying { // whatever a dying system still says, it is an answer
 		return
 	}
 	if first, ok := x.ended[a.id]; ok {
@@ -162,6 +173,7 @@ func (x *soak) crash(name string) {
 		return
 	}
 	x.done["kill -9 "+name]++
+	x.killed[name] = x.services()[name].Restarts
 	for _, p := range x.live {
 		p.fault = true
 	}
@@ -171,10 +183,14 @@ func (x *soak) crash(name string) {
 // die kills the whole system, whose waiters must hear of it, and starts it again.
 func (x *soak) die(name string) {
 	x.done["kill -9 "+name]++
+	x.take()
+	x.dying = true
 	x.s.Kill9(x.t, name)
 	x.answered()
+	x.dying = false
 	clear(x.live)
 	clear(x.ended)
+	clear(x.killed)
 	x.s.Restart(x.t)
 	x.c = x.s.Connect(x.ctx, x.t, sigma.DefaultRealm)
 	list, err := x.c.List(x.ctx, false)

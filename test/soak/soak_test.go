@@ -91,6 +91,8 @@ type soak struct {
 	live    map[sigma.ProcID]*proc // by what the test has heard
 	ended   map[sigma.ProcID]sigma.Status
 	waiting int
+	killed  map[string]uint32 // services, and how often each had been restarted before
+	dying   bool              // the whole system is being killed
 	answers chan answer
 	waiters sync.WaitGroup
 	done    map[string]int // what was done, for the log
@@ -103,7 +105,7 @@ func TestSoak(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(n)*roundMax)
 	defer cancel()
 	s := machine.Get(t)
-	x := &soak{t: t, ctx: ctx, s: s, c: s.Connect(ctx, t, sigma.DefaultRealm), random: rand.New(rand.NewPCG(seed, 0)), live: map[sigma.ProcID]*proc{}, ended: map[sigma.ProcID]sigma.Status{}, answers: make(chan answer, 16), done: map[string]int{}}
+	x := &soak{t: t, ctx: ctx, s: s, c: s.Connect(ctx, t, sigma.DefaultRealm), random: rand.New(rand.NewPCG(seed, 0)), live: map[sigma.ProcID]*proc{}, ended: map[sigma.ProcID]sigma.Status{}, killed: map[string]uint32{}, answers: make(chan answer, 16), done: map[string]int{}}
 	x.program = s.Install(ctx, t, x.c, machine.Program(t, "../machine/testdata/probe.c"))
 	x.kinds = kinds(x.capacity())
 	x.usable()
