@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -137,8 +139,29 @@ func (a *densityArms) charged() float64 {
 	return sum
 }
 
+// places says how much memory is where, in KiB: kinds of the kernel's, and the daemons, whose memory is mostly in AnonPages too.
+type places map[string]float64
+
+func (a *densityArms) where() places {
+	out := places(a.s.footprint().memory)
+	for _, kind := range []string{"AnonPages", "KernelStack", "PageTables", "SUnreclaim", "SReclaimable", "Percpu", "Shmem"} {
+		out[kind] = kibField("/proc/meminfo", kind)
+	}
+	return out
+}
+
+func (p places) since(before places, n float64) string {
+	text := ""
+	for _, name := range slices.Sorted(maps.Keys(p)) {
+		if v := (p[name] - before[name]) / n; v >= 0.5 || v <= -0.5 {
+			text += fmt.Sprintf(" %s %.0f", name, v)
+		}
+	}
+	return text
+}
+
 func (a *densityArms) oursBlock(ctx context.Context) error {
-	machine, charged := occupied(ctx), a.charged()
+	machine, charged, where := occupied(ctx), a.charged(), a.where()
 	var ids []sigma.ProcID
 	for len(ids) < a.n {
 		ds := make([]sigma.Descriptor, min(100, a.n-len(ids)))
@@ -159,6 +182,7 @@ func (a *densityArms) oursBlock(ctx context.Context) error {
 	n := float64(a.n)
 	a.ours = append(a.ours, a.r.sample("ours", "kib_per_proc", (occupied(ctx)-machine)/n))
 	a.accounted = append(a.accounted, a.r.sample("ours", "accounted_kib_per_proc", (a.charged()-charged)/n))
+	a.r.note("KiB for each, where it is:%s", a.where().since(where, n))
 	ms, err := a.starts(ctx)
 	if err != nil {
 		return err
