@@ -18,6 +18,9 @@ type dir struct {
 	names func(ctx context.Context) ([]string, error)
 	open  func(ctx context.Context, name string) (sigma.File, error) // KindNotFound if there is none
 	list  []sigma.DirEntry                                           // as it was at Open
+	// page, if set, gives the entries after a cookie instead of names, up to n of them, and whether there are more. It is for directories that may be long, because a session
+	// can hold many handles.
+	page func(cookie uint64, n int) (es []sigma.DirEntry, more bool)
 }
 
 // idOf is the id of a computed file: its path's hash, with a bit that inodes and named's numbers do not have.
@@ -69,6 +72,9 @@ func (d *dir) Open(ctx context.Context, f sigma.OpenFlags) error {
 	if f.Writes() {
 		return sigma.PathError("kernel.dir.Open", sigma.KindIsDir, d.path)
 	}
+	if d.page != nil {
+		return nil
+	}
 	names, err := d.names(ctx)
 	if err != nil {
 		return err
@@ -89,6 +95,13 @@ func (d *dir) Open(ctx context.Context, f sigma.OpenFlags) error {
 }
 
 func (d *dir) ReadDir(_ context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
+	if d.page != nil {
+		es, more := d.page(cookie, max(n, 1))
+		if len(es) > 0 {
+			cookie = es[len(es)-1].Next
+		}
+		return es, cookie, more, nil
+	}
 	from := min(cookie, uint64(len(d.list)))
 	to := min(from+uint64(max(n, 1)), uint64(len(d.list)))
 	return slices.Clone(d.list[from:to]), to, to < uint64(len(d.list)), nil

@@ -3,7 +3,8 @@
 //
 // It parses hostile bytes and holds no privilege: every act that needs one is the launcher's. It assumes that named, besched and s3d are in the boot set. Users: cmd/sigmad.
 //
-// Locks: Kernel.mu (procs, waiters), service.mu, realmNames.mu; none is held while another is taken, nor across a call to another process.
+// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu is taken; service.mu and tree.mu, under which nothing is. None is held across a call to another
+// process.
 package kernel
 
 import (
@@ -74,11 +75,15 @@ type Kernel struct {
 	core     *schedd.Core                      // mu
 	wake     map[sigma.ProcID]chan struct{}    // mu; closed at the next change of a proc
 	notice   map[sigma.ProcID]chan struct{}    // mu; closed when a proc shall go
+	timers   map[sigma.ProcID]*time.Timer      // mu; that kill procs; at most one of each
 	logs     map[sigma.ProcID]*procLogs        // mu
 	budgets  map[sigma.RealmID]*output.Budget  // mu; of logs
 	children map[uint64]func(launch.Event)     // mu; by launch id
 	names    map[sigma.RealmID]*realmNames     // mu
 	trees    map[sigma.RealmID]*namespace.Tree // mu; the kernel's own view of realms
+	stores   map[sigma.RealmID]*session.Client // mu; to the object store, for trees
+	removing map[sigma.RealmID]bool            // mu; realms that are being removed
+	open     map[*tree]bool                    // mu; the sessions there are
 	gids     map[sigma.RealmID]uint32          // mu
 	uids     map[uint32]bool                   // mu; in use
 	nextUID  uint32                            // mu
@@ -113,8 +118,9 @@ func New(cfg Config) (*Kernel, error) {
 		return nil, err
 	}
 	k := &Kernel{cfg: cfg, launcher: launch.New(cfg.Control), proxy: dialproxy.New(cfg.Machine), bin: bin, ux: scratch, services: map[string]*service{}, start: time.Now(),
-		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, logs: map[sigma.ProcID]*procLogs{},
-		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*namespace.Tree{}, gids: map[sigma.RealmID]uint32{}, uids: map[uint32]bool{}}
+		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, logs: map[sigma.ProcID]*procLogs{},
+		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*namespace.Tree{}, stores: map[sigma.RealmID]*session.Client{},
+		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}, uids: map[uint32]bool{}}
 	for i, p := range cfg.Programs {
 		k.services[p.Name] = newService(k, p, cfg.UIDBase+2+uint32(i)) // base+1 is sigmad's own
 	}
@@ -143,7 +149,8 @@ func (k *Kernel) Run(ctx context.Context) error {
 	}
 	k.sessions.Go(func() { k.sched.run(ctx) })
 	booted := make(chan error, 1)
-	go func() { booted <- k.boot(ctx) }()
+	k.sessions.Go(func() { booted <- k.boot(ctx) })
+	defer k.ux.Close()
 	for {
 		select {
 		case err := <-booted:
@@ -158,6 +165,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 			return err
 		case <-ctx.Done():
 			k.shutDown()
+			k.settle()
 			return nil
 		}
 	}
@@ -175,7 +183,7 @@ func (k *Kernel) boot(ctx context.Context) error {
 			return sigma.Errorf("kernel.boot", sigma.KindUnavailable, "%s did not come up: %v", s.name, err)
 		}
 	}
-	if err := k.realms().Create(ctx, sigma.DefaultRealm); err != nil && sigma.KindOf(err) != sigma.KindExists {
+	if err := k.realms(nil).Create(ctx, sigma.DefaultRealm); err != nil && sigma.KindOf(err) != sigma.KindExists {
 		return err
 	}
 	return k.listenAdmin()
@@ -183,7 +191,12 @@ func (k *Kernel) boot(ctx context.Context) error {
 
 // serve answers one program's session until it ends.
 func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal) {
-	t := &tree{k: k, principal: p}
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	t := &tree{k: k, principal: p, end: end, over: make(chan struct{}), realms: map[sigma.RealmID]bool{}}
+	k.mu.Lock()
+	k.open[t] = true
+	k.mu.Unlock()
 	err := treekit.Serve(ctx, conn, treekit.Config{Tree: t, Principal: p, Events: treekit.Events{
 		Panicked: func(op string, value any, stack []byte) {
 			k.cfg.Log.Error("handler panicked", "realm", p.Realm, "proc", p.Proc, "op", op, "err", fmt.Sprint(value), "stack", string(stack))
@@ -195,6 +208,11 @@ func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal
 	if err != nil {
 		k.cfg.Log.Debug("session ended", "realm", p.Realm, "proc", p.Proc, "err", err)
 	}
+	k.mu.Lock()
+	delete(k.open, t)
+	k.mu.Unlock()
+	close(t.over)
+	k.proxy.CloseProc(p.Proc) // here, when no Listen can come any more
 	t.release()
 }
 
@@ -211,5 +229,18 @@ func (k *Kernel) shutDown() {
 			return
 		}
 	}
-	k.ux.Close()
+}
+
+// settleMax is how long sessions may take to end once the services have.
+const settleMax = 2 * time.Second
+
+// settle waits for what still runs, as far as it ends by itself.
+func (k *Kernel) settle() {
+	over := make(chan struct{})
+	go func() { k.sessions.Wait(); close(over) }()
+	select {
+	case <-over:
+	case <-time.After(settleMax):
+		k.cfg.Log.Warn("sessions did not end in time")
+	}
 }

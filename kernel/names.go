@@ -2,9 +2,9 @@ package kernel
 
 import (
 	"context"
-	"sync"
 
 	"sigmaos.dev/namespace"
+	"sigmaos.dev/schedd"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -12,34 +12,31 @@ import (
 
 // realmNames is the machine's session to named for one realm. A realm of its own session cannot use up what others need.
 type realmNames struct {
-	mu      sync.Mutex
-	session *session.Client // mu
-	root    sigma.File      // mu
-	dialing chan struct{}   // mu; closed when a dial that is under way is over
+	session *session.Client // Kernel.mu
+	root    sigma.File      // Kernel.mu
+	dialing chan struct{}   // Kernel.mu; closed when a dial that is under way is over
 }
 
 // named returns the root of a realm's tree at named, over a session that is connected again after named was restarted.
 func (k *Kernel) named(ctx context.Context, realm sigma.RealmID) (sigma.File, error) {
-	k.mu.Lock()
-	n := k.names[realm]
-	if n == nil {
-		n = &realmNames{}
-		k.names[realm] = n
-	}
-	k.mu.Unlock()
 	for {
-		n.mu.Lock()
+		k.mu.Lock()
+		n := k.names[realm]
+		if n == nil {
+			n = &realmNames{}
+			k.names[realm] = n
+		}
 		if n.session != nil {
 			select {
 			case <-n.session.Done():
 				n.session, n.root = nil, nil
 			default:
-				defer n.mu.Unlock()
+				defer k.mu.Unlock()
 				return n.root, nil
 			}
 		}
 		if wait := n.dialing; wait != nil {
-			n.mu.Unlock()
+			k.mu.Unlock()
 			select {
 			case <-wait:
 				continue
@@ -47,20 +44,36 @@ func (k *Kernel) named(ctx context.Context, realm sigma.RealmID) (sigma.File, er
 				return nil, sigma.Wrap("kernel.named", "", ctx.Err())
 			}
 		}
-		over := make(chan struct{})
-		n.dialing = over
-		n.mu.Unlock()
-		s, root, err := k.dialNamed(ctx, realm)
-		n.mu.Lock()
-		n.session, n.root, n.dialing = s, root, nil
-		n.mu.Unlock()
-		close(over)
-		if err != nil {
-			k.dropNames(realm, n)
-			return nil, err
+		n.dialing = make(chan struct{})
+		k.mu.Unlock()
+		if root, dropped, err := k.connectNames(ctx, realm, n); !dropped {
+			return root, err
 		}
-		return root, nil
 	}
+}
+
+// connectNames dials for n and tells those who wait for that. dropped says that n is not the realm's any more.
+func (k *Kernel) connectNames(ctx context.Context, realm sigma.RealmID, n *realmNames) (root sigma.File, dropped bool, err error) {
+	s, root, err := k.dialNamed(ctx, realm)
+	k.mu.Lock()
+	close(n.dialing)
+	n.dialing = nil
+	dropped = k.names[realm] != n
+	switch {
+	case dropped:
+	case err != nil:
+		delete(k.names, realm) // names nobody has cost nothing
+	default:
+		n.session, n.root = s, root
+	}
+	k.mu.Unlock()
+	if dropped && s != nil {
+		s.Close()
+	}
+	if sigma.KindOf(err) == sigma.KindNotFound && !dropped {
+		k.dropNames(realm)
+	}
+	return root, dropped, err
 }
 
 func (k *Kernel) dialNamed(ctx context.Context, realm sigma.RealmID) (*session.Client, sigma.File, error) {
@@ -76,20 +89,22 @@ func (k *Kernel) dialNamed(ctx context.Context, realm sigma.RealmID) (*session.C
 	return s, root, nil
 }
 
-// dropNames forgets a realm that could not be reached or is gone, so that names nobody has cost nothing.
-func (k *Kernel) dropNames(realm sigma.RealmID, n *realmNames) {
+// dropNames forgets a realm that is gone, and ends the sessions for it.
+func (k *Kernel) dropNames(realm sigma.RealmID) {
 	k.mu.Lock()
-	if k.names[realm] == n {
-		delete(k.names, realm)
-		delete(k.trees, realm)
+	n, store := k.names[realm], k.stores[realm]
+	delete(k.names, realm)
+	delete(k.trees, realm)
+	delete(k.stores, realm)
+	var names *session.Client
+	if n != nil {
+		names = n.session
 	}
 	k.mu.Unlock()
-	n.mu.Lock()
-	s := n.session
-	n.session, n.root = nil, nil
-	n.mu.Unlock()
-	if s != nil {
-		s.Close()
+	for _, s := range []*session.Client{names, store} {
+		if s != nil {
+			s.Close()
+		}
 	}
 }
 
@@ -111,7 +126,7 @@ func (k *Kernel) tree(realm sigma.RealmID) (*namespace.Tree, error) {
 
 // mount attaches to the object store for the kernel. It does not go through tenants' endpoints: their servers could make it wait.
 func (k *Kernel) mount(ctx context.Context, realm sigma.RealmID, e sigma.Endpoint) (sigma.File, <-chan struct{}, error) {
-	if e.Realm != sigma.SystemRealm {
+	if now, err := k.services[serviceS3].address(ctx); err != nil || e != now { // another of the system's cannot be: each would cost a session that lasts
 		return nil, nil, &sigma.Error{Op: "kernel.mount", Kind: sigma.KindNoExec, Msg: "programs are started from /bin and /s3 only", Hint: "copy the program to /bin"}
 	}
 	s, err := k.services[serviceS3].dial(ctx)
@@ -123,13 +138,69 @@ func (k *Kernel) mount(ctx context.Context, realm sigma.RealmID, e sigma.Endpoin
 		s.Close()
 		return nil, nil, err
 	}
+	k.mu.Lock()
+	old := k.stores[realm]
+	k.stores[realm] = s
+	k.mu.Unlock()
+	if old != nil {
+		old.Close()
+	}
 	return root, s.Done(), nil
 }
 
-// realms makes and removes realms at all who keep something of them.
-func (k *Kernel) realms() sigma.Realms { return realms{k} }
+// realms makes and removes realms at all who keep something of them. by is the session that asks, nil for the kernel itself.
+func (k *Kernel) realms(by *tree) sigma.Realms { return realms{k, by} }
 
-type realms struct{ k *Kernel }
+type realms struct {
+	k  *Kernel
+	by *tree
+}
+
+// beginRemoval keeps others out of a realm: no proc is spawned there and nobody attaches until end is called.
+func (k *Kernel) beginRemoval(id sigma.RealmID) (end func(), err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.removedLocked(id); err != nil {
+		return nil, err
+	}
+	k.removing[id] = true
+	return func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		delete(k.removing, id)
+	}, nil
+}
+
+// removedLocked is the error for who comes to a realm that is being removed.
+func (k *Kernel) removedLocked(id sigma.RealmID) error {
+	if !k.removing[id] {
+		return nil
+	}
+	return sigma.Errorf("kernel.realms", sigma.KindBusy, "the realm %s is being removed", id)
+}
+
+// endSessions ends the sessions that are attached to a realm, but for one, and waits until their last requests are over.
+func (k *Kernel) endSessions(ctx context.Context, realm sigma.RealmID, but *tree) error {
+	k.mu.Lock()
+	var ts []*tree
+	for t := range k.open {
+		if t != but && t.realms[realm] {
+			ts = append(ts, t)
+		}
+	}
+	k.mu.Unlock()
+	for _, t := range ts {
+		t.end()
+	}
+	for _, t := range ts {
+		select {
+		case <-t.over:
+		case <-ctx.Done():
+			return sigma.Wrap("kernel.realms", "", ctx.Err())
+		}
+	}
+	return nil
+}
 
 // admin calls a method of a service's realms file.
 func (r realms) admin(ctx context.Context, service, method string, id sigma.RealmID) ([]byte, error) {
@@ -165,7 +236,13 @@ func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
 	if id == sigma.SystemRealm {
 		return sigma.Errorf("kernel.realms", sigma.KindExists, "the realm system is the provider's")
 	}
-	_, err := r.admin(ctx, serviceNamed, sigmap.CallCreate, id)
+	r.k.mu.Lock()
+	err := r.k.removedLocked(id)
+	r.k.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	_, err = r.admin(ctx, serviceNamed, sigmap.CallCreate, id)
 	if err != nil && sigma.KindOf(err) != sigma.KindExists {
 		return err
 	}
@@ -183,7 +260,7 @@ func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
 	return err
 }
 
-// Remove implements sigma.Realms. It ends the procs first, so that nobody writes any more.
+// Remove implements sigma.Realms. It ends the procs and sessions first, so that nobody writes any more.
 func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	if err := id.Check(); err != nil {
 		return err
@@ -194,7 +271,15 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	if _, err := r.k.named(ctx, id); err != nil {
 		return err
 	}
+	end, err := r.k.beginRemoval(id)
+	if err != nil {
+		return err
+	}
+	defer end()
 	if err := r.k.endRealm(ctx, id); err != nil {
+		return err
+	}
+	if err := r.k.endSessions(ctx, id, r.by); err != nil {
 		return err
 	}
 	if _, err := r.admin(ctx, serviceS3, sigmap.CallRemove, id); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
@@ -203,12 +288,13 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	if err := r.k.ux.RemoveRealm(ctx, id); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
-	_, err := r.admin(ctx, serviceNamed, sigmap.CallRemove, id) // last, so that a removal that was interrupted can be repeated
-	r.k.mu.Lock()
-	n := r.k.names[id]
-	r.k.mu.Unlock()
-	if n != nil {
-		r.k.dropNames(id, n)
+	_, err = r.admin(ctx, serviceNamed, sigmap.CallRemove, id) // last, so that a removal that was interrupted can be repeated
+	r.k.dropNames(id)
+	if err == nil {
+		r.k.mu.Lock()
+		r.k.stepLocked(schedd.RealmGone{Realm: id})
+		delete(r.k.budgets, id)
+		r.k.mu.Unlock()
 	}
 	return err
 }

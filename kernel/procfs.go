@@ -14,14 +14,17 @@ import (
 func (r *root) procDir() sigma.File {
 	k := r.tree.k
 	return &dir{path: "/proc",
-		names: func(context.Context) ([]string, error) {
+		page: func(cookie uint64, n int) (es []sigma.DirEntry, more bool) {
 			k.mu.Lock()
 			defer k.mu.Unlock()
-			var names []string
-			for _, p := range k.core.List(r.realm, true) {
-				names = append(names, string(p.ID))
+			for seq, p := range k.core.After(r.realm, cookie) {
+				if len(es) == min(n, listProcs) {
+					return es, true
+				}
+				name := string(p.ID)
+				es = append(es, sigma.DirEntry{Name: name, ID: sigma.FileID{Kind: sigma.KindDir, Path: idOf(sigma.JoinPath(sigma.NameProc, name))}, Next: seq})
 			}
-			return names, nil
+			return es, false
 		},
 		open: func(_ context.Context, name string) (sigma.File, error) {
 			id := sigma.ProcID(name)
@@ -47,11 +50,18 @@ func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
 					Content: func(context.Context) ([]byte, error) { return k.statusText(r.realm, id) }}, nil
 			case "stdout", "stderr":
 				k.mu.Lock()
-				l := k.logs[id]
-				if l == nil {
-					l = k.newLogsLocked(r.realm, id) // not started yet: the same logs are used then
+				p := k.core.Proc(r.realm, id)
+				if p == nil {
+					k.mu.Unlock()
+					return nil, unknownProc(id)
 				}
+				l := k.newLogsLocked(r.realm, id) // if it is not started yet, the same are used then
+				neverRan := p.Ended() && p.Launch == 0
 				k.mu.Unlock()
+				if neverRan {
+					l.out.End()
+					l.err.End()
+				}
 				if name == "stdout" {
 					return l.out.File(name, idOf(file)), nil
 				}

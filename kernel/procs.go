@@ -34,6 +34,10 @@ const (
 func (k *Kernel) step(e schedd.Event) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.stepLocked(e)
+}
+
+func (k *Kernel) stepLocked(e schedd.Event) {
 	for _, f := range k.core.Step(time.Now(), e) {
 		k.applyLocked(f)
 	}
@@ -68,7 +72,11 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 			delete(k.wake, f.ID)
 		}
 	case schedd.Timer:
-		time.AfterFunc(time.Until(f.At), func() { k.step(schedd.TimerFired{ID: f.ID}) })
+		if t := k.timers[f.ID]; t != nil {
+			t.Reset(time.Until(f.At))
+			break
+		}
+		k.timers[f.ID] = time.AfterFunc(time.Until(f.At), func() { k.step(schedd.TimerFired{ID: f.ID}) })
 	case schedd.Forget:
 		if l := k.logs[f.ID]; l != nil {
 			delete(k.logs, f.ID)
@@ -77,6 +85,15 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 	case schedd.Room:
 		k.sched.room()
 	}
+}
+
+// endedLocked drops what only a proc that has not ended needs.
+func (k *Kernel) endedLocked(id sigma.ProcID) {
+	if t := k.timers[id]; t != nil {
+		t.Stop()
+		delete(k.timers, id)
+	}
+	delete(k.notice, id)
 }
 
 // newLogsLocked makes a proc's logs, unless somebody who looked early made them.
@@ -107,17 +124,12 @@ func (k *Kernel) noticeLocked(id sigma.ProcID) chan struct{} {
 // startProc fetches the program and asks the launcher for the proc (architecture §5, point 3).
 func (k *Kernel) startProc(p *schedd.Proc, l *procLogs) {
 	if err := k.tryStart(p, l); err != nil {
-		l.out.Copy(noBytes{})
-		l.err.Copy(noBytes{})
+		l.out.End()
+		l.err.End()
 		k.metrics.failed.Add(1)
 		k.step(schedd.NotLaunched{ID: p.ID, Err: err})
 	}
 }
-
-// noBytes is an empty stream, to mark the end of a log that never began.
-type noBytes struct{}
-
-func (noBytes) Read([]byte) (int, error) { return 0, os.ErrClosed }
 
 func (k *Kernel) tryStart(p *schedd.Proc, l *procLogs) error {
 	ctx, cancel := context.WithTimeout(k.ctx, fetchLimit)
@@ -162,7 +174,7 @@ func (k *Kernel) tryStart(p *schedd.Proc, l *procLogs) error {
 	var logs sync.WaitGroup
 	logs.Go(func() { l.out.Copy(files.outR); files.outR.Close() })
 	logs.Go(func() { l.err.Copy(files.errR); files.errR.Close() })
-	k.sessions.Go(func() { logs.Wait(); close(files.logged) })
+	go func() { logs.Wait(); close(files.logged) }() // ends with the proc, which may outlive Run
 	files.closeTheirs()
 	select {
 	case <-started: // the program's file is needed until it has been executed
@@ -193,10 +205,10 @@ func (k *Kernel) procEvent(id sigma.ProcID, launchID uint64, uid uint32, started
 			case <-files.logged: // so that who learns of the end can read all that was written
 			case <-time.After(logLimit):
 			}
-			k.step(schedd.Gone{ID: id, Exit: e})
 			k.mu.Lock()
-			delete(k.notice, id)
-			k.mu.Unlock()
+			defer k.mu.Unlock()
+			k.stepLocked(schedd.Gone{ID: id, Exit: e})
+			k.endedLocked(id)
 		}()
 	}
 	k.unregister(launchID)

@@ -15,6 +15,10 @@ type tree struct {
 	k         *Kernel
 	principal sigma.Principal
 
+	end    context.CancelFunc     // ends the session
+	over   chan struct{}          // closed when its last request is over
+	realms map[sigma.RealmID]bool // Kernel.mu; those it is attached to
+
 	mu     sync.Mutex
 	leases map[sigma.LeaseID]sigma.RealmID // mu
 }
@@ -41,6 +45,12 @@ func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 			return nil, err
 		}
 	}
+	t.k.mu.Lock()
+	defer t.k.mu.Unlock()
+	if err := t.k.removedLocked(realm); err != nil {
+		return nil, err
+	}
+	t.realms[realm] = true
 	return r, nil
 }
 
@@ -383,15 +393,13 @@ func (l *link) Stat(context.Context) (sigma.Stat, error) {
 }
 
 func (l *link) ReadLink(ctx context.Context) (string, error) {
-	s := l.k.services[serviceS3]
 	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
 	defer cancel()
-	if err := s.waitReady(ctx); err != nil {
+	e, err := l.k.services[serviceS3].address(ctx)
+	if err != nil {
 		return "", sigma.Errorf("kernel.link", sigma.KindUnavailable, "the object store is not available")
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.endpoint.String(), nil
+	return e.String(), nil
 }
 
 func (l *link) stop(ctx context.Context) (*sigma.Stopped, error) {

@@ -147,6 +147,21 @@ func (s *service) waitReady(ctx context.Context) error {
 	}
 }
 
+// address waits until the service serves and returns where.
+func (s *service) address(ctx context.Context) (sigma.Endpoint, error) {
+	for {
+		if err := s.waitReady(ctx); err != nil {
+			return sigma.Endpoint{}, sigma.Errorf("kernel.address", sigma.KindUnavailable, "%s is not available", s.name)
+		}
+		s.mu.Lock()
+		e, running := s.endpoint, s.state == "running"
+		s.mu.Unlock()
+		if running { // else it ended just now
+			return e, nil
+		}
+	}
+}
+
 func (s *service) terminate() {
 	s.mu.Lock()
 	id := s.launch
@@ -166,12 +181,24 @@ func (s *service) ended() <-chan struct{} {
 func (s *service) dial(ctx context.Context) (*session.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
 	defer cancel()
-	if err := s.waitReady(ctx); err != nil {
-		return nil, sigma.Errorf("kernel.dial", sigma.KindUnavailable, "%s is not available", s.name)
+	for {
+		e, err := s.address(ctx)
+		if err != nil {
+			return nil, err
+		}
+		c, err := s.connect(ctx, e)
+		if kind := sigma.KindOf(err); err == nil || kind != sigma.KindUnavailable && kind != sigma.KindLost { // these mean that it ends just now, or is too busy to accept
+			return c, err
+		}
+		select {
+		case <-time.After(restartMin):
+		case <-ctx.Done():
+			return nil, err
+		}
 	}
-	s.mu.Lock()
-	e := s.endpoint
-	s.mu.Unlock()
+}
+
+func (s *service) connect(ctx context.Context, e sigma.Endpoint) (*session.Client, error) {
 	f, err := s.k.proxy.Dial(sigma.Principal{Realm: sigma.SystemRealm, Machine: s.k.cfg.Machine, System: true}, e)
 	if err != nil {
 		return nil, err

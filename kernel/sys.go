@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"math"
 	"os"
 	"slices"
 	"time"
@@ -23,7 +24,7 @@ func (r *root) sysDir() sigma.File {
 		sigmap.FileEndpoints: func() sigma.File { return r.callable(sigmap.FileEndpoints, r.endpointCalls()) },
 		sigmap.FileMachine:   func() sigma.File { return r.callable(sigmap.FileMachine, r.machineCalls()) },
 		sigmap.FileRealms: func() sigma.File {
-			return treekit.RealmsFile(sigmap.FileRealms, idOf("/sys/realms"), r.tree.k.realms(), r.tree.principal.System)
+			return treekit.RealmsFile(sigmap.FileRealms, idOf("/sys/realms"), r.tree.k.realms(r.tree), r.tree.principal.System)
 		},
 	}
 	if r.tree.principal.System {
@@ -133,21 +134,29 @@ func (r *root) spawn(_ context.Context, payload []byte) ([]byte, []*os.File, err
 		ids[i] = sigma.NewProcID()
 	}
 	k := r.tree.k
+	by := r.tree.principal
+	by.Realm = r.realm
 	k.mu.Lock()
-	err := k.core.CanSpawn(r.realm, ds)
+	err := k.removedLocked(r.realm)
+	if err == nil {
+		err = k.core.CanSpawn(r.realm, ds)
+	}
+	if err == nil {
+		k.stepLocked(schedd.Spawned{By: by, IDs: ids, Ds: ds})
+	}
 	k.mu.Unlock()
 	if err != nil {
 		return nil, nil, err
 	}
-	by := r.tree.principal
-	by.Realm = r.realm
-	k.step(schedd.Spawned{By: by, IDs: ids, Ds: ds})
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.ProcIDs(&ids) })
 	return reply, nil, err
 }
 
-// listMax bytes of one page of a listing, so that the reply fits a message whatever the procs' arguments are.
-const listMax = sigmap.DataMax - 8<<10
+// A page of a listing has at most so many bytes, that the reply fits a message whatever the procs' arguments are, and so many procs, that it does not hold up others for long.
+const (
+	listMax   = sigmap.DataMax - 8<<10
+	listProcs = 256
+)
 
 func (r *root) list(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var all bool
@@ -157,11 +166,10 @@ func (r *root) list(_ context.Context, payload []byte) ([]byte, []*os.File, erro
 	}
 	k := r.tree.k
 	k.mu.Lock()
-	procs := k.core.List(r.realm, all)
+	procs := k.core.List(r.realm, all, int(skip), listProcs+1)
 	k.mu.Unlock()
-	procs = procs[min(int(skip), len(procs)):]
 	size, n := 0, 0
-	for n < len(procs) && n < 1000 {
+	for n < min(len(procs), listProcs) {
 		procs[n].Status.Data = nil // a listing does not carry results
 		one, err := sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfo(&procs[n]) })
 		if err != nil {
@@ -221,9 +229,13 @@ func (r *root) selfCalls() map[string]handler {
 		}),
 		sigmap.CallWaitEvict: proc(func(ctx context.Context, _ []byte) ([]byte, []*os.File, error) {
 			k.mu.Lock()
+			if p := k.core.Proc(r.realm, who.Proc); p == nil || p.Ended() {
+				k.mu.Unlock()
+				return nil, nil, unknownProc(who.Proc) // a service, or a request that was still on its way when its proc ended
+			}
 			ch := k.noticeLocked(who.Proc)
+			k.stepLocked(schedd.WaitsEvict{ID: who.Proc, Delta: 1})
 			k.mu.Unlock()
-			k.step(schedd.WaitsEvict{ID: who.Proc, Delta: 1})
 			defer k.step(schedd.WaitsEvict{ID: who.Proc, Delta: -1})
 			select {
 			case <-ch:
@@ -317,14 +329,14 @@ func (r *root) machineCalls() map[string]handler {
 	}
 }
 
-// endRealm kills a realm's procs and waits for their end.
+// endRealm kills a realm's procs and waits for their end. No more may be spawned meanwhile.
 func (k *Kernel) endRealm(ctx context.Context, realm sigma.RealmID) error {
 	k.mu.Lock()
-	procs := k.core.List(realm, false)
-	k.mu.Unlock()
+	procs := k.core.List(realm, false, 0, math.MaxInt)
 	for _, p := range procs {
-		k.step(schedd.Killed{ID: p.ID})
+		k.stepLocked(schedd.Killed{ID: p.ID})
 	}
+	k.mu.Unlock()
 	for _, p := range procs {
 		if _, err := k.waitProc(ctx, realm, p.ID, (*schedd.Proc).Ended); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 			return err

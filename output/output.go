@@ -71,7 +71,17 @@ func (l *Log) Copy(r io.Reader) {
 			break
 		}
 	}
-	l.bump(l.endLocked)
+	l.End()
+}
+
+// End marks the end of the log, of one that nothing was ever written to too. Once is enough.
+func (l *Log) End() {
+	l.mu.Lock()
+	ended := l.ended
+	l.mu.Unlock()
+	if !ended {
+		l.bump(l.endLocked)
+	}
 }
 
 func (l *Log) endLocked() {

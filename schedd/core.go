@@ -5,7 +5,10 @@
 package schedd
 
 import (
+	"cmp"
 	"fmt"
+	"iter"
+	"maps"
 	"path"
 	"slices"
 	"syscall"
@@ -20,9 +23,11 @@ const (
 	GraceDefault = 5 * time.Second  // between notice and kill
 	GraceMax     = 10 * time.Minute // a longer wish is cut to this
 	LingerMax    = 10 * time.Second // a proc that called Exited has this long to end
-	EndedMax     = 8192             // ended procs that are remembered; each costs about 1 KiB and its logs
+	EndedMax     = 8192             // ended procs of one realm that are remembered; each costs about 1 KiB, what it gave to Exited, and its logs
 	EndedAge     = time.Hour        // and for how long
 	QueuedMax    = 100000           // procs of one realm that have not ended
+	resultsMax   = 64 * sigma.MiB   // what the ended procs of one realm gave to Exited; the oldest are forgotten earlier
+	waitingMax   = 128 * sigma.MiB  // arguments and environments of one realm's procs that wait for their start
 	ArgsShownMax = 1024             // bytes of arguments kept for listings
 )
 
@@ -32,8 +37,13 @@ type Proc struct {
 	Descriptor sigma.Descriptor // dropped once started, except what Info shows
 	Launch     uint64           // the launcher's id; 0 before
 	startedOK  bool
+	seq        uint64         // in order of Spawn
+	bytes      sigma.Bytes    // that Descriptor is charged with
+	deadline   time.Time      // of the Timer that was asked for
+	forgotten  bool           // nobody can find it any more
 	evicting   bool           // it was asked to go, or is being killed
-	killing    bool           // to be killed as soon as it has been launched
+	noticed    bool           // it was given notice
+	killing    bool           // it was killed, or is to be as soon as it has been launched
 	grace      *time.Duration // to be asked to go as soon as it has been launched
 	evictable  int            // calls of WaitEvict that wait
 	exited     *sigma.Status
@@ -65,7 +75,7 @@ type (
 	}
 	// Wake tells those who wait for the proc that its state changed.
 	Wake struct{ ID sigma.ProcID }
-	// Timer asks for TimerFired at a time.
+	// Timer asks for TimerFired at a time, which is earlier than that of a former Timer of the proc, if there is one, and takes its place.
 	Timer struct {
 		ID sigma.ProcID
 		At time.Time
@@ -142,6 +152,8 @@ type (
 	TimerFired struct{ ID sigma.ProcID }
 	// SchedulerLost: besched died with what was queued there.
 	SchedulerLost struct{}
+	// RealmGone: the realm was removed. What is left of its ended procs is forgotten, so that a realm that gets its name later does not see it.
+	RealmGone struct{ Realm sigma.RealmID }
 )
 
 func (Spawned) event()       {}
@@ -157,6 +169,7 @@ func (Evicted) event()       {}
 func (Killed) event()        {}
 func (TimerFired) event()    {}
 func (SchedulerLost) event() {}
+func (RealmGone) event()     {}
 
 // Core is the state. Not safe for concurrent use.
 type Core struct {
@@ -164,13 +177,24 @@ type Core struct {
 	capacity sigma.Bytes // for best-effort procs
 	used     sigma.Bytes
 	procs    map[sigma.ProcID]*Proc
-	live     map[sigma.RealmID]int
-	ended    []sigma.ProcID // oldest first
+	realms   map[sigma.RealmID]*realm // those that have procs
+	seq      uint64                   // of the last Spawn
+	swept    time.Time                // when all realms were last looked through for what is too old
+}
+
+// realm is what one realm has, so that none makes another's procs be forgotten early, nor another's listings slow.
+type realm struct {
+	live      int         // procs that have not ended
+	waiting   sigma.Bytes // of the descriptors of those that have not been launched
+	order     []*Proc     // in order of Spawn; forgotten ones too, until they are the most
+	forgotten int         // in order
+	ended     []*Proc     // oldest first
+	results   sigma.Bytes // of their statuses
 }
 
 // NewCore makes the state of a machine that has capacity memory for best-effort procs.
 func NewCore(machine sigma.MachineID, capacity sigma.Bytes) *Core {
-	return &Core{machine: machine, capacity: capacity, procs: map[sigma.ProcID]*Proc{}, live: map[sigma.RealmID]int{}}
+	return &Core{machine: machine, capacity: capacity, procs: map[sigma.ProcID]*Proc{}, realms: map[sigma.RealmID]*realm{}}
 }
 
 // Free is the memory that procs can still be admitted to.
@@ -188,38 +212,65 @@ func (c *Core) Proc(realm sigma.RealmID, id sigma.ProcID) *Proc {
 }
 
 // Live counts a realm's procs that have not ended.
-func (c *Core) Live(realm sigma.RealmID) int { return c.live[realm] }
+func (c *Core) Live(realm sigma.RealmID) int {
+	if r := c.realms[realm]; r != nil {
+		return r.live
+	}
+	return 0
+}
 
-// List returns a realm's procs, oldest first.
-func (c *Core) List(realm sigma.RealmID, all bool) []sigma.ProcInfo {
-	var out []sigma.ProcInfo
-	for _, p := range c.procs {
-		if p.Realm == realm && (all || !p.Ended()) {
-			out = append(out, p.ProcInfo)
+// After yields a realm's procs in order of Spawn, each with a number that After goes on behind; 0 is before the first.
+func (c *Core) After(realm sigma.RealmID, seq uint64) iter.Seq2[uint64, *Proc] {
+	return func(yield func(uint64, *Proc) bool) {
+		r := c.realms[realm]
+		if r == nil {
+			return
+		}
+		from, _ := slices.BinarySearchFunc(r.order, seq+1, func(p *Proc, seq uint64) int { return cmp.Compare(p.seq, seq) })
+		for _, p := range r.order[from:] {
+			if !p.forgotten && !yield(p.seq, p) {
+				return
+			}
 		}
 	}
-	slices.SortFunc(out, func(a, b sigma.ProcInfo) int {
-		if d := a.Times.Spawned.Compare(b.Times.Spawned); d != 0 {
-			return d
+}
+
+// List returns up to n of a realm's procs, oldest first, without the first skip.
+func (c *Core) List(realm sigma.RealmID, all bool, skip, n int) (out []sigma.ProcInfo) {
+	for _, p := range c.After(realm, 0) {
+		if !all && p.Ended() {
+			continue
 		}
-		if a.ID < b.ID {
-			return -1
+		if skip--; skip >= 0 {
+			continue
 		}
-		return 1
-	})
+		if len(out) == n {
+			break
+		}
+		out = append(out, p.ProcInfo)
+	}
 	return out
 }
 
-// CanSpawn says whether a realm may have n more procs, and whether each could ever be admitted.
+// CanSpawn says whether a realm may have the procs ds too, and whether each could ever be admitted.
 func (c *Core) CanSpawn(realm sigma.RealmID, ds []sigma.Descriptor) error {
+	var waiting sigma.Bytes
 	for _, d := range ds {
 		if memoryOf(d) > c.capacity {
 			return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("memory %v can never be admitted: the largest machine has %v for best-effort procs", memoryOf(d), c.capacity),
 				Hint: "ask for less memory"}
 		}
+		waiting += sizeOf(d)
 	}
-	if c.live[realm]+len(ds) > QueuedMax {
-		return sigma.Errorf("schedd.CanSpawn", sigma.KindBusy, "the realm has %d procs that have not ended; %d are allowed", c.live[realm], QueuedMax)
+	if r := c.realms[realm]; r != nil {
+		waiting += r.waiting
+	}
+	switch live := c.Live(realm); {
+	case live+len(ds) > QueuedMax:
+		return sigma.Errorf("schedd.CanSpawn", sigma.KindBusy, "the realm has %d procs that have not ended; %d are allowed", live, QueuedMax)
+	case waiting > waitingMax:
+		return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindBusy, Msg: fmt.Sprintf("arguments and environments of the realm's procs that wait to be started exceed %v", waitingMax),
+			Hint: "put long input into a file of the realm and pass its path"}
 	}
 	return nil
 }
@@ -231,6 +282,17 @@ func memoryOf(d sigma.Descriptor) sigma.Bytes {
 	return d.Memory
 }
 
+// sizeOf is about what a descriptor occupies.
+func sizeOf(d sigma.Descriptor) sigma.Bytes {
+	n := len(d.Program) + len(d.Name) + len(d.TraceParent)
+	for _, list := range [][]string{d.Args, d.Env} {
+		for _, s := range list {
+			n += len(s) + 16
+		}
+	}
+	return sigma.Bytes(n)
+}
+
 // Step applies one event and says what is to be done. Events about unknown or ended procs do nothing.
 func (c *Core) Step(now time.Time, e Event) []Effect {
 	switch e := e.(type) {
@@ -238,6 +300,8 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		return c.spawned(now, e)
 	case SchedulerLost:
 		return c.schedulerLost(now)
+	case RealmGone:
+		return c.realmGone(now, e.Realm)
 	}
 	p := c.procs[idOf(e)]
 	if p == nil || p.Ended() {
@@ -281,7 +345,7 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 	case CalledExited:
 		if p.exited == nil {
 			p.exited = &e.Status
-			return append(c.markStarted(now, p), Timer{p.ID, now.Add(LingerMax)})
+			return append(c.markStarted(now, p), p.until(now.Add(LingerMax))...)
 		}
 	case WaitsEvict:
 		p.evictable += e.Delta
@@ -326,17 +390,25 @@ func idOf(e Event) sigma.ProcID {
 
 func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 	var out []Effect
+	r := c.realms[e.By.Realm]
+	if r == nil {
+		r = &realm{}
+		c.realms[e.By.Realm] = r
+	}
 	for i, d := range e.Ds {
-		p := &Proc{Descriptor: d, ProcInfo: sigma.ProcInfo{ID: e.IDs[i], Realm: e.By.Realm, Name: d.Name, Program: d.Program, Args: shown(d.Args), Parent: e.By.Proc,
+		c.seq++
+		p := &Proc{Descriptor: d, seq: c.seq, bytes: sizeOf(d), ProcInfo: sigma.ProcInfo{ID: e.IDs[i], Realm: e.By.Realm, Name: d.Name, Program: d.Program, Args: shown(d.Args), Parent: e.By.Proc,
 			Class: d.Class, Memory: memoryOf(d), Times: sigma.Times{Spawned: now}}}
 		if p.Name == "" {
 			p.Name = path.Base(d.Program)
 		}
 		c.procs[p.ID] = p
-		c.live[p.Realm]++
+		r.live++
+		r.waiting += p.bytes
+		r.order = append(r.order, p)
 		out = append(out, Enqueue{p})
 	}
-	return append(out, c.forget(now)...)
+	return append(out, c.forget(now, e.By.Realm)...)
 }
 
 // shown cuts arguments for listings.
@@ -360,6 +432,8 @@ func (c *Core) launched(now time.Time, p *Proc, e Launched) []Effect {
 	}
 	mark := p.Descriptor.Start
 	p.Descriptor = sigma.Descriptor{Start: mark}
+	c.realms[p.Realm].waiting -= p.bytes
+	p.bytes = 0
 	if mark == sigma.StartedByExec {
 		return append(out, c.markStarted(now, p)...)
 	}
@@ -410,12 +484,26 @@ func (c *Core) evict(now time.Time, p *Proc, grace time.Duration) []Effect {
 	if grace <= 0 {
 		grace = GraceDefault
 	}
-	n := Notice{Proc: p}
-	if p.evictable == 0 {
-		n.Signal = syscall.SIGTERM
-	}
 	p.evicting = true
-	return []Effect{n, Timer{p.ID, now.Add(min(grace, GraceMax))}}
+	var out []Effect
+	if !p.noticed { // once, whoever asks again
+		p.noticed = true
+		n := Notice{Proc: p}
+		if p.evictable == 0 {
+			n.Signal = syscall.SIGTERM
+		}
+		out = append(out, n)
+	}
+	return append(out, p.until(now.Add(min(grace, GraceMax)))...)
+}
+
+// until has the proc killed at a time, if it is not to be killed before that anyway.
+func (p *Proc) until(at time.Time) []Effect {
+	if !p.deadline.IsZero() && !at.Before(p.deadline) {
+		return nil
+	}
+	p.deadline = at
+	return []Effect{Timer{p.ID, at}}
 }
 
 func (c *Core) kill(now time.Time, p *Proc) []Effect {
@@ -424,7 +512,10 @@ func (c *Core) kill(now time.Time, p *Proc) []Effect {
 	case sigma.ProcQueued:
 		return append([]Effect{Dequeue{p.ID}}, c.end(now, p, sigma.Status{Code: sigma.StatusEvicted, ExitCode: 137, Msg: "evicted before it was started"})...)
 	case sigma.ProcRunning:
-		return []Effect{Kill{p}}
+		if !p.killing { // once, however often it is asked for
+			p.killing = true
+			return []Effect{Kill{p}}
+		}
 	}
 	p.killing = true
 	return nil
@@ -436,29 +527,65 @@ func (c *Core) end(now time.Time, p *Proc, s sigma.Status) []Effect {
 	}
 	p.State, p.Status, p.Times.Ended = sigma.ProcEnded, s, now
 	p.Descriptor, p.exited = sigma.Descriptor{}, nil
-	if c.live[p.Realm]--; c.live[p.Realm] == 0 {
-		delete(c.live, p.Realm)
-	}
-	c.ended = append(c.ended, p.ID)
-	return append([]Effect{Wake{p.ID}, Room{}}, c.forget(now)...)
+	r := c.realms[p.Realm]
+	r.live--
+	r.waiting -= p.bytes
+	p.bytes = 0
+	r.results += resultOf(p)
+	r.ended = append(r.ended, p)
+	return append([]Effect{Wake{p.ID}, Room{}}, c.forget(now, p.Realm)...)
 }
 
-func (c *Core) forget(now time.Time) (out []Effect) {
-	for len(c.ended) > 0 {
-		p := c.procs[c.ended[0]]
-		if len(c.ended) <= EndedMax && now.Sub(p.Times.Ended) < EndedAge {
-			break
-		}
-		delete(c.procs, p.ID)
-		c.ended = c.ended[1:]
-		out = append(out, Forget{p.ID})
+func resultOf(p *Proc) sigma.Bytes { return sigma.Bytes(len(p.Status.Msg) + len(p.Status.Data)) }
+
+// sweepEvery is how often realms in which nothing happens are looked through for what is too old.
+const sweepEvery = time.Minute
+
+// forget drops what a realm has too much of, and what is too old.
+func (c *Core) forget(now time.Time, realm sigma.RealmID) (out []Effect) {
+	if now.Sub(c.swept) < sweepEvery {
+		return c.forgetOf(now, realm, false)
+	}
+	c.swept = now
+	for _, id := range slices.Sorted(maps.Keys(c.realms)) {
+		out = append(out, c.forgetOf(now, id, false)...)
 	}
 	return out
 }
 
+func (c *Core) forgetOf(now time.Time, id sigma.RealmID, all bool) (out []Effect) {
+	r := c.realms[id]
+	for len(r.ended) > 0 && (all || len(r.ended) > EndedMax || r.results > resultsMax || now.Sub(r.ended[0].Times.Ended) >= EndedAge) {
+		p := r.ended[0]
+		r.ended[0] = nil
+		r.ended = r.ended[1:]
+		r.results -= resultOf(p)
+		r.forgotten++
+		p.forgotten = true
+		delete(c.procs, p.ID)
+		out = append(out, Forget{p.ID})
+	}
+	if r.forgotten > len(r.order)/2 {
+		r.order = slices.DeleteFunc(r.order, func(p *Proc) bool { return p.forgotten })
+		r.forgotten = 0
+	}
+	if len(r.order) == 0 {
+		delete(c.realms, id)
+	}
+	return out
+}
+
+// realmGone forgets the ended procs of a realm. There are no others, but for what a removal that is under way ends anyway.
+func (c *Core) realmGone(now time.Time, id sigma.RealmID) []Effect {
+	if c.realms[id] == nil {
+		return nil
+	}
+	return c.forgetOf(now, id, true)
+}
+
 // schedulerLost ends what was queued: spawn requests are not persisted (001 §3.4), so waiters must hear of it.
 func (c *Core) schedulerLost(now time.Time) (out []Effect) {
-	for _, p := range c.procs {
+	for _, p := range c.procs { // end may forget others meanwhile, which have ended
 		if p.State == sigma.ProcQueued {
 			out = append(out, c.end(now, p, sigma.Status{Code: sigma.StatusLost, ExitCode: 125, Kind: sigma.KindLost, Msg: "the scheduler died with the proc in its queue; spawn it again"})...)
 		}

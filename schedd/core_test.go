@@ -241,7 +241,92 @@ func TestForget(t *testing.T) {
 		t.Error("the oldest were not forgotten, or too many were")
 	}
 	c.Step(now.Add(2*EndedAge), Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"new"}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
-	if got := len(c.List("a", true)); got != 1 {
+	if got := len(c.List("a", true, 0, 10)); got != 1 {
 		t.Errorf("%d procs are remembered after a long time, want the new one", got)
+	}
+}
+
+// Goal: what one realm does costs no other its memory of ended procs, and a realm that was removed leaves nothing behind.
+func TestRealmsApart(t *testing.T) {
+	c := NewCore("m", sigma.GiB)
+	now := time.Unix(1, 0)
+	spawn := func(realm sigma.RealmID, id sigma.ProcID) {
+		c.Step(now, Spawned{By: sigma.Principal{Realm: realm}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+	}
+	spawn("quiet", "q")
+	c.Step(now, Killed{"q"})
+	for i := range EndedMax + 2 {
+		id := sigma.ProcID(fmt.Sprint(i))
+		spawn("loud", id)
+		c.Step(now, Killed{id})
+	}
+	if c.Proc("quiet", "q") == nil {
+		t.Error("a realm that ends many procs had another's forgotten")
+	}
+	if got := c.List("loud", true, EndedMax-3, 10); len(got) != 3 || got[2].ID != sigma.ProcID(fmt.Sprint(EndedMax+1)) {
+		t.Errorf("the end of the list is %v", got)
+	}
+	seq, n := uint64(0), 0
+	for more := true; more; n++ {
+		more = false
+		for s := range c.After("loud", seq) {
+			seq, more = s, true
+			break
+		}
+	}
+	if n != EndedMax+1 {
+		t.Errorf("going on behind each found %d procs", n-1)
+	}
+	if got := len(c.Step(now, RealmGone{"loud"})); got != EndedMax || c.List("loud", true, 0, 10) != nil || c.realms["loud"] != nil {
+		t.Errorf("%d procs were forgotten with their realm; left: %v", got, c.List("loud", true, 0, 10))
+	}
+}
+
+// Goal: no call that can be repeated for ever costs more than the first time: notices, kills, timers.
+func TestRepeated(t *testing.T) {
+	c := NewCore("m", sigma.GiB)
+	now := time.Unix(1, 0)
+	c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"p"}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+	c.Step(now, Assigned{"p"})
+	c.Step(now, Launched{ID: "p"})
+	if got := c.Step(now, Evicted{"p", time.Minute}); len(got) != 2 {
+		t.Errorf("evict did %v", got)
+	}
+	if got := c.Step(now, Evicted{"p", time.Minute}); len(got) != 0 {
+		t.Errorf("the second evict did %v", got)
+	}
+	got := c.Step(now, Evicted{"p", time.Second})
+	if timer, ok := got[0].(Timer); len(got) != 1 || !ok || timer.At != now.Add(time.Second) {
+		t.Errorf("an evict with less grace did %v", got)
+	}
+	if got := c.Step(now, Killed{"p"}); len(got) != 1 {
+		t.Errorf("kill did %v", got)
+	}
+	if got := c.Step(now, Killed{"p"}); len(got) != 0 {
+		t.Errorf("the second kill did %v", got)
+	}
+}
+
+// Goal: what waiting procs' arguments and ended procs' results occupy is bounded.
+func TestBytes(t *testing.T) {
+	c := NewCore("m", sigma.GiB)
+	now := time.Unix(1, 0)
+	d := sigma.Descriptor{Program: "/bin/x", Args: []string{strings.Repeat("x", 40<<10)}}
+	n := 0
+	for ; c.CanSpawn("a", []sigma.Descriptor{d}) == nil; n++ {
+		c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{sigma.ProcID(fmt.Sprint(n))}, Ds: []sigma.Descriptor{d}})
+	}
+	if n != int(waitingMax/sizeOf(d)) || c.CanSpawn("b", []sigma.Descriptor{d}) != nil {
+		t.Errorf("%d procs of 40 KiB can wait", n)
+	}
+	for i := range n {
+		id := sigma.ProcID(fmt.Sprint(i))
+		c.Step(now, Assigned{id})
+		c.Step(now, Launched{ID: id})
+		c.Step(now, CalledExited{id, sigma.Status{Code: sigma.StatusOK, Data: make([]byte, sigma.StatusDataMax)}})
+		c.Step(now, Gone{ID: id})
+	}
+	if left := len(c.List("a", true, 0, n)); left != int(resultsMax/sigma.StatusDataMax) || c.realms["a"].waiting != 0 || c.realms["a"].results > resultsMax {
+		t.Errorf("%d of %d procs are remembered; %+v", left, n, c.realms["a"].results)
 	}
 }
