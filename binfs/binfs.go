@@ -49,12 +49,12 @@ type key struct {
 
 type entry struct {
 	key   key
-	ready chan struct{}
-	file  *os.File // set when ready, unless err
+	ready chan struct{} // closed when file or err is set
+	file  *os.File
 	err   error
-	users int // Cache.mu
-	gone  bool
-	at    *list.Element
+	users int           // Cache.mu; callers, and the fetch
+	gone  bool          // Cache.mu; not in known any more
+	at    *list.Element // Cache.mu
 }
 
 // New makes a cache in dir, which it owns; what a former one left there is removed.
@@ -90,12 +90,18 @@ func (c *Cache) Open(ctx context.Context, realm sigma.RealmID, tree sigma.Namesp
 		c.known[k] = e
 		e.at = c.order.PushBack(e)
 		go func() { // not bound to the first caller's context: others may wait for it
-			e.file, e.err = c.fetch(context.WithoutCancel(ctx), tree, path)
-			if e.err != nil {
-				c.drop(e)
-			}
+			file, err := c.fetch(context.WithoutCancel(ctx), tree, path)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			e.file, e.err = file, err
 			close(e.ready)
+			if err != nil {
+				c.dropLocked(e)
+			}
+			e.users--
+			c.closeLocked(e)
 		}()
+		e.users++ // the fetch, so that the entry is not evicted before its file is there
 	}
 	e.users++
 	c.order.MoveToBack(e.at)
@@ -122,14 +128,10 @@ func (c *Cache) release(e *entry) {
 	c.closeLocked(e)
 }
 
-func (c *Cache) drop(e *entry) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !e.gone {
-		e.gone = true
-		delete(c.known, e.key)
-		c.order.Remove(e.at)
-	}
+func (c *Cache) dropLocked(e *entry) {
+	e.gone = true
+	delete(c.known, e.key)
+	c.order.Remove(e.at)
 }
 
 func (c *Cache) closeLocked(e *entry) {
@@ -147,9 +149,7 @@ func (c *Cache) evict() {
 		e := at.Value.(*entry)
 		at = at.Next()
 		if e.users == 0 {
-			e.gone = true
-			delete(c.known, e.key)
-			c.order.Remove(e.at)
+			c.dropLocked(e)
 			if e.file != nil {
 				os.Remove(e.file.Name())
 			}

@@ -21,8 +21,10 @@ import (
 
 // Limits. A connection that waits for Accept holds two file descriptors in sigmad.
 const (
-	BacklogMax   = 128 // connections that wait at one listener, as Linux' default
-	ListenersMax = 256 // of one proc
+	BacklogMax   = 128            // connections that wait at one listener, as Linux' default
+	ListenersMax = 256            // of one proc
+	WaitingMax   = 1024           // connections of one realm that wait to be accepted anywhere
+	publicMax    = BacklogMax / 4 // of one realm at an endpoint for everybody, so that it does not keep the others out
 )
 
 // Proxy is one machine's endpoints. Safe for concurrent use.
@@ -32,6 +34,7 @@ type Proxy struct {
 	mu        sync.Mutex
 	listeners map[sigma.EndpointID]*listener // mu
 	owned     map[sigma.ProcID]int           // mu; listeners per proc
+	waiting   map[sigma.RealmID]int          // mu; connections that wait, by who dialled
 }
 
 type listener struct {
@@ -39,6 +42,7 @@ type listener struct {
 	public   bool
 	waiting  chan arrival
 	closed   chan struct{}
+	from     map[sigma.RealmID]int // Proxy.mu; as waiting, at this one
 }
 
 type arrival struct {
@@ -48,7 +52,7 @@ type arrival struct {
 
 // New makes a machine's proxy.
 func New(machine sigma.MachineID) *Proxy {
-	return &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}}
+	return &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}}
 }
 
 // Listen makes an endpoint of proc p. public endpoints may be dialled from every realm; only the kernel's callers can ask for that.
@@ -61,7 +65,7 @@ func (x *Proxy) Listen(p sigma.Principal, form sigma.ConnForm, public bool) (sig
 	}
 	var id [16]byte
 	rand.Read(id[:])
-	l := &listener{public: public, waiting: make(chan arrival, BacklogMax), closed: make(chan struct{}),
+	l := &listener{public: public, waiting: make(chan arrival, BacklogMax), closed: make(chan struct{}), from: map[sigma.RealmID]int{},
 		endpoint: sigma.Endpoint{Realm: p.Realm, Machine: x.machine, Proc: p.Proc, ID: sigma.EndpointID(base64.RawURLEncoding.EncodeToString(id[:])), Form: form}}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -92,6 +96,9 @@ func (x *Proxy) Accept(ctx context.Context, p sigma.Principal, id sigma.Endpoint
 	}
 	select {
 	case a := <-l.waiting:
+		x.mu.Lock()
+		x.countLocked(l, a.from.Realm, -1)
+		x.mu.Unlock()
 		return a.file, a.from, nil
 	case <-l.closed:
 		return nil, sigma.Principal{}, sigma.Errorf("dialproxy.Accept", sigma.KindUnavailable, "the listener is closed")
@@ -122,9 +129,14 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, error) {
 	x.mu.Lock() // so that close, which drains, sees either no arrival or this one
 	defer x.mu.Unlock()
 	err = sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "nobody listens at the endpoint")
-	if x.listeners[e.ID] == l {
+	switch {
+	case x.listeners[e.ID] != l:
+	case !p.System && (x.waiting[p.Realm] >= WaitingMax || l.public && l.from[p.Realm] >= publicMax):
+		err = sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections of this realm wait to be accepted", x.waiting[p.Realm])
+	default:
 		select {
 		case l.waiting <- arrival{theirs, p}:
+			x.countLocked(l, p.Realm, 1)
 			return mine, nil
 		default:
 			err = sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections wait to be accepted there", BacklogMax)
@@ -133,6 +145,15 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, error) {
 	mine.Close()
 	theirs.Close()
 	return nil, err
+}
+
+// countLocked counts connections that wait.
+func (x *Proxy) countLocked(l *listener, realm sigma.RealmID, by int) {
+	for _, m := range []map[sigma.RealmID]int{x.waiting, l.from} {
+		if m[realm] += by; m[realm] == 0 {
+			delete(m, realm)
+		}
+	}
 }
 
 // Close ends a listener of p.
@@ -159,6 +180,7 @@ func (x *Proxy) close(l *listener) {
 		select {
 		case a := <-l.waiting:
 			a.file.Close()
+			x.countLocked(l, a.from.Realm, -1)
 		default:
 			return
 		}

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,8 +19,12 @@ const (
 	plainSocket = "9p.sock"    // SOCK_STREAM: any 9P2000.L client
 )
 
+// acceptAgain is the pause after an accept that failed.
+const acceptAgain = 100 * time.Millisecond
+
 // listenAdmin opens the admin sockets.
 func (k *Kernel) listenAdmin() error {
+	ls := map[string]*net.UnixListener{}
 	for name, network := range map[string]string{adminSocket: "unixpacket", plainSocket: "unix"} {
 		path := filepath.Join(k.cfg.Data, name)
 		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
@@ -31,6 +36,9 @@ func (k *Kernel) listenAdmin() error {
 		if err != nil {
 			return sigma.Wrap("kernel.listenAdmin", path, err)
 		}
+		ls[network] = l
+	}
+	for network, l := range ls { // now that the umask, which is that of the process, does not change any more
 		stop := context.AfterFunc(k.ctx, func() { l.Close() })
 		k.sessions.Go(func() {
 			defer stop()
@@ -44,10 +52,15 @@ func (k *Kernel) acceptAdmin(l *net.UnixListener, packets bool) {
 	for {
 		c, err := l.AcceptUnix()
 		if err != nil {
-			if k.ctx.Err() == nil {
-				k.cfg.Log.Error("admin socket failed", "err", err)
+			if k.ctx.Err() != nil {
+				return
 			}
-			return
+			k.cfg.Log.Error("admin socket failed", "err", err) // of descriptors or memory there may be enough again soon
+			select {
+			case <-time.After(acceptAgain):
+			case <-k.ctx.Done():
+			}
+			continue
 		}
 		if uid, err := peerUID(c); err != nil || uid != 0 && uid != uint32(os.Getuid()) {
 			k.cfg.Log.Warn("admin connection refused", "uid", uid)
