@@ -38,12 +38,42 @@ type Conn interface {
 type packetConn struct {
 	*net.UnixConn
 	takeFiles bool
-	buf       []byte
+}
+
+// buffers are for records that are being received: most sessions of a machine are silent most of the time, and 64 KiB for each would be most of what a sleeping proc costs.
+var buffers = sync.Pool{New: func() any { return new([sigmap.MessageMax + 1]byte) }}
+
+// read is ReadMsgUnix that takes a buffer only when there is something to read. The caller gives it back.
+func (c *packetConn) read(oob []byte) (buf *[sigmap.MessageMax + 1]byte, n, oobn, flags int, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, 0, 0, 0, err
+	}
+	var failed error
+	err = raw.Read(func(fd uintptr) bool {
+		buf = buffers.Get().(*[sigmap.MessageMax + 1]byte)
+		for {
+			n, oobn, flags, _, failed = syscall.Recvmsg(int(fd), buf[:], oob, syscall.MSG_CMSG_CLOEXEC)
+			if failed != syscall.EINTR {
+				break
+			}
+		}
+		if failed == syscall.EAGAIN {
+			buffers.Put(buf)
+			buf = nil
+			return false
+		}
+		return true
+	})
+	if err == nil && failed != nil {
+		err = os.NewSyscallError("recvmsg", failed)
+	}
+	return buf, n, oobn, flags, err
 }
 
 // NewPacketConn wraps a SOCK_SEQPACKET connection. takeFiles says whether file descriptors that come are wanted; otherwise the kernel drops them.
 func NewPacketConn(c *net.UnixConn, takeFiles bool) Conn {
-	return &packetConn{UnixConn: c, takeFiles: takeFiles, buf: make([]byte, sigmap.MessageMax+1)}
+	return &packetConn{UnixConn: c, takeFiles: takeFiles}
 }
 
 // Send sends without sendmsg when no files go along, because a proc's filter does not know sendmsg.
@@ -69,7 +99,10 @@ func (c *packetConn) Recv() ([]byte, []*os.File, error) {
 	if c.takeFiles {
 		oob = make([]byte, syscall.CmsgSpace(4*FilesMax))
 	}
-	n, oobn, flags, _, err := c.UnixConn.ReadMsgUnix(c.buf, oob)
+	buf, n, oobn, flags, err := c.read(oob)
+	if buf != nil {
+		defer buffers.Put(buf)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -83,7 +116,7 @@ func (c *packetConn) Recv() ([]byte, []*os.File, error) {
 	case n > sigmap.MessageMax || flags&syscall.MSG_TRUNC != 0:
 		err = sigma.Errorf("session.Recv", sigma.KindTooBig, "a record is longer than %d bytes", sigmap.MessageMax)
 	default:
-		return append(make([]byte, 0, n), c.buf[:n]...), files, nil
+		return append(make([]byte, 0, n), buf[:n]...), files, nil
 	}
 	CloseFiles(files)
 	return nil, nil, err
