@@ -1,0 +1,366 @@
+package kernel
+
+import (
+	"context"
+	"encoding/binary"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"sigmaos.dev/besched"
+	"sigmaos.dev/memfs"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/treekit"
+)
+
+// machine is a Kernel whose launcher is this test: system services are goroutines that serve trees in memory, procs are sessions that the test talks through.
+type machine struct {
+	t       *testing.T
+	k       *Kernel
+	control *net.UnixConn
+	realms  *memRealms // named's
+	objects *memRealms // s3d's
+	procs   chan *fakeProc
+	down    context.CancelFunc
+	over    chan error // closed when Run has returned
+
+	sending sync.Mutex
+	mu      sync.Mutex
+	running map[uint64]*fakeProc // mu
+	uids    map[uint32]uint64    // mu; of running procs, to the launch
+}
+
+// fakeProc is what one START asked for.
+type fakeProc struct {
+	m      *machine
+	launch uint64
+	uid    uint32
+	name   string
+	system *os.File // its file descriptor 3
+	files  []*os.File
+	signal chan syscall.Signal
+	once   sync.Once
+	client *session.Client
+	root   sigma.File
+}
+
+// memRealms keeps a tree in memory for each realm.
+type memRealms struct {
+	mu    sync.Mutex
+	trees map[sigma.RealmID]*memfs.Tree // mu
+	auto  bool                          // realms appear with their first use, as s3d's do
+}
+
+func (r *memRealms) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
+	realm := p.Realm
+	if p.System {
+		realm = sigma.RealmID(name)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.trees[realm] == nil {
+		if !r.auto {
+			return nil, sigma.Errorf("test", sigma.KindNotFound, "no realm %s", realm)
+		}
+		r.trees[realm] = memfs.New(memfs.Config{SizeMax: sigma.GiB})
+	}
+	return r.trees[realm].Attach(ctx, p, "")
+}
+
+func (r *memRealms) Create(_ context.Context, id sigma.RealmID) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.trees[id] != nil {
+		return sigma.Errorf("test", sigma.KindExists, "there")
+	}
+	r.trees[id] = memfs.New(memfs.Config{})
+	return nil
+}
+
+func (r *memRealms) Remove(_ context.Context, id sigma.RealmID) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.trees[id] == nil {
+		return sigma.Errorf("test", sigma.KindNotFound, "no realm %s", id)
+	}
+	r.trees[id].Close()
+	delete(r.trees, id)
+	return nil
+}
+
+func (r *memRealms) List(context.Context) (out []sigma.RealmInfo, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id := range r.trees {
+		out = append(out, sigma.RealmInfo{ID: id})
+	}
+	return out, nil
+}
+
+// boot starts a machine and waits until it is up.
+func boot(t *testing.T) *machine {
+	t.Helper()
+	ours, theirs, err := session.FilePair(syscall.SOCK_SEQPACKET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &machine{t: t, realms: &memRealms{trees: map[sigma.RealmID]*memfs.Tree{}}, objects: &memRealms{trees: map[sigma.RealmID]*memfs.Tree{}, auto: true}, procs: make(chan *fakeProc, 1000),
+		over: make(chan error, 1), running: map[uint64]*fakeProc{}, uids: map[uint32]uint64{}}
+	control, err := session.UnixConn(ours)
+	if err == nil {
+		m.control, err = session.UnixConn(theirs)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready := make(chan struct{})
+	cfg := Config{Machine: "m1", Control: control, Data: t.TempDir(), Memory: sigma.GiB, Ready: func() { close(ready) }}
+	for _, name := range []string{serviceNamed, serviceBesched, serviceS3} {
+		null, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { null.Close() })
+		cfg.Programs = append(cfg.Programs, Program{Name: name, File: null, Dir: null})
+	}
+	if m.k, err = New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	go m.launcher()
+	ctx, down := context.WithCancel(context.Background())
+	m.down = down
+	go func() { m.over <- m.k.Run(ctx); close(m.over) }()
+	select {
+	case <-ready:
+	case err := <-m.over:
+		t.Fatalf("Run returned %v", err)
+	}
+	t.Cleanup(func() {
+		down()
+		<-m.over
+		m.control.Close()
+	})
+	return m
+}
+
+// launcher answers sigmad until it closes the control socket.
+func (m *machine) launcher() {
+	buf, oob := make([]byte, 64<<10), make([]byte, 1024)
+	for {
+		n, oobn, _, _, err := m.control.ReadMsgUnix(buf, oob)
+		if err != nil || n == 0 {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			for _, p := range m.running {
+				go p.exit(9)
+			}
+			return
+		}
+		b := buf[:n]
+		switch binary.LittleEndian.Uint16(b) {
+		case 1:
+			m.start(b, oob[:oobn])
+		case 2, 3:
+			sig := syscall.SIGKILL
+			if len(b) > 12 {
+				sig = syscall.Signal(binary.LittleEndian.Uint32(b[12:]))
+			}
+			m.mu.Lock()
+			p := m.running[binary.LittleEndian.Uint64(b[4:])]
+			m.mu.Unlock()
+			if p == nil {
+				continue
+			}
+			if sig == syscall.SIGKILL {
+				p.exit(9)
+			} else {
+				p.signal <- sig
+			}
+		}
+	}
+}
+
+func (m *machine) start(b, oob []byte) {
+	u16 := func(at int) int { return int(binary.LittleEndian.Uint16(b[at:])) }
+	p := &fakeProc{m: m, launch: binary.LittleEndian.Uint64(b[8:]), uid: binary.LittleEndian.Uint32(b[20:]), signal: make(chan syscall.Signal, 10)}
+	system := binary.LittleEndian.Uint32(b[16:]) == 1
+	argc, nfds, group := u16(48), u16(52), u16(54)
+	at := 56 + 4*nfds + group
+	if argc > 0 {
+		n := int(binary.LittleEndian.Uint32(b[at:]))
+		p.name = string(b[at+4 : at+4+n])
+	}
+	cmsgs, err := syscall.ParseSocketControlMessage(oob)
+	if err != nil || len(cmsgs) != 1 {
+		m.t.Errorf("START came with %d control messages, %v", len(cmsgs), err)
+		return
+	}
+	fds, err := syscall.ParseUnixRights(&cmsgs[0])
+	if err != nil {
+		m.t.Error(err)
+		return
+	}
+	for i, fd := range fds {
+		syscall.CloseOnExec(fd)
+		if i == len(fds)-1 {
+			syscall.SetNonblock(fd, true)
+			p.system = os.NewFile(uintptr(fd), "system")
+		} else {
+			p.files = append(p.files, os.NewFile(uintptr(fd), "passed"))
+		}
+	}
+	m.mu.Lock()
+	if other, taken := m.uids[p.uid]; taken {
+		m.t.Errorf("uid %d was given to launch %d while launch %d has it", p.uid, p.launch, other)
+	}
+	m.uids[p.uid] = p.launch
+	m.running[p.launch] = p
+	m.mu.Unlock()
+	r := binary.LittleEndian.AppendUint64([]byte{16, 0, 1, 0}, p.launch)
+	m.send(append(r, make([]byte, 36)...))
+	if system {
+		go p.serve()
+		return
+	}
+	m.procs <- p
+}
+
+func (m *machine) send(b []byte) {
+	m.sending.Lock()
+	defer m.sending.Unlock()
+	m.control.Write(b)
+}
+
+// exit ends the proc, once.
+func (p *fakeProc) exit(status uint32) {
+	p.once.Do(func() {
+		p.m.mu.Lock()
+		delete(p.m.running, p.launch)
+		delete(p.m.uids, p.uid)
+		c := p.client
+		p.m.mu.Unlock()
+		if c != nil {
+			c.Close()
+		} else {
+			p.system.Close()
+		}
+		for _, f := range p.files {
+			f.Close()
+		}
+		r := binary.LittleEndian.AppendUint64([]byte{18, 0, 1, 0}, p.launch)
+		r = binary.LittleEndian.AppendUint32(r, status)
+		p.m.send(append(r, make([]byte, 28)...))
+	})
+}
+
+// open connects the proc.
+func (p *fakeProc) open(ctx context.Context) error {
+	conn, err := session.FromFile(p.system)
+	if err != nil {
+		return err
+	}
+	c, err := session.Dial(ctx, conn)
+	if err != nil {
+		return err
+	}
+	p.m.mu.Lock()
+	p.client = c
+	p.m.mu.Unlock()
+	p.root, err = c.Attach(ctx, "")
+	return err
+}
+
+// call runs a system call of a program.
+func call(ctx context.Context, root sigma.File, file, method string, encode func(*sigmap.Coder)) ([]byte, []*os.File, error) {
+	f, _, err := root.Walk(ctx, []string{sigma.NameSys, file})
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	var payload []byte
+	if encode != nil {
+		if payload, err = sigmap.Payload(encode); err != nil {
+			return nil, nil, err
+		}
+	}
+	return f.(sigma.Caller).Call(ctx, method, payload, nil)
+}
+
+// serve is a service of the boot set, until it gets a signal.
+func (p *fakeProc) serve() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		<-p.signal
+		p.exit(0)
+		cancel()
+	}()
+	var tree sigma.Tree
+	switch p.name {
+	case serviceNamed:
+		tree = treekit.Admin{Tree: p.m.realms, Realms: p.m.realms}
+	case serviceS3:
+		tree = treekit.Admin{Tree: p.m.objects, Realms: p.m.objects}
+	case serviceBesched:
+		tree = besched.NewService()
+	}
+	if err := p.open(ctx); err != nil {
+		return // killed early
+	}
+	form := sigma.FormTree
+	reply, _, err := call(ctx, p.root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) { c.Str((*string)(&form)) })
+	var e sigma.Endpoint
+	if err == nil {
+		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
+	}
+	if err == nil {
+		_, _, err = call(ctx, p.root, sigmap.FileSelf, sigmap.CallStarted, nil)
+	}
+	for err == nil {
+		var files []*os.File
+		reply, files, err = call(ctx, p.root, sigmap.FileEndpoints, sigmap.CallAccept, func(c *sigmap.Coder) { c.Str((*string)(&e.ID)) })
+		if err != nil {
+			break
+		}
+		var from sigma.Principal
+		if err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Principal(&from) }); err != nil {
+			break
+		}
+		conn, err := session.FromFile(files[0])
+		if err != nil {
+			continue
+		}
+		go treekit.Serve(ctx, conn, treekit.Config{Tree: tree, Principal: from})
+	}
+	p.exit(9)
+}
+
+// kill ends the running incarnation of a service.
+func (m *machine) kill(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.running {
+		if p.name == name {
+			go func() { p.signal <- syscall.SIGTERM }()
+		}
+	}
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	look, late := time.NewTicker(time.Millisecond), time.After(10*time.Second)
+	defer look.Stop()
+	for !is() {
+		select {
+		case <-look.C:
+		case <-late:
+			t.Fatalf("it does not become so: %s", what)
+		}
+	}
+}

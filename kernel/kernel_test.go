@@ -1,0 +1,318 @@
+package kernel
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// program is the least that is accepted as one.
+func program() []byte {
+	b := make([]byte, 64+56)
+	copy(b, "\x7fELF\x02\x01\x01")
+	machine := map[string]uint16{"amd64": 62, "arm64": 183}[runtime.GOARCH]
+	binary.LittleEndian.PutUint16(b[16:], 2)
+	binary.LittleEndian.PutUint16(b[18:], machine)
+	binary.LittleEndian.PutUint32(b[20:], 1)
+	binary.LittleEndian.PutUint64(b[32:], 64)
+	binary.LittleEndian.PutUint16(b[52:], 64)
+	binary.LittleEndian.PutUint16(b[54:], 56)
+	binary.LittleEndian.PutUint16(b[56:], 1)
+	return b
+}
+
+func (m *machine) connect(realm sigma.RealmID) *sdk.Client {
+	m.t.Helper()
+	c, err := sdk.Connect(m.t.Context(), filepath.Join(m.k.cfg.Data, adminSocket), realm)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(c.Close)
+	return c
+}
+
+// spawn puts a program where d says and spawns it.
+func (m *machine) spawn(c *sdk.Client, d sigma.Descriptor) sigma.ProcID {
+	m.t.Helper()
+	d.Program = "/bin/x"
+	if _, err := c.Stat(m.t.Context(), d.Program); err != nil {
+		if _, err := c.Put(m.t.Context(), d.Program, program(), sigma.PutOptions{}); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	ids, err := c.Spawn(m.t.Context(), d)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return ids[0]
+}
+
+func (m *machine) status(c *sdk.Client, id sigma.ProcID) sigma.Status {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(m.t.Context(), 10*time.Second)
+	defer cancel()
+	s, err := c.WaitExit(ctx, id)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return s
+}
+
+// Goal: a proc that is spawned starts, is known by its socket, ends with its status, and leaves nothing in sigmad's tables.
+func TestLife(t *testing.T) {
+	m := boot(t)
+	c := m.connect("default")
+	id := m.spawn(c, sigma.Descriptor{})
+	p := <-m.procs
+	if err := p.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	form := sigma.FormStream
+	for range 3 {
+		if _, _, err := call(t.Context(), p.root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) { c.Str((*string)(&form)) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := call(t.Context(), p.root, sigmap.FileMachine, sigmap.CallDown, nil); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("a proc may stop the machine: %v", err)
+	}
+	if _, err := p.root.(sigma.Leaser).Lease(t.Context(), time.Minute); err != nil {
+		t.Error(err)
+	}
+	s := sigma.Status{Code: sigma.StatusOK, Msg: "bye"}
+	if _, _, err := call(t.Context(), p.root, sigmap.FileSelf, sigmap.CallExited, func(c *sigmap.Coder) { c.Status(&s) }); err != nil {
+		t.Fatal(err)
+	}
+	p.exit(0)
+	if got := m.status(c, id); got.Code != sigma.StatusOK || got.Msg != "bye" {
+		t.Errorf("got %+v", got)
+	}
+	eventually(t, "nothing is left", func() bool {
+		m.k.mu.Lock()
+		defer m.k.mu.Unlock()
+		return len(m.k.timers)+len(m.k.notice)+len(m.k.uids)+len(m.k.wake) == 0 && len(m.k.children) == 3 && len(m.k.open) == 4 // of the three services and the admin session
+	})
+}
+
+// Goal: evict tells a proc that waits, signals one that does not, and kill ends one at once, in each state.
+func TestEnding(t *testing.T) {
+	m := boot(t)
+	c := m.connect("default")
+	waits := m.spawn(c, sigma.Descriptor{})
+	p := <-m.procs
+	if err := p.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan error, 1)
+	go func() {
+		_, _, err := call(t.Context(), p.root, sigmap.FileSelf, sigmap.CallWaitEvict, nil)
+		told <- err
+	}()
+	eventually(t, "it waits", func() bool {
+		m.k.mu.Lock()
+		defer m.k.mu.Unlock()
+		return m.k.notice[waits] != nil
+	})
+	for range 100 {
+		if err := c.Evict(t.Context(), waits, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-told; err != nil {
+		t.Error(err)
+	}
+	p.exit(0)
+	if got := m.status(c, waits); got.Code != sigma.StatusEvicted {
+		t.Errorf("got %+v", got)
+	}
+	deaf := m.spawn(c, sigma.Descriptor{})
+	p = <-m.procs
+	if err := c.WaitStart(t.Context(), deaf); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Evict(t.Context(), deaf, 20*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if sig := <-p.signal; sig != syscall.SIGTERM {
+		t.Errorf("got %v", sig)
+	}
+	if got := m.status(c, deaf); got.Code != sigma.StatusEvicted || got.ExitCode != 137 {
+		t.Errorf("got %+v", got)
+	}
+	big := m.spawn(c, sigma.Descriptor{Memory: sigma.GiB})
+	<-m.procs
+	queued := m.spawn(c, sigma.Descriptor{})
+	for _, id := range []sigma.ProcID{queued, big} {
+		if err := c.Kill(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		if got := m.status(c, id); got.Code != sigma.StatusEvicted {
+			t.Errorf("got %+v", got)
+		}
+	}
+}
+
+// Goal: procs and calls at the same time, with services that are restarted under them: each proc ends with a status, and requests wait for the services.
+func TestRestarts(t *testing.T) {
+	m := boot(t)
+	stop := make(chan struct{})
+	var others sync.WaitGroup
+	others.Go(func() {
+		for {
+			select {
+			case p := <-m.procs:
+				p.exit(0)
+			case <-stop:
+				return
+			}
+		}
+	})
+	first := m.connect("default")
+	m.status(first, m.spawn(first, sigma.Descriptor{}))
+	var spawners sync.WaitGroup
+	for i := range 4 {
+		c := m.connect("default")
+		spawners.Go(func() {
+			for n := range 30 {
+				ids, err := c.Spawn(t.Context(), sigma.Descriptor{Program: "/bin/x"}, sigma.Descriptor{Program: "/bin/x"})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if n%10 == 5 {
+					m.kill([]string{serviceBesched, serviceNamed, serviceS3, serviceBesched}[i])
+				}
+				for _, id := range ids {
+					s, err := c.WaitExit(t.Context(), id)
+					if err != nil || s.Code == sigma.StatusNone {
+						t.Errorf("%v, %+v", err, s)
+					}
+				}
+				if _, err := c.List(t.Context(), true); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	spawners.Wait()
+	for _, s := range m.k.services {
+		if err := s.waitReady(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.status(first, m.spawn(first, sigma.Descriptor{}))
+	close(stop)
+	others.Wait()
+}
+
+// Goal: of a realm that is removed while procs are spawned in it nothing is left: no proc, no session, nothing a realm of the same name could see later.
+func TestRemoveRealm(t *testing.T) {
+	m := boot(t)
+	ctx := t.Context()
+	admin := m.connect("default")
+	for round := range 3 {
+		if err := admin.Realms().Create(ctx, "a"); err != nil {
+			t.Fatal(err)
+		}
+		c := m.connect("a")
+		if old, err := c.List(ctx, true); err != nil || len(old) > 0 {
+			t.Fatalf("round %d: a new realm has procs: %v, %v", round, old, err)
+		}
+		m.spawn(c, sigma.Descriptor{})
+		<-m.procs
+		if _, err := c.Put(ctx, "/ux/~local/secret", []byte("x"), sigma.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		spawning := make(chan struct{})
+		go func() {
+			defer close(spawning)
+			for {
+				if _, err := c.Spawn(ctx, sigma.Descriptor{Program: "/bin/x"}); err != nil {
+					return
+				}
+			}
+		}()
+		if err := admin.Realms().Remove(ctx, "a"); err != nil {
+			t.Fatal(err)
+		}
+		<-spawning
+		<-c.Done()
+		eventually(t, "sigmad has forgotten the realm", func() bool {
+			m.k.mu.Lock()
+			defer m.k.mu.Unlock()
+			return m.k.names["a"] == nil && m.k.trees["a"] == nil && m.k.stores["a"] == nil && m.k.core.List("a", true, 0, 1) == nil && len(m.k.logs) == 0
+		})
+		for len(m.procs) > 0 {
+			<-m.procs
+		}
+	}
+	if _, err := sdk.Connect(ctx, filepath.Join(m.k.cfg.Data, adminSocket), "a"); sigma.KindOf(err) != sigma.KindNotFound {
+		t.Errorf("got %v, want that there is no such realm", err)
+	}
+}
+
+// Goal: a proc cannot make sigmad go through an endpoint of its own making to fetch a program, nor keep a session to the object store for each.
+func TestMadeUpEndpoint(t *testing.T) {
+	m := boot(t)
+	ctx := t.Context()
+	c := m.connect("default")
+	m.status0(c)
+	for i := range 3 {
+		e := sigma.Endpoint{Realm: "system", Machine: "m1", Proc: sigma.NewProcID(), ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormTree}
+		path := fmt.Sprint("/e", i)
+		if _, err := c.Put(ctx, path, []byte(e.String()), sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
+			t.Fatal(err)
+		}
+		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: path + "/bin/x"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := m.status(c, ids[0]); got.Kind != sigma.KindNoExec {
+			t.Errorf("got %+v", got)
+		}
+	}
+}
+
+// status0 runs one proc, so that the program and the way to it are there.
+func (m *machine) status0(c *sdk.Client) {
+	id := m.spawn(c, sigma.Descriptor{})
+	(<-m.procs).exit(0)
+	m.status(c, id)
+}
+
+// Goal: Run returns soon after it was told to, with procs, waits and sessions open, and none of its goroutines works on.
+func TestShutdown(t *testing.T) {
+	m := boot(t)
+	c := m.connect("default")
+	id := m.spawn(c, sigma.Descriptor{})
+	<-m.procs
+	waited := make(chan error, 1)
+	go func() {
+		_, err := c.WaitExit(t.Context(), id)
+		waited <- err
+	}()
+	if err := c.Down(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-m.over; err != nil {
+		t.Error(err)
+	}
+	if err := <-waited; err == nil {
+		t.Error("a wait was answered by nothing")
+	}
+	m.k.mu.Lock()
+	defer m.k.mu.Unlock()
+	if len(m.k.open) != 0 {
+		t.Errorf("%d sessions are open after Run", len(m.k.open))
+	}
+}
