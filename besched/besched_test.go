@@ -59,8 +59,8 @@ func TestCoreRandom(t *testing.T) {
 					check(c.Enqueue(jobs))
 				case 2:
 					for id := range waiting {
-						c.Cancel(id)
 						delete(waiting, id)
+						check(c.Cancel(id))
 						break
 					}
 				case 3:
@@ -156,4 +156,19 @@ func FuzzCodeJobs(f *testing.F) {
 			t.Error("more jobs than bytes")
 		}
 	})
+}
+
+// A job that fits no credit, once it is canceled, does not keep those behind it from what is free.
+func TestCancelFirst(t *testing.T) {
+	c := NewCore()
+	c.Enqueue([]Job{{"large", "a", 100}, {"small", "a", 10}})
+	if g := c.Park(1, 50); g != nil {
+		t.Fatalf("got %v, want that the large job keeps its turn", g)
+	}
+	if g := c.Cancel("large"); len(g) != 1 || g[0].Ticket != 1 || len(g[0].Jobs) != 1 || g[0].Jobs[0].ID != "small" {
+		t.Errorf("got %v, want the small job granted", g)
+	}
+	if g := c.Cancel("large"); g != nil {
+		t.Errorf("a job canceled twice gave %v", g)
+	}
 }

@@ -71,11 +71,14 @@ func (c *Core) Enqueue(jobs []Job) []Grant {
 	return c.match()
 }
 
-// Cancel takes a job out, if it still waits.
-func (c *Core) Cancel(id sigma.ProcID) {
-	if e := c.where[id]; e != nil {
-		c.remove(e)
+// Cancel takes a job out, if it still waits. Those behind it may fit a credit that it did not.
+func (c *Core) Cancel(id sigma.ProcID) []Grant {
+	e := c.where[id]
+	if e == nil {
+		return nil
 	}
+	c.remove(e)
+	return c.match()
 }
 
 // Park offers memory. The grant may come at once.

@@ -82,7 +82,7 @@ func (r *root) Call(ctx context.Context, method string, payload []byte, _ []*os.
 			return nil, nil, err
 		}
 		r.s.mu.Lock()
-		r.s.core.Cancel(id)
+		r.s.grantLocked(r.s.core.Cancel(id))
 		r.s.mu.Unlock()
 		return nil, nil, nil
 	case CallPull:

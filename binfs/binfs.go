@@ -13,6 +13,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"debug/elf"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -195,6 +196,14 @@ func (c *Cache) fetch(ctx context.Context, tree sigma.Namespace, path string) (*
 	return f, sigma.Wrap("binfs.fetch", path, err)
 }
 
+// The machines that programs can be for.
+var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+
+const (
+	headerSize = 56                    // of a program header (elf(5), Elf64_Phdr)
+	headersMax = 64 << 10 / headerSize // what Linux executes (execve(2))
+)
+
 // Check says whether the size bytes of r are a program that can run here; the error is of KindNoExec and says what is wrong.
 func Check(r io.ReaderAt, size int64) error {
 	no := func(msg, hint string) error {
@@ -213,19 +222,30 @@ func Check(r io.ReaderAt, size int64) error {
 	if string(magic[:]) != elf.ELFMAG {
 		return no("not a Linux executable (no ELF header)", "")
 	}
-	f, err := elf.NewFile(io.NewSectionReader(r, 0, size))
-	if err != nil {
-		return no("damaged or truncated executable", "")
+	damaged := no("damaged or truncated executable", "")
+	var head [64]byte
+	if n, _ := r.ReadAt(head[:], 0); n < len(head) {
+		return damaged
 	}
-	want := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
-	if f.Machine != want || f.Class != elf.ELFCLASS64 {
-		return no(fmt.Sprintf("built for %v, this machine needs %v", f.Machine, want), "build it for this architecture")
+	le := binary.LittleEndian
+	machine := elf.Machine(le.Uint16(head[18:]))
+	if want := machines[runtime.GOARCH]; machine != want || elf.Class(head[4]) != elf.ELFCLASS64 || elf.Data(head[5]) != elf.ELFDATA2LSB {
+		return no(fmt.Sprintf("built for %v, this machine needs %v", machine, want), "build it for this architecture")
 	}
-	if f.Type != elf.ET_EXEC && f.Type != elf.ET_DYN {
-		return no("not an executable but "+f.Type.String(), "")
+	if typ := elf.Type(le.Uint16(head[16:])); typ != elf.ET_EXEC && typ != elf.ET_DYN {
+		return no("not an executable but "+typ.String(), "")
 	}
-	for _, p := range f.Progs {
-		if p.Type == elf.PT_INTERP {
+	// Not elf.NewFile, which is not made for hostile files and allocates for as many sections as the file claims to have.
+	offset, each, n := le.Uint64(head[32:]), le.Uint16(head[54:]), int(le.Uint16(head[56:]))
+	if each != headerSize || n == 0 || n > headersMax || offset > uint64(size) || uint64(n*headerSize) > uint64(size)-offset {
+		return damaged
+	}
+	headers := make([]byte, n*headerSize)
+	if got, _ := r.ReadAt(headers, int64(offset)); got < len(headers) {
+		return damaged
+	}
+	for ; len(headers) > 0; headers = headers[headerSize:] {
+		if elf.ProgType(le.Uint32(headers)) == elf.PT_INTERP {
 			return no("dynamically linked", "link it statically: gcc -static, CGO_ENABLED=0 go build, or Rust with -C target-feature=+crt-static")
 		}
 	}
