@@ -87,6 +87,8 @@ type Kernel struct {
 	gids     map[sigma.RealmID]uint32          // mu
 	uids     map[uint32]bool                   // mu; in use
 	nextUID  uint32                            // mu
+	failing  time.Time                         // mu; when counting failures began
+	failures int                               // mu; of requests, since then
 }
 
 type procLogs struct{ out, err *output.Log }
@@ -202,6 +204,9 @@ func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal
 			k.cfg.Log.Error("handler panicked", "realm", p.Realm, "proc", p.Proc, "op", op, "err", fmt.Sprint(value), "stack", string(stack))
 		},
 		Failed: func(op string, err error) {
+			if !k.mayLog() {
+				return
+			}
 			k.cfg.Log.Warn("request failed", "realm", p.Realm, "proc", p.Proc, "op", op, "err", err)
 		},
 	}})
@@ -214,6 +219,22 @@ func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal
 	close(t.over)
 	k.proxy.CloseProc(p.Proc) // here, when no Listen can come any more
 	t.release()
+}
+
+// Failures of requests are logged up to failuresMax in failuresTime, so that a proc that repeats one does not fill the disk.
+const (
+	failuresMax  = 10
+	failuresTime = 10 * time.Second
+)
+
+func (k *Kernel) mayLog() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if now := time.Now(); now.Sub(k.failing) >= failuresTime {
+		k.failing, k.failures = now, 0
+	}
+	k.failures++
+	return k.failures <= failuresMax
 }
 
 // shutDown asks the services to end and waits a while; the launcher ends whatever is left.
