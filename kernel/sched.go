@@ -132,10 +132,15 @@ func (s *scheduler) send(ctx context.Context, b sigma.Caller) {
 	}
 }
 
+// callMax is how long besched may take for what it answers at once; one that takes longer is given up as lost, so that what is to be sent does not pile up behind it.
+const callMax = 30 * time.Second
+
 func (s *scheduler) call(ctx context.Context, b sigma.Caller, method string, encode func(*sigmap.Coder)) error {
+	inTime, cancel := context.WithTimeout(ctx, callMax)
+	defer cancel()
 	payload, err := sigmap.Payload(encode)
 	if err == nil {
-		_, _, err = b.Call(ctx, method, payload, nil)
+		_, _, err = b.Call(inTime, method, payload, nil)
 	}
 	if err != nil && ctx.Err() == nil {
 		s.k.cfg.Log.Warn("besched call failed", "method", method, "err", err)
