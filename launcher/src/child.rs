@@ -1,35 +1,52 @@
 //! What the program's process goes through between fork and exec, in the document's order.
 
-use crate::calls::PROGRAM_FD;
+use crate::calls::{PROGRAM_FD, RULES_FD};
 use crate::error::{Errno, Error};
-use crate::landlock::{Abi, Rules};
+use crate::landlock::{self, Abi, Rules};
 use crate::namespaces::{DATA, DEV_NULL};
-use crate::plan::{Plan, Profile, Weaken};
-use crate::sys::{self, Pointers, cred};
+use crate::plan::{self, Plan, Profile, Weaken};
+use crate::protocol::{self, MESSAGE_MAX, Request};
+use crate::sys::{self, Pointers, cred, socket};
 use libc::sock_filter;
 use std::convert::Infallible;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 
 /// Where the report socket lies while the process is made; close-on-exec.
 const REPORT_FD: RawFd = 1001;
+/// Where a parked child waits for its START; close-on-exec.
+const ORDERS_FD: RawFd = 1002;
 /// Descriptors are first moved to here or above, so that targets do not overwrite sources.
-const PARKING: RawFd = 1002;
+const ASIDE: RawFd = RULES_FD + 1;
 
 const MEMLOCK_BYTES: u64 = 64 * 1024;
 
 /// Everything a start needs, made before the clone.
 pub struct Launch<'a> {
+    /// Of a parked child: what it will have in common with its START's.
     pub plan: &'a Plan,
-    pub argv: Pointers<'a>,
-    pub envp: Pointers<'a>,
-    pub program: OwnedFd,
+    /// By which init's status record is known.
+    pub key: u64,
+    pub task: Task<'a>,
     pub data: Option<OwnedFd>,
-    /// (number now, number in the program): the targets', perhaps followed by ones for 0, 1 and 2.
-    pub fds: Vec<(RawFd, RawFd)>,
+    pub null: RawFd,
     pub report: OwnedFd,
     pub filter: &'a [sock_filter],
     pub init_filter: &'a [sock_filter],
     pub abi: Abi,
+}
+
+pub enum Task<'a> {
+    Known(Program<'a>),
+    /// A parked child's: the START will come over this socket.
+    Awaited(OwnedFd),
+}
+
+pub struct Program<'a> {
+    pub file: OwnedFd,
+    pub argv: Pointers<'a>,
+    pub envp: Pointers<'a>,
+    /// (number now, number in the program).
+    pub fds: Vec<(RawFd, RawFd)>,
 }
 
 /// A record on the report socket: what, which step, errno, when. Fits any pipe or socket at once.
@@ -65,25 +82,22 @@ impl Report {
 }
 
 /// Becomes the program, or reports why not and ends.
-pub fn run(launch: &mut Launch, init: i32) -> ! {
+pub fn run(launch: &Launch, init: i32) -> ! {
     let mut report = launch.report.as_raw_fd();
     let Err(error) = become_program(launch, init, &mut report);
     let _ = sys::write(report, &Report::Failed(error).encode());
     sys::exit(127)
 }
 
-fn become_program(launch: &mut Launch, init: i32, report: &mut RawFd) -> Result<Infallible, Error> {
+fn become_program(launch: &Launch, init: i32, report: &mut RawFd) -> Result<Infallible, Error> {
     let weaken = launch.plan.weaken;
     sys::setsid().map_err(Error::Session)?;
     place_descriptors(launch, report).map_err(Error::Descriptors)?;
     sys::umask(0o077);
     sys::chdir(c"/").map_err(Error::Directory)?;
-    sys::reset_signals().map_err(Error::Signals)?;
     // The rules are made while there is room for descriptors and a right to look at /data.
-    let rules = match weaken.has(Weaken::LANDLOCK) {
-        true => None,
-        false => Some(make_rules(launch).map_err(Error::LandlockRules)?),
-    };
+    let known = matches!(launch.task, Task::Known(_)) && !weaken.has(Weaken::LANDLOCK);
+    let rules = known.then(|| make_rules(launch)).transpose().map_err(Error::LandlockRules)?;
     set_limits(launch.plan).map_err(Error::Limits)?;
     drop_privileges(launch.plan)?;
     // A change of credentials clears the death signal, so it comes after. Init cannot be missed: the
@@ -98,38 +112,112 @@ fn become_program(launch: &mut Launch, init: i32, report: &mut RawFd) -> Result<
     if !weaken.has(Weaken::SECCOMP) {
         sys::seccomp(launch.filter).map_err(Error::Seccomp)?;
     }
+    match &launch.task {
+        Task::Known(program) => execute(*report, &program.argv, &program.envp),
+        Task::Awaited(_) => await_start(*report),
+    }
+}
+
+fn execute(report: RawFd, argv: &Pointers, envp: &Pointers) -> Result<Infallible, Error> {
     let contained = Report::Contained(sys::monotonic_ns()).encode();
-    sys::write(*report, &contained).map_err(Error::Exec)?;
-    Err(Error::Exec(sys::exec(PROGRAM_FD, &launch.argv, &launch.envp)))
+    sys::write(report, &contained).map_err(Error::Exec)?;
+    Err(Error::Exec(sys::exec(PROGRAM_FD, argv, envp)))
+}
+
+/// A parked child's rest, from the moment of its START: everything here is on the way of a warm start, and
+/// allowed by the filter.
+fn await_start(report: RawFd) -> Result<Infallible, Error> {
+    let record = sys::map(MESSAGE_MAX, 0).map_err(Error::Plan)?;
+    rehearse(record);
+    let received = loop {
+        match socket::receive_waiting(ORDERS_FD, record) {
+            Err(Errno(libc::EINTR)) => {}
+            Ok(received) if received.len > 0 => break received,
+            // Not needed any more.
+            _ => sys::exit(0),
+        }
+    };
+    // The launcher has checked it, but this is another program's memory by now: nothing is taken on trust.
+    let Ok(Request::Start(start)) = protocol::decode(&record[..received.len]) else {
+        return Err(Error::Plan(Errno(libc::EPROTO)));
+    };
+    let targets = plan::check_targets(&start.targets)?;
+    take_descriptors(received.fds, &targets).map_err(Error::Descriptors)?;
+    let (argv, envp) = (plan::c_strings(start.argv)?, plan::c_strings(start.envp)?);
+    landlock::restrict_by(RULES_FD).map_err(Error::Landlock)?;
+    execute(report, &Pointers::new(&argv), &Pointers::new(&envp))
+}
+
+/// Goes through the motions before it matters: the first touch of a page that is shared with the launcher costs
+/// a microsecond or two, and a START touches some ten.
+fn rehearse(record: &mut [u8]) {
+    // Where nothing ever comes: the START itself may be waiting already.
+    let _ = socket::receive(REPORT_FD, record);
+    let strings = || vec![vec![b'x'; 40]; 16];
+    let _ = std::hint::black_box(protocol::decode(&record[..REHEARSED]));
+    let (argv, envp) = (plan::c_strings(strings()), plan::c_strings(strings()));
+    if let (Ok(argv), Ok(envp)) = (argv, envp) {
+        std::hint::black_box((Pointers::new(&argv), Pointers::new(&envp)));
+    }
+    // Written to, as the kernel will.
+    std::hint::black_box(&mut record[..REHEARSED]).fill(0);
+}
+
+/// Bytes of the buffer made ready: most STARTs are no longer.
+const REHEARSED: usize = 4096;
+
+/// Puts a START's descriptors where they belong: the ruleset, the program, the targets'. They came under the
+/// lowest free numbers and with close-on-exec, as all others here are, so exec closes what is not placed.
+fn take_descriptors(fds: Vec<OwnedFd>, targets: &[RawFd]) -> sys::Result<()> {
+    if fds.len() != 2 + targets.len() {
+        return Err(Errno(libc::EBADF));
+    }
+    let fds: Vec<RawFd> = fds.into_iter().map(IntoRawFd::into_raw_fd).collect();
+    sys::dup3(fds[0], RULES_FD, libc::O_CLOEXEC)?;
+    sys::dup3(fds[1], PROGRAM_FD, libc::O_CLOEXEC)?;
+    let mut moves: Vec<_> = fds[2..].iter().copied().zip(targets.iter().copied()).collect();
+    for at in 0..moves.len() {
+        let (source, target) = moves[at];
+        if let Some(waiting) = moves[at + 1..].iter_mut().find(|(source, _)| *source == target) {
+            waiting.0 = sys::dup_above(target, ASIDE)?.into_raw_fd();
+        }
+        match source == target {
+            true => sys::clear_cloexec(target)?,
+            false => sys::dup3(source, target, 0)?,
+        }
+    }
+    Ok(())
 }
 
 /// Moves the passed descriptors to their targets and closes everything else.
-fn place_descriptors(launch: &mut Launch, report: &mut RawFd) -> sys::Result<()> {
-    // First out of the way of targets, program and report; parked copies are closed below.
-    let park = |fd: RawFd| sys::dup_above(fd, PARKING).map(std::os::fd::IntoRawFd::into_raw_fd);
-    let program = park(launch.program.as_raw_fd())?;
-    *report = park(*report)?;
-    for (source, _) in &mut launch.fds {
-        *source = park(*source)?;
+fn place_descriptors(launch: &Launch, report: &mut RawFd) -> sys::Result<()> {
+    // First out of the way of targets, program and report; copies put aside are closed below.
+    let aside = |fd: RawFd| sys::dup_above(fd, ASIDE).map(IntoRawFd::into_raw_fd);
+    *report = aside(*report)?;
+    let null = aside(launch.null)?;
+    let (kept, flags, fds) = match &launch.task {
+        Task::Known(program) => {
+            let flags = if launch.plan.weaken.has(Weaken::PROGRAM_FD) { 0 } else { libc::O_CLOEXEC };
+            ((aside(program.file.as_raw_fd())?, PROGRAM_FD), flags, program.fds.as_slice())
+        }
+        Task::Awaited(orders) => ((aside(orders.as_raw_fd())?, ORDERS_FD), libc::O_CLOEXEC, &[][..]),
+    };
+    let mut moves = fds.to_vec();
+    for (source, _) in &mut moves {
+        *source = aside(*source)?;
     }
+    // A hole among 0, 1 and 2 would be filled by the first file that the program opens.
+    let holes: Vec<_> = (0..3).filter(|hole| !fds.iter().any(|(_, target)| target == hole)).collect();
+    moves.extend(holes.into_iter().map(|hole| (null, hole)));
     sys::dup3(*report, REPORT_FD, libc::O_CLOEXEC)?;
     *report = REPORT_FD;
-    let flags = if launch.plan.weaken.has(Weaken::PROGRAM_FD) { 0 } else { libc::O_CLOEXEC };
-    sys::dup3(program, PROGRAM_FD, flags)?;
-    let mut kept = 0u64;
-    for (source, target) in &launch.fds {
+    sys::dup3(kept.0, kept.1, flags)?;
+    for (source, target) in &moves {
         sys::dup3(*source, *target, 0)?;
-        kept |= 1 << target;
     }
-    let mut first = 0;
-    for target in (0..64).filter(|target| kept & (1 << target) != 0) {
-        if target > first {
-            sys::close_range(first, target - 1)?;
-        }
-        first = target + 1;
-    }
-    sys::close_range(first, PROGRAM_FD as u32 - 1)?;
-    sys::close_range(PARKING as u32, u32::MAX)
+    let mut keep: Vec<RawFd> = moves.iter().map(|(_, target)| *target).collect();
+    keep.extend([REPORT_FD, kept.1]);
+    sys::close_all_but(&mut keep)
 }
 
 fn make_rules(launch: &Launch) -> sys::Result<Rules> {
@@ -159,7 +247,6 @@ fn drop_privileges(plan: &Plan) -> Result<(), Error> {
     if keep {
         cred::keep_capabilities().map_err(Error::Capabilities)?;
     } else {
-        cred::drop_bounding().map_err(Error::Bounding)?;
         cred::lock_securebits().map_err(Error::Securebits)?;
     }
     if !weaken.has(Weaken::UID) {

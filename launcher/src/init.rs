@@ -1,11 +1,13 @@
 //! PID 1 of a proc: enters the namespaces, forks the program's process, gives up every right, reaps
 //! orphans, reports the program's status and ends, upon which the kernel kills the rest.
 
-use crate::child::{self, Launch, Report};
+use crate::cgroup::Entry;
+use crate::child::{self, Launch, Report, Task};
 use crate::error::{Errno, Error};
 use crate::namespaces::{self, Templates};
 use crate::plan::{Profile, Weaken};
 use crate::sys::{self, cred};
+use std::convert::Infallible;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Where init keeps its two descriptors after everything else is closed.
@@ -19,6 +21,9 @@ pub struct Common<'a> {
     pub uid: u32,
     /// The launcher itself: getppid says nothing across a PID namespace.
     pub launcher: &'a OwnedFd,
+    /// Whether the launcher's own bounding set has something in it: asking for each capability in each process
+    /// would take longer than a fork.
+    pub bounding: bool,
     /// The write end of the pipe on which every init reports its program's status.
     pub status: &'a OwnedFd,
 }
@@ -26,7 +31,8 @@ pub struct Common<'a> {
 /// A record on the status pipe; smaller than PIPE_BUF, so never mixed with another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Status {
-    pub id: u64,
+    /// Of the process tree: a parked child's init does not know which proc it will be.
+    pub key: u64,
     pub wait_status: i32,
 }
 
@@ -35,24 +41,26 @@ impl Status {
 
     pub fn encode(self) -> [u8; Status::BYTES] {
         let mut out = [0; Status::BYTES];
-        out[..8].copy_from_slice(&self.id.to_le_bytes());
+        out[..8].copy_from_slice(&self.key.to_le_bytes());
         out[8..].copy_from_slice(&self.wait_status.to_le_bytes());
         out
     }
 
     pub fn decode(bytes: &[u8]) -> Option<Status> {
-        let (id, wait_status) = bytes.split_first_chunk::<8>()?;
+        let (key, wait_status) = bytes.split_first_chunk::<8>()?;
         let wait_status = i32::from_le_bytes(wait_status.try_into().ok()?);
-        Some(Status { id: u64::from_le_bytes(*id), wait_status })
+        Some(Status { key: u64::from_le_bytes(*key), wait_status })
     }
 }
 
 /// Takes the newly cloned process into the cgroups and the namespaces that all procs share, and ties
 /// its life to the launcher's.
-pub fn enter(common: &Common, weaken: Weaken, cgroups: &[OwnedFd]) -> Result<(), Error> {
+pub fn enter(common: &Common, weaken: Weaken, cgroups: &Entry) -> Result<(), Error> {
     // The limits hold from here on, also for the memory and time of being made.
-    for procs in cgroups {
-        sys::write(procs.as_raw_fd(), b"0").map_err(Error::EnterCgroup)?;
+    if let Entry::Files(files) = cgroups {
+        for procs in files {
+            sys::write(procs.as_raw_fd(), b"0").map_err(Error::EnterCgroup)?;
+        }
     }
     if !weaken.has(Weaken::NETWORK) {
         namespaces::enter(&common.templates.network, libc::CLONE_NEWNET).map_err(Error::Namespaces)?;
@@ -63,12 +71,10 @@ pub fn enter(common: &Common, weaken: Weaken, cgroups: &[OwnedFd]) -> Result<(),
 }
 
 /// Does the rest, once the process has entered, and never returns to the launcher's code.
-pub fn run(launch: &mut Launch, common: &Common, entered: Result<(), Error>) -> ! {
-    let mut report = launch.report.as_raw_fd();
-    match entered.and_then(|()| prepare(launch, common, &mut report)) {
-        Ok(main) => serve(launch.plan.id, main),
-        Err(error) => fail(report, error),
-    }
+pub fn run(launch: &Launch, common: &Common, entered: Result<(), Error>) -> ! {
+    let report = launch.report.as_raw_fd();
+    let Err(error) = entered.and_then(|()| prepare(launch, common));
+    fail(report, error)
 }
 
 /// Reports why there will be no program, and ends.
@@ -77,22 +83,48 @@ pub fn fail(report: RawFd, error: Error) -> ! {
     sys::exit(127)
 }
 
-/// Everything up to the point where init only waits. Returns the program's process id.
-fn prepare(launch: &mut Launch, common: &Common, report: &mut RawFd) -> Result<i32, Error> {
+/// Makes the program's process and gives up every right. Returns only if there is no such process.
+fn prepare(launch: &Launch, common: &Common) -> Result<Infallible, Error> {
     enter_root(launch, common.templates)?;
-    let init = sys::getpid();
-    let main = sys::fork(0).map_err(Error::Fork)?;
-    if main == 0 {
-        child::run(launch, init);
+    sys::reset_signals().map_err(Error::Signals)?;
+    if !launch.plan.weaken.has(Weaken::CAPABILITIES) {
+        // For both. It does not take from init what it has, only what exec could give.
+        drop_bounding(common).map_err(Error::Bounding)?;
     }
-    // From here the report socket must stay open until init is confined: its end means "started".
-    confine(launch, common, report).map_err(Error::InitConfine)?;
-    if !launch.plan.weaken.has(Weaken::SECCOMP) {
-        sys::seccomp(launch.init_filter).map_err(Error::InitConfine)?;
+    let init = sys::getpid();
+    let gate = sys::Gate::shut();
+    let mut work = || {
+        gate.pass();
+        child::run(launch, init)
+    };
+    let main = match launch.task {
+        Task::Known(_) => match sys::fork(0).map_err(Error::Fork)? {
+            0 => child::run(launch, init),
+            main => main,
+        },
+        // SAFETY: behind the gate the child only waits. Having opened it, init makes two calls that do not
+        // fail and waits for the child, which it does not outlive by more than its last message. What the
+        // closure borrows lives on the stacks of this function and its callers, which from here do not return.
+        Task::Awaited(_) => unsafe { sys::clone_sharing(&mut work) }.map_err(Error::Fork)?,
+    };
+    // The report socket must stay open until init is confined: its end means "started".
+    let mut report = launch.report.as_raw_fd();
+    if let Err(errno) = confine(launch, common, &mut report) {
+        fail(report, Error::InitConfine(errno));
+    }
+    gate.open();
+    if !launch.plan.weaken.has(Weaken::SECCOMP)
+        && let Err(errno) = sys::seccomp(launch.init_filter)
+    {
+        fail(report, Error::InitConfine(errno));
     }
     // SAFETY: the number is ours alone; the OwnedFd of the launcher's copy lies elsewhere and is closed.
     unsafe { libc::close(REPORT_FD) };
-    Ok(main)
+    serve(launch.key, main)
+}
+
+fn drop_bounding(common: &Common) -> sys::Result<()> {
+    if common.bounding { cred::drop_bounding() } else { Ok(()) }
 }
 
 fn enter_root(launch: &Launch, templates: &Templates) -> Result<(), Error> {
@@ -132,9 +164,8 @@ fn confine(launch: &Launch, common: &Common, report: &mut RawFd) -> sys::Result<
         std::mem::forget(parked);
     }
     sys::close_range(3, u32::MAX)?;
-    sys::reset_signals()?;
     cred::drop_groups()?;
-    cred::drop_bounding()?;
+    drop_bounding(common)?;
     cred::lock_securebits()?;
     cred::set_gid(common.uid)?;
     cred::set_uid(common.uid)?;
@@ -155,11 +186,11 @@ fn confine(launch: &Launch, common: &Common, report: &mut RawFd) -> sys::Result<
 }
 
 /// Waits for the program, reaping orphans, and passes its status on.
-fn serve(id: u64, main: i32) -> ! {
+fn serve(key: u64, main: i32) -> ! {
     loop {
         match sys::wait(-1, true) {
             Ok(Some(waited)) if waited.pid == main => {
-                let status = Status { id, wait_status: waited.status };
+                let status = Status { key, wait_status: waited.status };
                 let _ = sys::write(STATUS_FD, &status.encode());
                 sys::exit(0);
             }
@@ -175,7 +206,7 @@ mod tests {
 
     #[test]
     fn statuses_survive_the_pipe() {
-        let status = Status { id: u64::MAX - 1, wait_status: -7 };
+        let status = Status { key: u64::MAX - 1, wait_status: -7 };
         assert_eq!(Status::decode(&status.encode()), Some(status));
         assert_eq!(Status::decode(&[0; 11]), None);
     }

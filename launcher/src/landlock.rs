@@ -101,10 +101,23 @@ impl Rules {
 
     /// Puts the rules in force for this process and its children.
     pub fn restrict(self) -> Result<()> {
-        let args = [self.ruleset.as_raw_fd() as usize, 0, 0, 0, 0];
-        // SAFETY: the call takes plain numbers.
-        unsafe { call(libc::SYS_landlock_restrict_self, args) }.map(drop)
+        restrict_by(self.ruleset.as_raw_fd())
     }
+
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.ruleset
+    }
+
+    /// The ruleset, to be put in force by another process.
+    pub fn descriptor(&self) -> RawFd {
+        self.ruleset.as_raw_fd()
+    }
+}
+
+/// Puts the rules of a descriptor in force for this process and its children.
+pub fn restrict_by(ruleset: RawFd) -> Result<()> {
+    // SAFETY: the call takes plain numbers.
+    unsafe { call(libc::SYS_landlock_restrict_self, [ruleset as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
 #[cfg(test)]

@@ -11,12 +11,13 @@ mod filter;
 mod init;
 mod landlock;
 mod namespaces;
+mod parking;
 mod plan;
 mod proc;
 mod protocol;
-mod spare;
 mod supervisor;
 mod sys;
+mod uids;
 
 fn main() {
     let config = config::Config::parse(std::env::args_os().skip(1));

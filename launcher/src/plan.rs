@@ -60,6 +60,7 @@ pub struct Plan {
     pub id: u64,
     pub profile: Profile,
     pub weaken: Weaken,
+    /// 0: one of the launcher's choice.
     pub uid: u32,
     pub gid: u32,
     /// The cgroup's path below the instance's, without the leaf.
@@ -131,9 +132,9 @@ pub fn plan(start: Start, bounds: Bounds) -> Result<Plan, Error> {
 }
 
 impl Limits {
-    /// What holds for a process that waits to become a proc.
-    pub fn of_spare() -> Limits {
-        Limits { pids: PIDS_DEFAULT, memory: None, cpu_shares: SHARES_DEFAULT }
+    /// What holds in a cgroup that has just been made.
+    pub fn of_kernel() -> Limits {
+        Limits { pids: u32::MAX, memory: None, cpu_shares: SHARES_DEFAULT }
     }
 }
 
@@ -186,7 +187,7 @@ fn check_ids(profile: Profile, uid: u32, gid: u32, bounds: Bounds) -> Result<(),
     let procs = bounds.base + PROC_FIRST..bounds.base + UIDS;
     let programs = bounds.base + 1..bounds.base + PROC_FIRST;
     let legal = match profile {
-        Profile::Sigma => procs.contains(&uid) && procs.contains(&gid),
+        Profile::Sigma => (uid == 0 || procs.contains(&uid)) && procs.contains(&gid),
         Profile::System => programs.contains(&uid) && (programs.contains(&gid) || procs.contains(&gid)),
     };
     if legal { Ok(()) } else { refuse(libc::ERANGE) }
@@ -202,7 +203,8 @@ fn check_group(group: &[u8]) -> Result<String, Error> {
     Ok(String::from_utf8_lossy(group).into_owned())
 }
 
-fn check_targets(targets: &[u32]) -> Result<Vec<i32>, Error> {
+/// Numbers that descriptors may get: 0..64, none twice.
+pub fn check_targets(targets: &[u32]) -> Result<Vec<i32>, Error> {
     let mut seen = 0u64;
     for target in targets {
         if *target > 63 || seen & (1 << target) != 0 {
@@ -213,7 +215,7 @@ fn check_targets(targets: &[u32]) -> Result<Vec<i32>, Error> {
     Ok(targets.iter().map(|target| *target as i32).collect())
 }
 
-fn c_strings(strings: Vec<Vec<u8>>) -> Result<Vec<CString>, Error> {
+pub fn c_strings(strings: Vec<Vec<u8>>) -> Result<Vec<CString>, Error> {
     let convert = |bytes| CString::new(bytes).or_else(|_| refuse(libc::EINVAL));
     strings.into_iter().map(convert).collect()
 }

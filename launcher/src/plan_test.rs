@@ -26,7 +26,7 @@ const BOUNDS: Bounds = Bounds { base: 0x4010_0000, weaken: true };
 /// of behaviour; REWRITE=1 writes the file anew.
 #[test]
 fn plans_are_as_recorded() {
-    let cases: [(&str, Change); 8] = [
+    let cases: [(&str, Change); 9] = [
         ("a proc", |_| ()),
         ("zeroes stand for defaults", |s| {
             (s.pids_max, s.memory_max, s.cpu_shares, s.nofile) = (0, 0, 0, 0);
@@ -36,6 +36,7 @@ fn plans_are_as_recorded() {
         ("weakened", |s| s.weaken = 1 | 2 | 128),
         ("the last uid", |s| s.uid = BOUNDS.base + UIDS - 1),
         ("four elements", |s| s.group = b"a/b-1/c/d".to_vec()),
+        ("a uid of the launcher's choice", |s| s.uid = 0),
         ("all targets", |s| s.targets = (0..64).collect()),
     ];
     let mut got = String::new();
@@ -56,7 +57,7 @@ fn unlawful_starts_are_refused() {
     let cases: [(&str, Change, i32); 16] = [
         ("unknown profile", |s| s.profile = 2, libc::EINVAL),
         ("sigmad's own id", |s| s.id = SIGMAD_ID, libc::EINVAL),
-        ("root", |s| s.uid = 0, libc::ERANGE),
+        ("root", |s| (s.profile, s.uid, s.gid) = (1, 0, BOUNDS.base + 2), libc::ERANGE),
         ("init's uid", |s| s.uid = BOUNDS.base, libc::ERANGE),
         ("a program's uid for a proc", |s| s.uid = BOUNDS.base + 1, libc::ERANGE),
         ("a proc's uid for a program", |s| s.profile = 1, libc::ERANGE),

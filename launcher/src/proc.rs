@@ -8,13 +8,30 @@ use crate::protocol::{FLAG_KILLED, FLAG_OOM, Reply};
 use crate::sys::{self, Waited, socket};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+/// A process tree as it has been cloned, whatever it is for.
+pub struct Tree {
+    /// By which its init's status record is known.
+    pub key: u64,
+    /// Init's, in the launcher's namespace; not reused before it has been waited for.
+    pub pid: i32,
+    /// The program's.
+    pub uid: u32,
+    pub leaf: Leaf,
+    /// Where Contained and Failed records come.
+    pub report: OwnedFd,
+}
+
 pub struct Proc {
     pub id: u64,
-    /// Init's, in the launcher's namespace; not reused before `waited` is set.
+    pub key: u64,
     pub pid: i32,
+    pub uid: u32,
     pub leaf: Leaf,
-    /// Until its end is read: Contained and Failed records come here.
+    /// Until its end is read.
     pub report: Option<OwnedFd>,
+    /// Descriptors that were handed over. Closing them takes time, which a start has not: they are closed
+    /// when it is over.
+    pub held: Vec<OwnedFd>,
     pub received: u64,
     pub cloned: u64,
     pub contained: Option<u64>,
@@ -32,13 +49,16 @@ pub struct Proc {
 }
 
 impl Proc {
-    /// A process tree whose init has just been cloned, or has just been given its START.
-    pub fn new(id: u64, pid: i32, leaf: Leaf, report: OwnedFd, received: u64) -> Proc {
+    /// A process tree whose init has just been cloned, or which has just been given its START.
+    pub fn new(id: u64, tree: Tree, received: u64) -> Proc {
         Proc {
             id,
-            pid,
-            leaf,
-            report: Some(report),
+            key: tree.key,
+            pid: tree.pid,
+            uid: tree.uid,
+            leaf: tree.leaf,
+            report: Some(tree.report),
+            held: Vec::new(),
             received,
             cloned: sys::monotonic_ns(),
             contained: None,

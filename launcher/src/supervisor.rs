@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::error::{Errno, Error, chain, log};
 use crate::factory::Factory;
 use crate::init::Status;
+use crate::parking::Need;
 use crate::plan::{self, Bounds, Plan, SIGMAD_ID};
 use crate::proc::Proc;
 use crate::protocol::{self, MESSAGE_MAX, Reply, Request, Start};
@@ -27,6 +28,10 @@ const OUTBOX_MAX: usize = 65_536;
 /// A cgroup whose last process is just being torn down is tried again after this time.
 const BUSY_RETRY_MS: i32 = 2;
 
+/// The loop is taken to be at rest after this time without an event. A proc's start and end follow one another
+/// faster, and what is prepared between them delays them.
+const QUIET_MS: i32 = 1;
+
 /// The hard limit on descriptors below which the launcher does not work.
 const NOFILE_MIN: u64 = 2048;
 
@@ -37,7 +42,6 @@ const EXIT_PROTOCOL: i32 = 70;
 
 const CONTROL: u64 = 0;
 const SIGNALS: u64 = 1;
-const STATUS: u64 = 2;
 /// Report sockets are known by init's pid, above the fixed tokens.
 const REPORTS: u64 = 16;
 
@@ -60,10 +64,13 @@ pub struct Supervisor {
     status: OwnedFd,
     procs: HashMap<u64, Proc>,
     by_pid: HashMap<i32, u64>,
+    by_key: HashMap<u64, u64>,
     /// Ended, but a cgroup of theirs was still busy.
     busy: Vec<u64>,
     outbox: VecDeque<Vec<u8>>,
     phase: Phase,
+    /// Nothing has happened since the last turn.
+    quiet: bool,
     code: i32,
     buffer: Vec<u8>,
 }
@@ -78,11 +85,12 @@ pub fn run(config: &Config) -> Result<i32, Error> {
     if sys::set_limit(libc::RLIMIT_NOFILE as i32, 1 << 20).map_err(Error::Limits)? < NOFILE_MIN {
         return Err(Error::Limits(Errno(libc::EMFILE)));
     }
+    if std::env::var_os("NOFIFO").is_none() { sys::go_first(); }
     let cgroups = Cgroups::open(&config.instance)?;
     let mut supervisor = match Supervisor::new(config, cgroups) {
         Ok((supervisor, sigmad, fds)) => {
             let mut supervisor = supervisor;
-            supervisor.start_sigmad(&sigmad, fds)?;
+            supervisor.start_sigmad(sigmad, fds)?;
             supervisor
         }
         Err(error) => {
@@ -112,7 +120,7 @@ impl Supervisor {
         }
         let signals = sys::signalfd(&[libc::SIGCHLD, libc::SIGTERM, libc::SIGINT]).map_err(Error::Loop)?;
         let epoll = Epoll::new().map_err(Error::Loop)?;
-        for (fd, token) in [(&control, CONTROL), (&signals, SIGNALS), (&status, STATUS)] {
+        for (fd, token) in [(&control, CONTROL), (&signals, SIGNALS)] {
             epoll.add(fd.as_raw_fd(), libc::EPOLLIN, token).map_err(Error::Loop)?;
         }
         let (sigmad, fds) = boot::sigmad(config, bounds, peer)?;
@@ -125,17 +133,19 @@ impl Supervisor {
             status,
             procs: HashMap::new(),
             by_pid: HashMap::new(),
+            by_key: HashMap::new(),
             busy: Vec::new(),
             outbox: VecDeque::new(),
             phase: Phase::Running,
+            quiet: false,
             code: EXIT_START,
             buffer: vec![0; MESSAGE_MAX],
         };
         Ok((supervisor, sigmad, fds))
     }
 
-    fn start_sigmad(&mut self, plan: &Plan, fds: Vec<OwnedFd>) -> Result<(), Error> {
-        let started = self.factory.start(plan, None, fds, sys::monotonic_ns());
+    fn start_sigmad(&mut self, plan: Plan, fds: Vec<OwnedFd>) -> Result<(), Error> {
+        let started = self.factory.start(plan, &[], fds, sys::monotonic_ns());
         let sigmad = started.inspect_err(|_| {
             let _ = self.factory.cgroups.remove_all();
         })?;
@@ -151,7 +161,6 @@ impl Supervisor {
                 match token {
                     CONTROL => self.on_control(ready),
                     SIGNALS => self.on_signals(),
-                    STATUS => self.read_statuses(),
                     _ => self.on_report((token - REPORTS) as i32),
                 }
             }
@@ -159,17 +168,35 @@ impl Supervisor {
                 self.finish(id);
             }
             self.advance();
-            if events.is_empty() && self.phase == Phase::Running && self.factory.wants_spare() {
-                self.factory.make_spare();
-            }
+            self.prepare(events.is_empty());
         }
         Ok(())
+    }
+
+    /// Parks children for the STARTs to come: one a turn, so that what arrives meanwhile waits for no more.
+    fn prepare(&mut self, quiet: bool) {
+        self.quiet = quiet;
+        if self.phase != Phase::Running {
+            return;
+        }
+        match self.factory.need() {
+            Some(need) if quiet || need == Need::Urgent => self.factory.make_parked(),
+            _ => {}
+        }
+        if let Some(tick) = self.factory.next_tick() {
+            let now = sys::monotonic_ns();
+            if now >= tick {
+                self.factory.tend(now);
+            }
+        }
     }
 
     fn finished(&self) -> bool {
         match self.phase {
             Phase::Running | Phase::Ending(_) => false,
-            Phase::Killing(deadline) => self.procs.is_empty() || sys::monotonic_ns() > deadline,
+            Phase::Killing(deadline) => {
+                self.procs.is_empty() && !self.factory.leaving() || sys::monotonic_ns() > deadline
+            }
         }
     }
 
@@ -177,13 +204,16 @@ impl Supervisor {
         if !self.busy.is_empty() {
             return BUSY_RETRY_MS;
         }
+        let until = |deadline: u64| (deadline.saturating_sub(sys::monotonic_ns()) / 1_000_000) as i32 + 1;
         match self.phase {
-            // An idle moment is used to prepare for the next start.
-            Phase::Running if self.factory.wants_spare() => 0,
-            Phase::Running => -1,
-            Phase::Ending(deadline) | Phase::Killing(deadline) => {
-                (deadline.saturating_sub(sys::monotonic_ns()) / 1_000_000) as i32 + 1
-            }
+            Phase::Running => match (self.factory.need(), self.factory.next_tick()) {
+                (Some(Need::Urgent), _) => 0,
+                (Some(Need::AtRest), _) if self.quiet => 0,
+                (Some(Need::AtRest), _) => QUIET_MS,
+                (None, Some(tick)) => until(tick),
+                (None, None) => -1,
+            },
+            Phase::Ending(deadline) | Phase::Killing(deadline) => until(deadline),
         }
     }
 
@@ -199,7 +229,7 @@ impl Supervisor {
 
     fn kill_all(&mut self) {
         self.procs.values().for_each(Proc::kill);
-        self.factory.discard_spares();
+        self.factory.discard_parked();
         if !matches!(self.phase, Phase::Killing(_)) {
             self.phase = Phase::Killing(sys::monotonic_ns() + KILL_PATIENCE);
         }
@@ -276,7 +306,7 @@ impl Supervisor {
             false => plan::plan(start, self.bounds),
         };
         let record = &self.buffer[..len];
-        let started = started.and_then(|plan| self.factory.start(&plan, Some(record), fds, now));
+        let started = started.and_then(|plan| self.factory.start(plan, record, fds, now));
         match started {
             Ok(proc) => self.adopt(proc),
             Err(error) => self.send(&Reply::Failed { id, error }),
@@ -297,12 +327,14 @@ impl Supervisor {
 
     fn adopt(&mut self, proc: Proc) {
         let report = proc.report.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let watched = self.epoll.add(report, libc::EPOLLIN, REPORTS + proc.pid as u64);
+        // Only its end is waited for, which an empty set of events does: what came before is read with it.
+        let watched = self.epoll.add(report, 0, REPORTS + proc.pid as u64);
         if watched.is_err() {
             // Its end is seen by SIGCHLD, upon which the account is closed as FAILED.
             proc.kill();
         }
         self.by_pid.insert(proc.pid, proc.id);
+        self.by_key.insert(proc.key, proc.id);
         self.procs.insert(proc.id, proc);
     }
 
@@ -319,12 +351,17 @@ impl Supervisor {
         let (fd, pid) = (report.as_raw_fd(), proc.pid);
         let _ = self.epoll.remove(fd);
         let started = proc.read_reports();
-        if proc.report.is_some() {
-            let _ = self.epoll.add(fd, libc::EPOLLIN, REPORTS + pid as u64);
-        }
+        let held = match proc.report {
+            Some(_) => {
+                let _ = self.epoll.add(fd, 0, REPORTS + pid as u64);
+                Vec::new()
+            }
+            None => std::mem::take(&mut proc.held),
+        };
         if let Some(reply) = started.filter(|_| id != SIGMAD_ID) {
             self.send(&reply);
         }
+        drop(held);
     }
 
     fn on_signals(&mut self) {
@@ -353,7 +390,7 @@ impl Supervisor {
     }
 
     fn on_waited(&mut self, waited: Waited) {
-        let Some(id) = self.by_pid.remove(&waited.pid) else { return self.factory.lost_spare(waited.pid) };
+        let Some(id) = self.by_pid.remove(&waited.pid) else { return self.factory.lost(waited.pid) };
         if let Some(proc) = self.procs.get_mut(&id) {
             proc.waited = Some(waited);
         }
@@ -365,7 +402,8 @@ impl Supervisor {
         while let Ok(len) = sys::read(self.status.as_raw_fd(), &mut buf) {
             for record in buf[..len].chunks_exact(Status::BYTES) {
                 let Some(status) = Status::decode(record) else { continue };
-                if let Some(proc) = self.procs.get_mut(&status.id) {
+                let id = self.by_key.get(&status.key);
+                if let Some(proc) = id.and_then(|id| self.procs.get_mut(id)) {
                     proc.wait_status = Some(status.wait_status);
                 }
             }
@@ -381,17 +419,19 @@ impl Supervisor {
             self.factory.cgroups.kill_leaf(&proc.leaf);
         }
         let usage = self.factory.cgroups.usage(&proc.leaf);
-        match self.factory.cgroups.remove_leaf(&proc.leaf) {
+        match self.factory.release(proc, &usage) {
             Ok(()) => {}
             Err(Errno(libc::EBUSY)) => return self.busy.push(id),
             Err(errno) => log(&format!("cannot remove a cgroup of {id}: {errno}")),
         }
         let reply = proc.last_word(waited, usage);
-        if proc.is_sigmad() {
+        let (key, sigmad) = (proc.key, proc.is_sigmad());
+        if sigmad {
             self.on_sigmad_end(&reply);
         } else {
             self.send(&reply);
         }
+        self.by_key.remove(&key);
         self.procs.remove(&id);
     }
 

@@ -5,6 +5,7 @@ use crate::error::Errno;
 use libc::{c_int, c_long};
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 pub mod cred;
 pub mod mount;
@@ -37,6 +38,82 @@ pub fn fork(flags: c_int) -> Result<i32> {
     let flags = flags as usize | libc::SIGCHLD as usize;
     // SAFETY: without CLONE_VM and with a null stack this is fork; no other thread holds a lock.
     unsafe { call(libc::SYS_clone, [flags, 0, 0, 0, 0]) }.map(|pid| pid as i32)
+}
+
+/// Beyond what libc's type for it holds.
+const CLONE_INTO_CGROUP: u64 = 1 << 33;
+
+/// Forks into a cgroup of v2, with clone flags.
+pub fn fork_into(flags: c_int, cgroup: &OwnedFd) -> Result<i32> {
+    // SAFETY: clone_args is plain numbers, for which all zeroes is a value.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = flags as u64 | CLONE_INTO_CGROUP;
+    args.exit_signal = libc::SIGCHLD as u64;
+    args.cgroup = cgroup.as_raw_fd() as u64;
+    let args = [&raw const args as usize, size_of::<libc::clone_args>(), 0, 0, 0];
+    // SAFETY: the structure is a live local of the size passed; otherwise as fork.
+    unsafe { call(libc::SYS_clone3, args) }.map(|pid| pid as i32)
+}
+
+/// Makes a child that shares this process's memory, as vfork's does, but runs beside it, on a stack of its own.
+/// The kernel need then not copy the memory, nor dismantle the copy when the child executes a program.
+///
+/// # Safety
+/// Child and parent share the allocator and errno: from when `work` does more than wait, the parent must do
+/// nothing but plain system calls that do not fail, and `work` must outlive the child's use of it.
+pub unsafe fn clone_sharing<F: FnMut()>(work: &mut F) -> Result<i32> {
+    extern "C" fn enter<F: FnMut()>(work: *mut libc::c_void) -> c_int {
+        // SAFETY: clone passes on the pointer given below, which the caller keeps alive.
+        unsafe { (*work.cast::<F>())() };
+        exit(127)
+    }
+    let stack = map(CLONE_STACK, libc::MAP_STACK)?;
+    // SAFETY: the end of a mapping of our own, which grows down from there; the child never returns.
+    unsafe {
+        let top = stack.as_mut_ptr().add(CLONE_STACK).cast();
+        let pid = libc::clone(enter::<F>, top, libc::CLONE_VM | libc::SIGCHLD, (&raw mut *work).cast());
+        check(pid as c_long).map(|pid| pid as i32)
+    }
+}
+
+/// Far more than decoding a START needs; only what is used takes memory.
+const CLONE_STACK: usize = 256 * 1024;
+
+/// Zeroed private memory for the rest of the process's life. Unlike the allocator's it is taken page by page,
+/// when it is first touched.
+pub fn map(len: usize, flags: c_int) -> Result<&'static mut [u8]> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new anonymous mapping overlaps nothing.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(Errno::last());
+    }
+    // SAFETY: the mapping is zeroed, of this length, ours alone, and never unmapped.
+    Ok(unsafe { std::slice::from_raw_parts_mut(start.cast(), len) })
+}
+
+/// A gate that is shut until it is opened, for processes that share memory.
+pub struct Gate(AtomicU32);
+
+impl Gate {
+    pub const fn shut() -> Gate {
+        Gate(AtomicU32::new(0))
+    }
+
+    /// Does not touch errno, since it cannot fail.
+    pub fn open(&self) {
+        self.0.store(1, Ordering::Release);
+        // SAFETY: the address is that of a live word; waking reads nothing.
+        let _ = unsafe { call(libc::SYS_futex, [self.0.as_ptr() as usize, libc::FUTEX_WAKE as usize, 1, 0, 0]) };
+    }
+
+    pub fn pass(&self) {
+        while self.0.load(Ordering::Acquire) == 0 {
+            // SAFETY: the address is that of a live word; no timeout is given.
+            let _ = unsafe { call(libc::SYS_futex, [self.0.as_ptr() as usize, libc::FUTEX_WAIT as usize, 0, 0, 0]) };
+        }
+    }
 }
 
 /// Ends the process without running any exit handler of the parent's.
@@ -99,19 +176,11 @@ pub fn pidfd_send_signal(fd: &OwnedFd, signo: i32) -> Result<()> {
 
 /// Whether a descriptor can be read at this moment (a pidfd: whether its process has ended).
 pub fn readable(fd: RawFd) -> Result<bool> {
-    poll_readable(fd, 0)
-}
-
-/// Waits until a descriptor can be read or its peer is gone.
-pub fn wait_readable(fd: RawFd) -> Result<()> {
-    poll_readable(fd, -1).map(drop)
-}
-
-fn poll_readable(fd: RawFd, timeout_ms: i32) -> Result<bool> {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid pollfd is passed, with its count.
-    check(unsafe { libc::poll(&mut poll, 1, timeout_ms) } as c_long).map(|n| n > 0)
+    check(unsafe { libc::poll(&mut poll, 1, 0) } as c_long).map(|n| n > 0)
 }
+
 
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -148,6 +217,12 @@ pub fn set_nonblocking(fd: RawFd) -> Result<()> {
 pub fn set_cloexec(fd: RawFd) -> Result<()> {
     // SAFETY: F_SETFD takes a number; a closed descriptor is answered by EBADF.
     check(unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } as c_long).map(drop)
+}
+
+/// Lets exec pass a descriptor on.
+pub fn clear_cloexec(fd: RawFd) -> Result<()> {
+    // SAFETY: F_SETFD takes a number; a closed descriptor is answered by EBADF.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } as c_long).map(drop)
 }
 
 /// A close-on-exec duplicate with the lowest free number from `min` on.
@@ -192,11 +267,6 @@ pub fn mkdirat(dir: RawFd, path: &CStr, mode: u32) -> Result<()> {
     check(unsafe { libc::mkdirat(dir, path.as_ptr(), mode) } as c_long).map(drop)
 }
 
-pub fn renameat(dir: RawFd, from: &CStr, to: &CStr) -> Result<()> {
-    // SAFETY: both paths are terminated.
-    check(unsafe { libc::renameat(dir, from.as_ptr(), dir, to.as_ptr()) } as c_long).map(drop)
-}
-
 pub fn rmdirat(dir: RawFd, path: &CStr) -> Result<()> {
     // SAFETY: the path is terminated.
     check(unsafe { libc::unlinkat(dir, path.as_ptr(), libc::AT_REMOVEDIR) } as c_long).map(drop)
@@ -221,6 +291,14 @@ pub fn prctl(option: c_int, args: [usize; 4]) -> Result<c_long> {
     let args = [option as usize, args[0], args[1], args[2], args[3]];
     // SAFETY: no caller passes an option that takes a pointer.
     unsafe { call(libc::SYS_prctl, args) }
+}
+
+/// Makes this process go before all ordinary ones, but not the children it will have. False: not allowed here.
+pub fn go_first() -> bool {
+    let param = libc::sched_param { sched_priority: 1 };
+    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: the parameter is a live local; the policy changes for the calling thread, the only one.
+    unsafe { libc::sched_setscheduler(0, policy, &param) == 0 }
 }
 
 /// Lowers a limit to the value, or as far below it as it already was: raising the hard limit takes

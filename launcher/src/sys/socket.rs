@@ -44,6 +44,15 @@ pub struct Received {
 
 /// Receives one record without waiting. A length of zero is the end.
 pub fn receive(fd: RawFd, buf: &mut [u8]) -> Result<Received> {
+    receive_with(fd, buf, libc::MSG_DONTWAIT)
+}
+
+/// Receives one record, waiting for it. A length of zero is the end.
+pub fn receive_waiting(fd: RawFd, buf: &mut [u8]) -> Result<Received> {
+    receive_with(fd, buf, 0)
+}
+
+fn receive_with(fd: RawFd, buf: &mut [u8], flags: c_int) -> Result<Received> {
     let mut control = [0u64; CONTROL_BYTES / 8];
     let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast::<c_void>(), iov_len: buf.len() };
     // SAFETY: msghdr is plain numbers and pointers, for which all zeroes is a value.
@@ -52,9 +61,8 @@ pub fn receive(fd: RawFd, buf: &mut [u8]) -> Result<Received> {
     msg.msg_iovlen = 1;
     msg.msg_control = control.as_mut_ptr().cast();
     msg.msg_controllen = CONTROL_BYTES;
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: every pointer in msg is to a live local or to the caller's buffer.
-    let len = check(unsafe { libc::recvmsg(fd, &mut msg, flags) } as c_long)? as usize;
+    let len = check(unsafe { libc::recvmsg(fd, &mut msg, flags | libc::MSG_CMSG_CLOEXEC) } as c_long)? as usize;
     let mut received = Received {
         len,
         fds: Vec::new(),
@@ -111,9 +119,9 @@ pub fn send(fd: RawFd, record: &[u8]) -> Result<bool> {
 }
 
 /// Sends one record with copies of the descriptors, without waiting.
-pub fn send_with(fd: RawFd, record: &[u8], fds: &[OwnedFd]) -> Result<()> {
+pub fn send_with(fd: RawFd, record: &[u8], fds: &[RawFd]) -> Result<()> {
     let mut control = [0u64; CONTROL_BYTES / 8];
-    let bytes = (fds.len() * size_of::<c_int>()) as u32;
+    let bytes = size_of_val(fds) as u32;
     let mut iov = libc::iovec { iov_base: record.as_ptr().cast_mut().cast::<c_void>(), iov_len: record.len() };
     // SAFETY: msghdr is plain numbers and pointers, for which all zeroes is a value.
     let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -131,9 +139,7 @@ pub fn send_with(fd: RawFd, record: &[u8], fds: &[OwnedFd]) -> Result<()> {
         (*header).cmsg_level = libc::SOL_SOCKET;
         (*header).cmsg_type = libc::SCM_RIGHTS;
         (*header).cmsg_len = libc::CMSG_LEN(bytes) as usize;
-        for (i, fd) in fds.iter().enumerate() {
-            libc::CMSG_DATA(header).cast::<c_int>().add(i).write_unaligned(fd.as_raw_fd());
-        }
+        std::ptr::copy_nonoverlapping(fds.as_ptr(), libc::CMSG_DATA(header).cast(), fds.len());
     }
     // SAFETY: every pointer in msg is to a live local or parameter.
     check(unsafe { libc::sendmsg(fd, &msg, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) } as c_long).map(drop)

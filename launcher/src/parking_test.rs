@@ -1,0 +1,114 @@
+use super::*;
+
+fn purpose(group: &str, gid: u32) -> Purpose {
+    Purpose { group: group.into(), gid, pids: 512, nofile: 4096 }
+}
+
+fn limits() -> Limits {
+    Limits { pids: 512, memory: Some(64 << 20), cpu_shares: 1024 }
+}
+
+/// Makes what is needed, as a loop at rest does.
+fn fill(parking: &mut Parking<u32>) -> usize {
+    let mut made = 0;
+    while parking.need().is_some() {
+        let (purpose, _) = parking.neediest().unwrap();
+        parking.put(&purpose, made as u32);
+        made += 1;
+    }
+    made
+}
+
+#[test]
+fn a_pool_grows_with_the_starts_that_find_none() {
+    let mut parking = Parking::new();
+    let be = purpose("default/be", 7);
+    assert_eq!(fill(&mut parking), 0, "nothing before the first START");
+    for want in [2, 4, 8, 16, 16] {
+        while parking.take(&be, &limits(), 1).is_some() {}
+        assert_eq!(parking.need(), Some(if want >= URGENT_PART { Need::Urgent } else { Need::AtRest }));
+        assert_eq!(fill(&mut parking), want);
+    }
+    assert_eq!(parking.take(&be, &limits(), 1), Some(0), "the oldest first");
+}
+
+#[test]
+fn pools_of_different_purposes_never_mix() {
+    let mut parking = Parking::new();
+    let others = [
+        purpose("default/lc", 7),
+        purpose("default/be", 8),
+        Purpose { pids: 1, ..purpose("default/be", 7) },
+        Purpose { nofile: 5000, ..purpose("default/be", 7) },
+    ];
+    parking.take(&purpose("default/be", 7), &limits(), 1);
+    assert_eq!(fill(&mut parking), 2);
+    for other in &others {
+        assert_eq!(parking.take(other, &limits(), 1), None, "{other:?}");
+    }
+    assert_eq!(parking.take(&purpose("default/be", 7), &limits(), 1), Some(0));
+}
+
+#[test]
+fn idle_pools_are_emptied() {
+    let mut parking = Parking::new();
+    let be = purpose("default/be", 7);
+    for _ in 0..3 {
+        while parking.take(&be, &limits(), SECOND).is_some() {}
+        fill(&mut parking);
+    }
+    assert_eq!(parking.count, 8);
+    assert_eq!(parking.tick(SECOND, || false), [0; 0], "14 starts in this second");
+    assert_eq!(parking.tick(2 * SECOND, || false), [0, 1, 2, 3]);
+    assert_eq!(parking.tick(2 * SECOND + 1, || panic!("not so soon")), [0; 0]);
+    assert_eq!(parking.tick(3 * SECOND, || false), [4, 5]);
+    assert_eq!(parking.tick(4 * SECOND, || false), [6]);
+    for second in 5..=30 {
+        assert_eq!(parking.tick(second * SECOND, || false), [0; 0], "one is kept");
+    }
+    assert_eq!(parking.tick(31 * SECOND, || false), [7]);
+    assert_eq!((parking.count, parking.next_tick(), parking.need()), (0, None, None));
+    assert!(!parking.uses("default/be"));
+}
+
+#[test]
+fn there_is_a_limit_for_all_and_none_without_memory() {
+    let mut parking = Parking::new();
+    for gid in 0..50 {
+        parking.take(&purpose("a", gid), &limits(), 1);
+    }
+    assert_eq!(fill(&mut parking), PARKED_MAX);
+    assert_eq!(parking.tick(SECOND, || true).len(), PARKED_MAX);
+    assert_eq!(parking.need(), None);
+    parking.tick(2 * SECOND, || false);
+    assert_eq!(parking.need(), Some(Need::AtRest));
+}
+
+#[test]
+fn what_dies_unasked_is_not_made_again() {
+    let mut parking = Parking::new();
+    let be = purpose("default/be", 7);
+    parking.take(&be, &limits(), 1);
+    fill(&mut parking);
+    assert_eq!(parking.lose(|parked| *parked == 1), Some(1));
+    assert_eq!(parking.lose(|parked| *parked == 1), None);
+    assert_eq!(parking.need(), None);
+    assert_eq!(parking.take(&be, &limits(), 1), Some(0));
+    assert_eq!(parking.take(&be, &limits(), 1), None);
+    assert_eq!(parking.need(), Some(Need::AtRest), "the next START that finds none tries again");
+    assert_eq!(parking.drain().len(), 0);
+}
+
+#[test]
+fn a_limit_that_no_child_could_be_parked_in_is_not_prepared() {
+    let mut parking: Parking<u32> = Parking::new();
+    parking.take(&purpose("a", 1), &Limits { memory: Some(4096), ..limits() }, 1);
+    assert_eq!(parking.neediest().unwrap().1, Limits { memory: None, ..limits() });
+}
+
+#[test]
+fn scarcity_is_read_from_meminfo() {
+    assert!(!memory_is_scarce("MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:   50 kB\n"));
+    assert!(memory_is_scarce("MemTotal:       1000 kB\nMemAvailable:   49 kB\n"));
+    assert!(!memory_is_scarce("nonsense"));
+}
