@@ -133,10 +133,14 @@ impl Cgroups {
     /// A leaf for any proc of the group: a free one, or a new one.
     pub fn take_leaf(&mut self, group: &str, limits: &Limits) -> Result<Leaf> {
         if let Some(mut leaf) = self.free.get_mut(group).and_then(VecDeque::pop_front) {
-            if self.renew(&leaf) && self.limit(&mut leaf, limits).is_ok() {
+            if !self.renew(&leaf) {
+                // It has not been free for long enough, so the others have not either.
+                self.free.entry(group.to_string()).or_default().push_back(leaf);
+            } else if self.limit(&mut leaf, limits).is_ok() {
                 return Ok(leaf);
+            } else {
+                let _ = self.remove_leaf(&leaf);
             }
-            let _ = self.release_leaf(&leaf, &Usage { memory_left: u64::MAX, ..Usage::default() });
         }
         self.named += 1;
         let name = format!("spare-{}", self.named);
@@ -172,7 +176,10 @@ impl Cgroups {
             return Ok(Entry::Birth(dir));
         }
         let path = path_in(&leaf.name, c"cgroup.procs")?;
-        dirs.iter().map(|dir| sys::openat(dir.as_raw_fd(), &path, libc::O_WRONLY)).collect::<Result<_>>().map(Entry::Files)
+        dirs.iter()
+            .map(|dir| sys::openat(dir.as_raw_fd(), &path, libc::O_WRONLY))
+            .collect::<Result<_>>()
+            .map(Entry::Files)
     }
 
     /// Where the group's directory of a controller's hierarchy is open.
@@ -215,22 +222,29 @@ impl Cgroups {
         self.remove_leaf(leaf)
     }
 
-    /// Removes up to `count` free leaves of groups that are not in use. Says whether there are more.
-    pub fn trim(&mut self, count: usize, in_use: impl Fn(&str) -> bool) -> bool {
-        let mut removed = 0;
+    pub fn any_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Removes up to `count` free leaves of groups that are not in use.
+    pub fn trim(&mut self, count: usize, in_use: impl Fn(&str) -> bool) {
+        let mut left = count;
         let idle: Vec<String> = self.free.keys().filter(|group| !in_use(group)).cloned().collect();
         for group in idle {
-            while let Some(leaf) = self.free.get_mut(&group).and_then(VecDeque::pop_front) {
-                // Left-overs are removed with the instance at the latest.
-                let _ = self.remove_leaf(&leaf);
-                removed += 1;
-                if removed == count {
-                    return true;
+            let mut leaves = self.free.remove(&group).unwrap_or_default();
+            while left > 0
+                && let Some(leaf) = leaves.pop_front()
+            {
+                left -= 1;
+                if self.remove_leaf(&leaf) == Err(Errno(libc::EBUSY)) {
+                    leaves.push_back(leaf);
+                    break;
                 }
             }
-            self.free.remove(&group);
+            if !leaves.is_empty() {
+                self.free.insert(group, leaves);
+            }
         }
-        false
     }
 
     /// Removes the leaf; EBUSY while the kernel still counts a dying process in it.

@@ -231,7 +231,8 @@ impl Factory {
 
     /// When tend wants to be called.
     pub fn next_tick(&self) -> Option<u64> {
-        self.parking.next_tick()
+        let idle = self.parking.is_empty() && !self.cgroups.any_free();
+        (!idle).then(|| self.parking.next_tick())
     }
 
     /// Once a second: fits what is kept to what is asked for.

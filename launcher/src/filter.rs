@@ -114,10 +114,56 @@ fn bisect(intervals: &[(u32, Rule)]) -> Vec<sock_filter> {
 }
 
 fn leaf(rule: Rule) -> Vec<sock_filter> {
-    let (alternatives, otherwise) = match rule {
-        Rule::Always(verdict) => return vec![finish(verdict)],
-        Rule::When(alternatives, otherwise) => (alternatives, otherwise),
+    match rule {
+        Rule::Always(verdict) => vec![finish(verdict)],
+        Rule::When(alternatives, otherwise) => choose(alternatives, otherwise),
+    }
+}
+
+/// Allows what passes all tests of one alternative. Lists of values of one argument, which most rules are, load
+/// it once and share the verdict; other rules ask one alternative after the other.
+fn choose(alternatives: &[&[Test]], otherwise: Verdict) -> Vec<sock_filter> {
+    let value_of = |tests: &&[Test]| match tests {
+        [Test::Is(arg, value), ..] => Some((*arg, *value)),
+        _ => None,
     };
+    let values: Option<Vec<(u8, u32)>> = alternatives.iter().map(value_of).collect();
+    match values {
+        Some(values) if values.iter().all(|(arg, _)| *arg == values[0].0) => by_value(&values, alternatives, otherwise),
+        _ => one_by_one(alternatives, otherwise),
+    }
+}
+
+fn by_value(values: &[(u8, u32)], alternatives: &[&[Test]], otherwise: Verdict) -> Vec<sock_filter> {
+    let mut out = vec![load(values[0].0)];
+    // Jumps to the shared verdict at the end, to be completed when it is known where that is.
+    let mut allowed = Vec::new();
+    let mut seen = Vec::new();
+    for (_, value) in values {
+        if seen.contains(value) {
+            continue;
+        }
+        seen.push(*value);
+        let same = values.iter().zip(alternatives).filter(|((_, other), _)| other == value);
+        let rests: Vec<&[Test]> = same.map(|(_, tests)| &tests[1..]).collect();
+        if rests.iter().any(|rest| rest.is_empty()) {
+            allowed.push(out.len());
+            out.push(insn(IF_EQUAL, *value, 0, 0));
+        } else {
+            let body = choose(&rests, otherwise);
+            out.push(insn(IF_EQUAL, *value, 0, body.len() as u8));
+            out.extend(body);
+        }
+    }
+    out.push(finish(otherwise));
+    for at in allowed {
+        out[at].jt = (out.len() - at - 1) as u8;
+    }
+    out.push(finish(Verdict::Allow));
+    out
+}
+
+fn one_by_one(alternatives: &[&[Test]], otherwise: Verdict) -> Vec<sock_filter> {
     let mut out = Vec::new();
     for tests in alternatives {
         let mut code: Vec<sock_filter> = tests.iter().flat_map(|test| question(*test)).collect();
@@ -135,14 +181,18 @@ fn leaf(rule: Rule) -> Vec<sock_filter> {
     out
 }
 
+/// Loads the lower half of an argument.
+fn load(arg: u8) -> sock_filter {
+    insn(LOAD, OFFSET_ARGS + 8 * arg as u32, 0, 0)
+}
+
 fn question(test: Test) -> Vec<sock_filter> {
-    let low = |arg: u8| insn(LOAD, OFFSET_ARGS + 8 * arg as u32, 0, 0);
     let high = |arg: u8| insn(LOAD, OFFSET_ARGS + 8 * arg as u32 + 4, 0, 0);
     let equal = |value: u32| insn(IF_EQUAL, value, 0, 0);
     match test {
-        Test::Is(arg, value) => vec![low(arg), equal(value)],
-        Test::Masked(arg, mask, value) => vec![low(arg), insn(AND, mask, 0, 0), equal(value)],
-        Test::Null(arg) => vec![low(arg), equal(0), high(arg), equal(0)],
+        Test::Is(arg, value) => vec![load(arg), equal(value)],
+        Test::Masked(arg, mask, value) => vec![load(arg), insn(AND, mask, 0, 0), equal(value)],
+        Test::Null(arg) => vec![load(arg), equal(0), high(arg), equal(0)],
     }
 }
 

@@ -15,8 +15,8 @@
 //! makes one on the spot and hands itself to that.
 //!
 //! How many to keep follows the arrivals: twice as many as before whenever a START found none, up to
-//! POOL_MAX; every second no more than there were STARTs in the last, but one; after IDLE without a START,
-//! none. Where memory is scarce none are kept. This file decides only; factory.rs makes and kills.
+//! POOL_MAX; then down to half every second, but not below the STARTs of that second or POOL_FIRST; after IDLE
+//! without a START, none. Where memory is scarce none are kept. This file decides only; factory.rs makes and kills.
 
 use crate::plan::{Limits, Plan, Profile, Weaken};
 use crate::proc::Tree;
@@ -36,7 +36,7 @@ const URGENT_PART: usize = 4;
 const POOLS_MAX: usize = 1024;
 const SECOND: u64 = 1_000_000_000;
 /// A realm without a START for so long is idle, and its parked children go.
-const IDLE: u64 = 30 * SECOND;
+const IDLE: u64 = 10 * SECOND;
 /// A parked child's own numbers reach a little above 1000, so a proc with a lower limit is not parked.
 const NOFILE_MIN: u32 = 1100;
 /// Less memory than this is not for preparing: a parked child itself would not fit.
@@ -122,6 +122,9 @@ impl<P> Parking<P> {
             if self.pools.len() >= POOLS_MAX {
                 return None;
             }
+            if self.pools.is_empty() {
+                self.next_tick = now + SECOND;
+            }
             let pool = Pool { parked: VecDeque::new(), target: 0, starts: 0, last: now, limits: limits.clone() };
             self.pools.insert(purpose.clone(), pool);
         }
@@ -163,7 +166,8 @@ impl<P> Parking<P> {
     /// The purpose that lacks most, and the limits to prepare for.
     pub fn neediest(&self) -> Option<(Purpose, Limits)> {
         let lack = |pool: &Pool<P>| pool.target.saturating_sub(pool.parked.len());
-        let (purpose, pool) = self.pools.iter().max_by_key(|(_, pool)| lack(pool)).filter(|(_, pool)| lack(pool) > 0)?;
+        let (purpose, pool) =
+            self.pools.iter().max_by_key(|(_, pool)| lack(pool)).filter(|(_, pool)| lack(pool) > 0)?;
         let memory = pool.limits.memory.filter(|bytes| *bytes >= MEMORY_MIN);
         Some((purpose.clone(), Limits { memory, ..pool.limits.clone() }))
     }
@@ -187,23 +191,27 @@ impl<P> Parking<P> {
         None
     }
 
-    /// When tick wants to be called.
-    pub fn next_tick(&self) -> Option<u64> {
-        (!self.pools.is_empty()).then_some(self.next_tick)
+    /// When tick has something to do, provided that there are pools.
+    pub fn next_tick(&self) -> u64 {
+        self.next_tick
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.pools.is_empty()
     }
 
     /// Once a second while there are pools: adapts them, and returns the parked children to be killed.
     pub fn tick(&mut self, now: u64, scarce: impl FnOnce() -> bool) -> Vec<P> {
-        if self.pools.is_empty() || now < self.next_tick {
+        if now < self.next_tick {
             return Vec::new();
         }
         self.next_tick = now + SECOND;
-        self.scarce = scarce();
+        self.scarce = !self.pools.is_empty() && scarce();
         let mut surplus = Vec::new();
         let scarce = self.scarce;
         self.pools.retain(|_, pool| {
             let idle = now.saturating_sub(pool.last) >= IDLE;
-            pool.target = pool.target.min(pool.starts.max(pool.target / 2).max(1));
+            pool.target = pool.target.min(pool.starts.max(pool.target / 2).max(POOL_FIRST));
             pool.starts = 0;
             let keep = if idle || scarce { 0 } else { pool.target };
             while pool.parked.len() > keep {

@@ -181,7 +181,6 @@ pub fn readable(fd: RawFd) -> Result<bool> {
     check(unsafe { libc::poll(&mut poll, 1, 0) } as c_long).map(|n| n > 0)
 }
 
-
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to a local; the clock exists on every Linux.
@@ -293,12 +292,19 @@ pub fn prctl(option: c_int, args: [usize; 4]) -> Result<c_long> {
     unsafe { call(libc::SYS_prctl, args) }
 }
 
-/// Makes this process go before all ordinary ones, but not the children it will have. False: not allowed here.
-pub fn go_first() -> bool {
-    let param = libc::sched_param { sched_priority: 1 };
-    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: the parameter is a live local; the policy changes for the calling thread, the only one.
-    unsafe { libc::sched_setscheduler(0, policy, &param) == 0 }
+/// Lets this process run before others, but not the children that it will have. Where real-time scheduling is
+/// not allowed it gets the best ordinary place, and where that is not either, it stays where it is.
+pub fn go_first() {
+    let reset = libc::SCHED_RESET_ON_FORK;
+    let [lowest, none] = [1, 0].map(|sched_priority| libc::sched_param { sched_priority });
+    // SAFETY: the parameters are live locals; all of it changes the calling thread, the only one.
+    unsafe {
+        if libc::sched_setscheduler(0, libc::SCHED_FIFO | reset, &lowest) != 0
+            && libc::sched_setscheduler(0, libc::SCHED_OTHER | reset, &none) == 0
+        {
+            libc::setpriority(libc::PRIO_PROCESS, 0, -20);
+        }
+    }
 }
 
 /// Lowers a limit to the value, or as far below it as it already was: raising the hard limit takes

@@ -335,7 +335,7 @@ fn programs_of_other_languages_run() {
 #[test]
 fn a_slow_sigmad_loses_no_record() {
     let mut machine = machine!();
-    const COUNT: u64 = 300;
+    const COUNT: u64 = 500;
     for id in 1..=COUNT {
         machine.start(&machine.hello(id, &["exit", "3"]), &victim(), &[]);
     }
@@ -414,6 +414,186 @@ fn every_start_has_one_answer_and_one_end() {
     assert_eq!(machine.leftovers(), [""; 0]);
 }
 
+/// The pids of parked children: processes of the launcher's own program under a proc's uid.
+fn parked(machine: &Machine) -> Vec<i32> {
+    let is_parked = |pid: &i32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let uid = status.lines().find_map(|line| line.strip_prefix("Uid:\t")?.split('\t').next()?.parse::<u32>().ok());
+        status.starts_with("Name:\tlauncher\n")
+            && !status.contains("State:\tZ")
+            && uid.is_some_and(|uid| uid >= machine.base + 1024)
+    };
+    machine.processes().into_iter().filter(is_parked).collect()
+}
+
+/// Waits until so many children are parked.
+fn wait_parked(machine: &Machine, count: usize) -> Vec<i32> {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    loop {
+        let found = parked(machine);
+        if found.len() == count {
+            return found;
+        }
+        assert!(std::time::Instant::now() < end, "{} are parked, want {count}", found.len());
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// The cgroup of a process in the memory or unified hierarchy, below the instance's.
+fn cgroup_of(machine: &Machine, pid: i32) -> String {
+    let lines = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let root = format!("/sigma-{}/", machine.instance);
+    lines.lines().find_map(|line| line.split_once(&root)).expect("in our cgroups").1.to_string()
+}
+
+#[test]
+fn a_parked_childs_program_finds_nothing_but_its_own() {
+    let machine = machine!();
+    for id in 1..=4 {
+        let (output, end) = machine.run(id, &["state", &format!("secret of {id}")]);
+        let want = format!(
+            "arg victim\narg state\narg secret of {id}\nenv NAME=test\n\
+             blocked, pending, timers 0, alarm 0, children 0\n\
+             fd 0 flags 0\nfd 1 flags 0\nfd 2 flags 0\nrestrict {}\nruleset {}\n",
+            libc::EBADF,
+            libc::EPERM
+        );
+        assert_eq!(output, want);
+        assert_eq!(exited(&end), (0, 0));
+        wait_parked(&machine, 2);
+    }
+}
+
+#[test]
+fn descriptors_reach_a_parked_child_in_any_order() {
+    let machine = machine!();
+    // Descriptors arrive as 5, 6, 7 and so on: these are in their place, in each other's, or in the program's.
+    let orders: [&[u32]; 6] = [&[5, 6, 7], &[6, 5, 7], &[7, 5, 6], &[8, 7, 6, 5], &[3, 4, 5], &[63, 0, 2, 3, 62, 6]];
+    for (id, targets) in (1..).zip(orders) {
+        let names: Vec<String> = targets.iter().map(u32::to_string).collect();
+        let argv: Vec<&str> = ["number"].into_iter().chain(names.iter().map(String::as_str)).collect();
+        let (mut readers, writers): (Vec<_>, Vec<_>) = targets.iter().map(|_| pipe()).unzip();
+        let fds: Vec<_> = writers.iter().map(AsRawFd::as_raw_fd).collect();
+        let mut start = machine.hello(id, &argv);
+        start.targets = targets.to_vec();
+        machine.start(&start, &victim(), &fds);
+        drop(writers);
+        assert!(matches!(machine.reply(), Reply::Started { .. }));
+        assert_eq!(exited(&machine.reply()), (0, 0), "{targets:?}");
+        for (reader, want) in readers.iter_mut().zip(&names) {
+            let mut got = String::new();
+            reader.read_to_string(&mut got).unwrap();
+            assert_eq!(&got, want, "{targets:?}");
+        }
+    }
+}
+
+#[test]
+fn parked_children_serve_their_own_group_and_gid_only() {
+    let machine = machine!();
+    for (round, (group, gid)) in (1..).zip([("a/be", 1), ("a/lc", 1), ("b/be", 2), ("a/be", 3), ("a/be", 1)]) {
+        let gid = machine.base + (1 << 19) + gid;
+        for id in [10 * round, 10 * round + 1] {
+            let (mut reader, writer) = pipe();
+            let mut start = machine.hello(id, &["facts"]);
+            (start.group, start.gid, start.targets) = (group, gid, vec![1]);
+            machine.start(&start, &victim(), &[writer.as_raw_fd()]);
+            drop(writer);
+            assert!(matches!(machine.reply(), Reply::Started { .. }));
+            let mut output = String::new();
+            reader.read_to_string(&mut output).unwrap();
+            assert!(output.contains(&format!(" gid {gid} {gid} groups")), "{output}");
+            machine.reply();
+            let mut pause = machine.hello(id + 5, &["pause"]);
+            (pause.group, pause.gid) = (group, gid);
+            machine.start(&pause, &victim(), &[]);
+            let Reply::Started { pid, .. } = machine.reply() else { panic!() };
+            let cgroup = cgroup_of(&machine, pid);
+            assert!(cgroup.starts_with(&format!("{group}/spare-")), "{cgroup}");
+            machine.kill(id + 5);
+            machine.reply();
+        }
+    }
+}
+
+#[test]
+fn weakened_starts_and_named_uids_take_no_parked_child() {
+    let machine = machine!("--weaken");
+    machine.run(1, &["hello"]);
+    wait_parked(&machine, 2);
+    let cases = [(2, 1, 0, 2048), (3, 0, machine.base + 5000, 2048), (4, 0, 0, 64)];
+    for (id, weaken, uid, nofile) in cases {
+        let mut start = machine.hello(id, &["pause"]);
+        (start.weaken, start.uid, start.nofile) = (weaken, uid, nofile);
+        machine.start(&start, &victim(), &[]);
+        let Reply::Started { pid, .. } = machine.reply() else { panic!() };
+        assert_eq!(cgroup_of(&machine, pid), format!("default/be/{id}"));
+        assert_eq!(parked(&machine).len(), 2);
+        machine.kill(id);
+        machine.reply();
+    }
+}
+
+#[test]
+fn a_start_survives_the_death_of_parked_children() {
+    let mut machine = machine!();
+    for id in 1..=10 {
+        assert_eq!(machine.run(id, &["hello"]).0, "hello test\n");
+        let waiting = wait_parked(&machine, 2);
+        for pid in &waiting {
+            // SAFETY: kill takes plain numbers; the process is a child of this test's launcher.
+            unsafe { libc::kill(*pid, libc::SIGKILL) };
+        }
+        while parked(&machine).iter().any(|pid| waiting.contains(pid)) {}
+    }
+    machine.end(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn a_leaf_starts_from_zero_for_each_proc() {
+    let machine = machine!();
+    for id in 1..=6 {
+        // The parked child was made with the other limit.
+        let mut hog = machine.hello(10 * id, &["hog"]);
+        hog.memory_max = (8 + id) << 20;
+        machine.start(&hog, &victim(), &[]);
+        assert!(matches!(machine.reply(), Reply::Started { .. }));
+        let Reply::Exited { status, flags, memory_peak, .. } = machine.reply() else { panic!() };
+        assert_eq!((status, flags), (libc::SIGKILL, 1), "out of memory");
+        assert_eq!(memory_peak, (8 + id) << 20);
+        for id in 10 * id + 1..10 * id + 4 {
+            let (_, end) = machine.run(id, &["hello"]);
+            let Reply::Exited { status, flags, memory_peak, .. } = end else { panic!() };
+            assert_eq!((status, flags), (0, 0));
+            assert!(memory_peak < 4 << 20, "memory peak {memory_peak}");
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn idle_groups_keep_nothing() {
+    let machine = machine!();
+    for id in 1..=5 {
+        machine.run(id, &["hello"]);
+    }
+    wait_parked(&machine, 2);
+    wait_parked(&machine, 0);
+    machine.settle(2);
+    assert_eq!(machine.processes().len(), 2, "sigmad and its init");
+    let spares = || -> usize {
+        let group = |root: String| std::path::Path::new(&root).join("default/be");
+        let leaves = machine.cgroups().into_iter().map(group).flat_map(|dir| std::fs::read_dir(dir).unwrap()).flatten();
+        leaves.filter(|entry| entry.file_name().to_string_lossy().starts_with("spare-")).count()
+    };
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while spares() > 0 {
+        assert!(std::time::Instant::now() < end, "{} leaves are left", spares());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
 fn median(values: impl Iterator<Item = u64>) -> u64 {
     let mut values: Vec<u64> = values.collect();
     values.sort();
@@ -425,23 +605,27 @@ fn median(values: impl Iterator<Item = u64>) -> u64 {
 #[test]
 fn start_times() {
     let machine = machine!();
-    let program = victim();
-    let path = format!("/proc/self/fd/{}", program.as_raw_fd());
-    for (name, first, count, rest_ms) in [("back to back", 1, 500, 0), ("at rest", 1001, 50, 20)] {
+    let programs = [("C", victim()), ("no library", harness::tiny())];
+    let modes = [("back to back", 500, 0), ("at rest", 50, 20)];
+    let runs = modes.iter().flat_map(|mode| programs.iter().map(move |program| (mode, program)));
+    for (first, ((name, count, rest_ms), (kind, program))) in (0..).map(|run| 1 + 1000 * run).zip(runs) {
+        let path = format!("/proc/self/fd/{}", program.as_raw_fd());
         let mut rows = Vec::new();
         let mut floor = Vec::new();
         for id in first..first + count {
-            std::thread::sleep(std::time::Duration::from_millis(rest_ms));
-            machine.start(&machine.hello(id, &["exit", "0"]), &program, &[]);
+            std::thread::sleep(std::time::Duration::from_millis(*rest_ms));
+            machine.start(&machine.hello(id, &["exit", "0"]), program, &[]);
             let Reply::Started { received, cloned, contained, exec, .. } = machine.reply() else { panic!() };
             machine.reply();
             rows.push([cloned - received, contained - cloned, exec - contained, exec - received]);
-            std::thread::sleep(std::time::Duration::from_millis(rest_ms));
+            std::thread::sleep(std::time::Duration::from_millis(*rest_ms));
             floor.push(harness::spawn_time(&path));
         }
         let [clone, contain, exec, all] = [0, 1, 2, 3].map(|column| median(rows.iter().map(|row| row[column])));
         let floor = median(floor.into_iter());
-        println!("{name}, p50 us: handed over {clone}, contained {contain}, exec'd {exec}, all {all}; posix_spawn {floor}");
+        println!(
+            "{name}, {kind}, p50 us: handed over {clone}, contained {contain}, exec'd {exec}, all {all}; posix_spawn {floor}"
+        );
     }
 }
 
@@ -449,7 +633,7 @@ fn start_times() {
 #[test]
 fn start_rate() {
     let machine = machine!();
-    let program = victim();
+    let program = harness::tiny();
     for (round, window) in [1, 4, 16, 64].into_iter().enumerate() {
         const COUNT: u64 = 3000;
         let begun = std::time::Instant::now();

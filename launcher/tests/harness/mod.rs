@@ -426,6 +426,14 @@ pub fn victim() -> File {
     built_victim().unwrap().try_clone().unwrap()
 }
 
+/// A program without a C library.
+pub fn tiny() -> File {
+    let gcc = |source: &Path, out: &Path| {
+        Command::new("gcc").args(["-static", "-nostdlib", "-O1", "-o"]).arg(out).arg(source).status()
+    };
+    build("tiny.c", include_str!("tiny.c"), gcc).unwrap()
+}
+
 /// Where programs are built; nobody but root can reach them by path, which must not matter.
 fn build_dir() -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("locked");
