@@ -85,8 +85,6 @@ type Kernel struct {
 	removing map[sigma.RealmID]bool            // mu; realms that are being removed
 	open     map[*tree]bool                    // mu; the sessions there are
 	gids     map[sigma.RealmID]uint32          // mu
-	uids     map[uint32]bool                   // mu; in use
-	nextUID  uint32                            // mu
 	failing  time.Time                         // mu; when counting failures began
 	failures int                               // mu; of requests, since then
 }
@@ -122,7 +120,7 @@ func New(cfg Config) (*Kernel, error) {
 	k := &Kernel{cfg: cfg, launcher: launch.New(cfg.Control), proxy: dialproxy.New(cfg.Machine), bin: bin, ux: scratch, services: map[string]*service{}, start: time.Now(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*namespace.Tree{}, stores: map[sigma.RealmID]*session.Client{},
-		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}, uids: map[uint32]bool{}}
+		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
 	for i, p := range cfg.Programs {
 		k.services[p.Name] = newService(k, p, cfg.UIDBase+2+uint32(i)) // base+1 is sigmad's own
 	}

@@ -100,7 +100,7 @@ func TestLife(t *testing.T) {
 	eventually(t, "nothing is left", func() bool {
 		m.k.mu.Lock()
 		defer m.k.mu.Unlock()
-		return len(m.k.timers)+len(m.k.notice)+len(m.k.uids)+len(m.k.wake) == 0 && len(m.k.children) == 3 && len(m.k.open) == 4 // of the three services and the admin session
+		return len(m.k.timers)+len(m.k.notice)+len(m.k.wake) == 0 && len(m.k.children) == 3 && len(m.k.open) == 4 // of the three services and the admin session
 	})
 }
 

@@ -23,8 +23,7 @@ import (
 const (
 	pidsMax    = 512
 	noFileMax  = 4096
-	uidFirst   = 1024    // from UIDBase: uids of procs
-	uidLast    = 1 << 19 // and gids of realms from here
+	gidFirst   = 1 << 19 // from UIDBase: gids of realms; below are the uids that the launcher chooses
 	cpuShares  = 1024
 	fetchLimit = time.Minute     // for a program's bytes to come
 	logLimit   = 5 * time.Second // for the last output of a proc that has ended to be stored
@@ -143,13 +142,8 @@ func (k *Kernel) tryStart(p *schedd.Proc, l *procLogs) error {
 		return err
 	}
 	defer release()
-	uid, err := k.takeUID()
-	if err != nil {
-		return err
-	}
 	files, err := newProcFiles()
 	if err != nil {
-		k.putUID(uid)
 		return sigma.Wrap("kernel.startProc", "", err)
 	}
 	defer files.closeTheirs()
@@ -157,16 +151,15 @@ func (k *Kernel) tryStart(p *schedd.Proc, l *procLogs) error {
 	started := make(chan struct{})
 	id := k.register(nil)
 	k.mu.Lock()
-	k.children[id] = func(e launch.Event) { k.procEvent(p.ID, id, uid, started, files, e) }
+	k.children[id] = func(e launch.Event) { k.procEvent(p.ID, id, started, files, e) }
 	k.mu.Unlock()
-	req := launch.Request{ID: id, Weaken: k.weaken(p.Descriptor.Env), Profile: launch.ProfileSigma, UID: uid, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: cpuShares, NoFile: noFileMax,
+	req := launch.Request{ID: id, Weaken: k.weaken(p.Descriptor.Env), Profile: launch.ProfileSigma, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: cpuShares, NoFile: noFileMax,
 		Group: string(p.Realm) + "/" + p.Class.String(), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
 		Env:    append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm), "SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, p.Descriptor.Env...),
-		Passed: []launch.Passed{{File: files.in, Target: 0}, {File: files.outW, Target: 1}, {File: files.errW, Target: 2}, {File: files.system, Target: 3}}}
+		Passed: []launch.Passed{{File: files.outW, Target: 1}, {File: files.errW, Target: 2}, {File: files.system, Target: 3}}}
 	k.step(schedd.LaunchAsked{ID: p.ID, Launch: id})
 	if err := k.launcher.Start(req); err != nil {
 		k.unregister(id)
-		k.putUID(uid)
 		files.closeOurs()
 		return err
 	}
@@ -184,7 +177,7 @@ func (k *Kernel) tryStart(p *schedd.Proc, l *procLogs) error {
 }
 
 // procEvent turns what the launcher says into what schedd knows.
-func (k *Kernel) procEvent(id sigma.ProcID, launchID uint64, uid uint32, started chan struct{}, files *procFiles, e launch.Event) {
+func (k *Kernel) procEvent(id sigma.ProcID, launchID uint64, started chan struct{}, files *procFiles, e launch.Event) {
 	switch e := e.(type) {
 	case launch.Started:
 		k.metrics.started.Add(1)
@@ -212,7 +205,6 @@ func (k *Kernel) procEvent(id sigma.ProcID, launchID uint64, uid uint32, started
 		}()
 	}
 	k.unregister(launchID)
-	k.putUID(uid)
 }
 
 // wallTime turns the launcher's CLOCK_MONOTONIC into a time.
@@ -226,18 +218,15 @@ func wallTime(mono time.Duration) time.Time {
 
 // procFiles are the two sides of what a proc is born with.
 type procFiles struct {
-	in, outW, errW, system *os.File // theirs
-	outR, errR             *os.File // ours
-	conn                   session.Conn
-	logged                 chan struct{} // closed when the logs have all that was written
+	outW, errW, system *os.File // theirs; the launcher makes their stdin /dev/null
+	outR, errR         *os.File // ours
+	conn               session.Conn
+	logged             chan struct{} // closed when the logs have all that was written
 }
 
 func newProcFiles() (*procFiles, error) {
 	f := procFiles{logged: make(chan struct{})}
 	var err error
-	if f.in, err = os.Open(os.DevNull); err != nil {
-		return nil, err
-	}
 	if f.outR, f.outW, err = os.Pipe(); err == nil {
 		f.errR, f.errW, err = os.Pipe()
 	}
@@ -258,7 +247,7 @@ func newProcFiles() (*procFiles, error) {
 }
 
 func (f *procFiles) closeTheirs() {
-	for _, x := range []*os.File{f.in, f.outW, f.errW, f.system} {
+	for _, x := range []*os.File{f.outW, f.errW, f.system} {
 		if x != nil {
 			x.Close()
 		}
@@ -276,34 +265,13 @@ func (f *procFiles) closeOurs() {
 	}
 }
 
-// takeUID picks a uid that no live proc has; numbers go round so that one is reused as late as possible.
-func (k *Kernel) takeUID() (uint32, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for range uidLast - uidFirst {
-		uid := k.cfg.UIDBase + uidFirst + k.nextUID%(uidLast-uidFirst)
-		k.nextUID++
-		if !k.uids[uid] {
-			k.uids[uid] = true
-			return uid, nil
-		}
-	}
-	return 0, sigma.Errorf("kernel.takeUID", sigma.KindBusy, "all uids are in use")
-}
-
-func (k *Kernel) putUID(uid uint32) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.uids, uid)
-}
-
 // gid is the realm's group.
 func (k *Kernel) gid(realm sigma.RealmID) uint32 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	g, ok := k.gids[realm]
 	if !ok {
-		g = k.cfg.UIDBase + uidLast + uint32(len(k.gids))
+		g = k.cfg.UIDBase + gidFirst + uint32(len(k.gids))
 		k.gids[realm] = g
 	}
 	return g

@@ -17,8 +17,12 @@ import (
 // A proc can leave something in many places, so all are counted: processes, control groups, mounts, namespaces, sockets and pipes in the daemons, temporary files. Everything is
 // found by the instance's number, its uids or its data directory; so what other systems on the host do at the same time does not disturb.
 
-// sparesMax is how many processes the launcher keeps ready (launcher/src/spare.rs). How many it has changes all the time, so they count as one.
-const sparesMax = 32
+// parkedMax is how many children the launcher keeps ready, and sparesMax how many cgroup leaves it has beyond those of procs (launcher/src/parking.rs, cgroup.rs). How many
+// changes all the time, so those up to the limit count as none. What they are called by tells nothing: a leaf goes from proc to proc.
+const (
+	parkedMax = 64
+	sparesMax = parkedMax + 128
+)
 
 func spare(cgroup string) bool { return strings.HasPrefix(filepath.Base(cgroup), "spare-") }
 
@@ -116,7 +120,7 @@ func (s *System) Census() Census {
 		if slices.Contains([]string{"sigmad", "named", "besched", "s3d"}, p.name) || p.name == "launcher" && strings.Contains(p.args, "--instance") && p.cgroup == "" && p.uid == 0 && p.pid == s.PID("launcher") {
 			for kind, n := range openFiles(p.pid) {
 				if p.name == "launcher" {
-					n /= 4 * sparesMax // its spares hold some
+					n /= 4 * parkedMax // its parked children hold some
 				}
 				c[fmt.Sprintf("%ss open in %s", kind, p.name)] = n
 			}

@@ -18,7 +18,7 @@ type Result<T> = std::result::Result<T, Errno>;
 
 /// Groups are named by sigmad after realms and classes; a machine never has this many.
 const GROUPS_MAX: usize = 65_536;
-/// Free leaves of a group. One can be used again when the kernel has freed the processes that were in it,
+/// Free leaves of all groups. One can be used again when the kernel has freed the processes that were in it,
 /// some 20 ms after their end: at 3,000 starts/s that are 60. An empty leaf takes about 20 KiB.
 const FREE_MAX: usize = 128;
 /// Memory that may still be charged to a leaf that is used again, which its next proc finds missing. The
@@ -207,10 +207,10 @@ impl Cgroups {
     /// Gives up a leaf whose processes have ended: keeps it for another proc or removes it. EBUSY while the
     /// kernel still counts a dying process in one to be removed.
     pub fn release_leaf(&mut self, leaf: &Leaf, usage: &Usage) -> Result<()> {
-        let free = self.free.entry(leaf.group.clone()).or_default();
+        let room = self.free.values().map(VecDeque::len).sum::<usize>() < FREE_MAX;
         // v2 cannot set its peak back.
-        if self.version == Version::V1 && leaf.reusable && usage.memory_left <= LEFT_MAX && free.len() < FREE_MAX {
-            free.push_back(Leaf {
+        if self.version == Version::V1 && leaf.reusable && usage.memory_left <= LEFT_MAX && room {
+            self.free.entry(leaf.group.clone()).or_default().push_back(Leaf {
                 group: leaf.group.clone(),
                 name: leaf.name.clone(),
                 limits: leaf.limits.clone(),

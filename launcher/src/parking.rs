@@ -132,19 +132,18 @@ impl<P> Parking<P> {
         pool.starts += 1;
         pool.last = now;
         pool.limits = limits.clone();
+        self.take_next(purpose)
+    }
+
+    /// Another one for the same START, when the first was not alive any more.
+    pub fn take_next(&mut self, purpose: &Purpose) -> Option<P> {
+        let pool = self.pools.get_mut(purpose)?;
         let parked = pool.parked.pop_front();
         match parked {
             Some(_) => self.count -= 1,
             None => pool.target = (pool.target * 2).clamp(POOL_FIRST, POOL_MAX),
         }
         parked
-    }
-
-    /// Another one of the same START's, when the first was not alive any more.
-    pub fn take_next(&mut self, purpose: &Purpose) -> Option<P> {
-        let parked = self.pools.get_mut(purpose)?.parked.pop_front()?;
-        self.count -= 1;
-        Some(parked)
     }
 
     pub fn put(&mut self, purpose: &Purpose, parked: P) {
