@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -86,18 +87,25 @@ func binDir(t *testing.T) string {
 	return filepath.Join(root, "bin")
 }
 
-// killBoth waits until a map of the job runs (and, if there are several, another one has finished) and kills it and the coordinator. It returns how many it killed.
+// killBoth stops the first mapper of the job that it meets, so that it cannot finish, waits until another one has finished if there are several, and kills it and the coordinator. It returns how many it killed.
 func killBoth(ctx context.Context, c *sdk.Client, id string, maps int) (killed int) {
+	held := 0
 	for ctx.Err() == nil {
 		mappers, coordinators := processes(id)
+		if held == 0 && len(mappers) > 0 && syscall.Kill(mappers[0], syscall.SIGSTOP) == nil {
+			held = mappers[0]
+		}
+		if !slices.Contains(mappers, held) { // It had ended before it could be stopped.
+			held = 0
+		}
 		finished, _ := c.ReadDir(ctx, "/mr/"+id+"/out")
 		if _, err := c.Stat(ctx, "/mr/"+id+"/result"); err == nil {
 			return killed
 		}
-		if len(mappers) == 0 || len(coordinators) == 0 || maps > 1 && len(finished) == 0 {
+		if held == 0 || len(coordinators) == 0 || maps > 1 && len(finished) == 0 {
 			continue
 		}
-		for _, pid := range []int{mappers[len(mappers)-1], coordinators[0]} {
+		for _, pid := range []int{held, coordinators[0]} {
 			if syscall.Kill(pid, syscall.SIGKILL) == nil {
 				killed++
 			}
