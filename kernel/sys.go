@@ -91,6 +91,12 @@ func (r *root) procsCalls() map[string]handler {
 		sigmap.CallKill: aboutProc(func(_ context.Context, id sigma.ProcID) ([]byte, error) {
 			return nil, r.tell(id, schedd.Killed{ID: id})
 		}),
+		sigmap.CallFreeze: aboutProc(func(context.Context, sigma.ProcID) ([]byte, error) {
+			return nil, sigma.Errorf("kernel.Freeze", sigma.KindUnsupported, "the launcher cannot freeze procs yet")
+		}),
+		sigmap.CallThaw: aboutProc(func(context.Context, sigma.ProcID) ([]byte, error) {
+			return nil, sigma.Errorf("kernel.Thaw", sigma.KindUnsupported, "the launcher cannot freeze procs yet")
+		}),
 		sigmap.CallEvict: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var id sigma.ProcID
 			var grace time.Duration
@@ -130,6 +136,9 @@ func (r *root) spawn(_ context.Context, payload []byte) ([]byte, []*os.File, err
 	for i := range ds {
 		if err := ds[i].Check(); err != nil {
 			return nil, nil, err
+		}
+		if ds[i].Profile == sigma.ProfileLinux {
+			return nil, nil, sigma.Errorf("kernel.Spawn", sigma.KindUnsupported, "the launcher does not know the profile linux yet")
 		}
 		ids[i] = sigma.NewProcID()
 	}

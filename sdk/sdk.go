@@ -202,6 +202,16 @@ func (c *Client) Kill(ctx context.Context, id sigma.ProcID) error {
 	return c.do(ctx, sigmap.FileProcs, sigmap.CallKill, func(e *sigmap.Coder) { e.ProcID(&id) }, nil)
 }
 
+// Freeze implements sigma.Procs.
+func (c *Client) Freeze(ctx context.Context, id sigma.ProcID) error {
+	return c.do(ctx, sigmap.FileProcs, sigmap.CallFreeze, func(e *sigmap.Coder) { e.ProcID(&id) }, nil)
+}
+
+// Thaw implements sigma.Procs.
+func (c *Client) Thaw(ctx context.Context, id sigma.ProcID) error {
+	return c.do(ctx, sigmap.FileProcs, sigmap.CallThaw, func(e *sigmap.Coder) { e.ProcID(&id) }, nil)
+}
+
 // List implements sigma.Procs.
 func (c *Client) List(ctx context.Context, all bool) ([]sigma.ProcInfo, error) {
 	var out []sigma.ProcInfo

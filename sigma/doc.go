@@ -36,4 +36,5 @@
 //	proc.go      procs: descriptor, status      file.go      trees and files, what servers implement
 //	endpoint.go  endpoints                      namespace.go what programs use: paths in, answers out
 //	realm.go     realms                         error.go     Error, Kind
+//	timing.go    phases of a start
 package sigma

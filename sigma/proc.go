@@ -45,7 +45,28 @@ type Descriptor struct {
 	CPU         MilliCPU // reservation, LC only
 	Memory      Bytes    // hard limit and admission charge; 0 = MemoryDefault
 	Start       StartMark
-	TraceParent string // W3C traceparent, optional
+	TraceParent string  // W3C traceparent, optional
+	Profile     Profile // the calls it may make; "" = ProfileSigma
+}
+
+// Profile names what a proc is kept from (docs/reference/isolation.md).
+type Profile string
+
+// The profiles that a Descriptor may name. That of the provider's own services is none of them.
+const (
+	ProfileSigma Profile = "sigma" // the default: what programs made for sigmaOS need
+	ProfileLinux Profile = "linux" // for unmodified programs: more calls for files and threads, still no sockets
+)
+
+// Check returns a KindInvalid error for a name that is no profile, and KindPermission for the provider's.
+func (p Profile) Check() error {
+	switch p {
+	case "", ProfileSigma, ProfileLinux:
+		return nil
+	case "system":
+		return Errorf("sigma.Profile.Check", KindPermission, "the profile system is for the provider's services")
+	}
+	return &Error{Op: "sigma.Profile.Check", Kind: KindInvalid, Msg: fmt.Sprintf("no profile %.50q", string(p)), Hint: "the profiles are sigma and linux"}
 }
 
 // Check returns a KindInvalid error that names the first field that is wrong.
@@ -67,6 +88,9 @@ func (d *Descriptor) Check() error {
 	}
 	if len(d.Args) > 4096 || len(d.Env) > 4096 {
 		return Errorf(op, KindTooBig, "more than 4096 arguments or environment entries")
+	}
+	if err := d.Profile.Check(); err != nil {
+		return err
 	}
 	switch {
 	case total > ArgsMax:
@@ -131,6 +155,7 @@ func (s ProcState) String() string {
 type Usage struct {
 	UserTime, SystemTime time.Duration
 	MemoryPeak           Bytes
+	Output               Bytes // written to standard output and error, what was not kept included
 }
 
 // Times are the moments of a start on the clock of the proc's machine; zero when not reached.
@@ -149,10 +174,13 @@ type ProcInfo struct {
 	Machine MachineID
 	Class   Class
 	Memory  Bytes
+	Profile Profile
 	State   ProcState
+	Frozen  bool // by Freeze
 	Status  Status
 	Times   Times
-	Usage   Usage
+	Timing  Timing // of its start
+	Usage   Usage  // kept after its end
 }
 
 // Procs is how anybody makes and controls procs of one realm (001 Table 1). Safe for concurrent use. A child outlives its parent. An unknown
@@ -168,6 +196,10 @@ type Procs interface {
 	Evict(ctx context.Context, id ProcID, grace time.Duration) error
 	// Kill ends the proc and all its processes at once.
 	Kill(ctx context.Context, id ProcID) error
+	// Freeze stops all processes of a running proc until Thaw. A frozen proc can be killed; notice of Evict reaches it when it is thawed, but its grace runs.
+	Freeze(ctx context.Context, id ProcID) error
+	// Thaw lets a frozen proc go on. It is no error if it is not frozen.
+	Thaw(ctx context.Context, id ProcID) error
 	// List returns the realm's procs, oldest first; ended ones only if all.
 	List(ctx context.Context, all bool) ([]ProcInfo, error)
 }

@@ -12,6 +12,7 @@ import (
 //	/sys/procs      spawn      []Descriptor -> []ProcID        wait-start  ProcID -> -
 //	                wait-exit  ProcID -> Status                evict       ProcID, grace -> -
 //	                kill       ProcID -> -                     list        all, skip -> []ProcInfo, more
+//	                freeze     ProcID -> -                     thaw        ProcID -> -
 //	/sys/self       started    - -> -                          exited      Status -> -
 //	                wait-evict - -> -                          info        - -> Info
 //	/sys/endpoints  listen     form -> Endpoint                accept      EndpointID -> Principal + socket
@@ -33,6 +34,8 @@ const (
 	CallWaitExit  = "wait-exit"
 	CallEvict     = "evict"
 	CallKill      = "kill"
+	CallFreeze    = "freeze"
+	CallThaw      = "thaw"
 	CallList      = "list"
 	CallStarted   = "started"
 	CallExited    = "exited"
@@ -114,6 +117,7 @@ func (c *Coder) Descriptor(d *sigma.Descriptor) {
 	c.U64((*uint64)(&d.Memory))
 	c.U8((*uint8)(&d.Start))
 	c.Str(&d.TraceParent)
+	c.Str((*string)(&d.Profile))
 }
 
 // Descriptors is a counted list.
@@ -143,14 +147,32 @@ func (c *Coder) ProcInfo(p *sigma.ProcInfo) {
 	c.Str((*string)(&p.Machine))
 	c.U8((*uint8)(&p.Class))
 	c.U64((*uint64)(&p.Memory))
+	c.Str((*string)(&p.Profile))
 	c.U8((*uint8)(&p.State))
+	c.Bool(&p.Frozen)
 	c.Status(&p.Status)
 	for _, t := range []*time.Time{&p.Times.Spawned, &p.Times.Placed, &p.Times.Contained, &p.Times.Executed, &p.Times.Started, &p.Times.Ended} {
 		c.Time(t)
 	}
+	c.Timing(&p.Timing)
 	c.Duration(&p.Usage.UserTime)
 	c.Duration(&p.Usage.SystemTime)
 	c.U64((*uint64)(&p.Usage.MemoryPeak))
+	c.U64((*uint64)(&p.Usage.Output))
+}
+
+// Timing is a counted list, so that there can be more phases later.
+func (c *Coder) Timing(t *sigma.Timing) {
+	n := len(t)
+	c.Count(&n, 8)
+	for i := 0; i < n && c.err == nil; i++ {
+		var other time.Duration // a phase of a later version
+		d := &other
+		if i < len(t) {
+			d = &t[i]
+		}
+		c.Duration(d)
+	}
 }
 
 // ProcInfos is a counted list.

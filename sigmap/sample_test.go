@@ -100,6 +100,8 @@ func (s sampler) fill(v reflect.Value, wide bool) {
 			return
 		}
 		v.Set(reflect.MakeSlice(v.Type(), s.IntN(4), 4))
+		fallthrough
+	case reflect.Array:
 		for i := range v.Len() {
 			s.fill(v.Index(i), wide)
 		}

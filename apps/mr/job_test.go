@@ -19,11 +19,12 @@ import (
 
 // fakeProcs runs the roles as goroutines of the test. Kill cancels a role's context, so that it ends at its next request.
 type fakeProcs struct {
-	t        *testing.T
-	names    func(role string) sigma.Namespace // what procs of a role see
-	onSpawn  func(d sigma.Descriptor, n int) sigma.Status
-	room     int // procs that run at once; 0 = any number
-	finished sync.WaitGroup
+	sigma.Procs // what roles do not call
+	t           *testing.T
+	names       func(role string) sigma.Namespace // what procs of a role see
+	onSpawn     func(d sigma.Descriptor, n int) sigma.Status
+	room        int // procs that run at once; 0 = any number
+	finished    sync.WaitGroup
 
 	mu    sync.Mutex
 	procs map[sigma.ProcID]*fakeProc
