@@ -21,6 +21,9 @@ const (
 	bulkMax     = 128     // requests in flight of more than bulkSize
 	bulkSize    = 8 << 10 // bytes
 	unsentMax   = 64      // answers that wait for a client to read others
+	// Bytes of such answers. Requests that ask for much are few by bulkMax, and hold 8 MiB of answers at most; what a call will be answered nobody knows before, so calls
+	// are bounded by their answers: what exceeds this becomes an error of a few bytes.
+	unreadMax = 16 << 20
 )
 
 // Config says what to serve to whom.
@@ -68,6 +71,7 @@ type server struct {
 	handlers sync.WaitGroup
 	bulk     chan struct{}
 	unsent   atomic.Int32 // answers that are being sent or wait for their turn
+	unread   atomic.Int64 // as unsent; their bytes
 
 	sending sync.Mutex // makes sending an answer and freeing its tag one act
 
@@ -96,7 +100,7 @@ type fid struct {
 
 func (s *server) loop(ctx context.Context) error {
 	for {
-		if s.unsent.Load() > unsentMax { // a client that does not read is not read
+		if s.unsent.Load() > unsentMax || s.unread.Load() > unreadMax/2 { // a client that does not read is not read
 			s.sending.Lock()
 			s.sending.Unlock()
 		}
@@ -230,7 +234,9 @@ func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files
 			}
 		}
 	}()
-	if err := s.reply(tag, reply, back); err != nil {
+	answer := reply
+	reply = nil // while the encoded answer waits for the client, this must not be kept too
+	if err := s.reply(tag, answer, back); err != nil {
 		s.conn.Close()
 	}
 	session.CloseFiles(back)
@@ -249,6 +255,14 @@ func (s *server) reply(tag uint16, m sigmap.Message, files []*os.File) error {
 			return err
 		}
 	}
+	if n := int64(len(buf)); s.unread.Add(n) > unreadMax {
+		files = nil // whoever gave them closes them
+		if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindLost, "answers of more than %d MiB are not read on this session", unreadMax>>20), s.plain)); err != nil {
+			return err
+		}
+		s.unread.Add(int64(len(buf)) - n)
+	}
+	defer s.unread.Add(-int64(len(buf)))
 	s.unsent.Add(1)
 	defer s.unsent.Add(-1)
 	s.sending.Lock()
