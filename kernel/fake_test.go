@@ -165,6 +165,12 @@ func (m *machine) launcher() {
 		switch binary.LittleEndian.Uint16(b) {
 		case 1:
 			m.start(b, oob[:oobn])
+		case 8:
+			metered := append([]byte{24, 0, 1, 0}, b[4:12]...)
+			for n := range uint64(4) {
+				metered = binary.LittleEndian.AppendUint64(metered, 1000*(n+1))
+			}
+			m.send(binary.LittleEndian.AppendUint32(metered, 5))
 		case 2, 3:
 			sig := syscall.SIGKILL
 			if len(b) > 12 {

@@ -3,7 +3,7 @@
 //
 // It parses hostile bytes and holds no privilege: every act that needs one is the launcher's. It assumes that named, besched and s3d are in the boot set. Users: cmd/sigmad.
 //
-// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu is taken; service.mu and tree.mu, under which nothing is. None is held across a call to another
+// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu is taken; service.mu, tree.mu and meters.mu, under which nothing is. None is held across a call to another
 // process.
 package kernel
 
@@ -64,6 +64,7 @@ type Kernel struct {
 	services map[string]*service
 	sched    *scheduler
 	metrics  metrics
+	meters   *meters
 	start    time.Time
 	down     context.CancelFunc // ends Run
 	ctx      context.Context    // Run's
@@ -117,7 +118,7 @@ func New(cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, launcher: launch.New(cfg.Control), proxy: dialproxy.New(cfg.Machine), bin: bin, ux: scratch, services: map[string]*service{}, start: time.Now(),
+	k := &Kernel{cfg: cfg, launcher: launch.New(cfg.Control), proxy: dialproxy.New(cfg.Machine), bin: bin, ux: scratch, services: map[string]*service{}, meters: newMeters(), start: time.Now(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*namespace.Tree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}

@@ -105,6 +105,35 @@ func TestLife(t *testing.T) {
 }
 
 // Goal: evict tells a proc that waits, signals one that does not, and kill ends one at once, in each state.
+// What a running proc uses is the launcher's answer, for the provider only; one that nobody knows uses nothing.
+func TestUsage(t *testing.T) {
+	m := boot(t)
+	c := m.connect(sigma.DefaultRealm)
+	id := m.spawn(c, sigma.Descriptor{})
+	p := <-m.procs
+	if err := p.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.WaitStart(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	us, err := c.Usage(t.Context(), id, "unknown")
+	want := sigma.Usage{UserTime: time.Millisecond, SystemTime: 2 * time.Millisecond, Memory: 3000, MemoryPeak: 4000, Tasks: 5}
+	if err != nil || len(us) != 2 || us[0] != want || us[1] != (sigma.Usage{}) {
+		t.Errorf("got %+v, %v, want %+v and nothing", us, err, want)
+	}
+	if _, _, err := call(t.Context(), p.root, sigmap.FileProcs, sigmap.CallUsage, func(c *sigmap.Coder) { c.ProcIDs(&[]sigma.ProcID{id}) }); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("a proc asked: got %v, want permission denied", err)
+	}
+	p.exit(0)
+	if st := m.status(c, id); !st.OK() {
+		t.Errorf("got %+v", st)
+	}
+	if us, err := c.Usage(t.Context(), id); err != nil || us[0].Memory != 0 || us[0].Tasks != 0 {
+		t.Errorf("after the end: got %+v, %v", us, err)
+	}
+}
+
 func TestEnding(t *testing.T) {
 	m := boot(t)
 	c := m.connect("default")

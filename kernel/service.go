@@ -252,6 +252,10 @@ func (k *Kernel) unregister(id uint64) {
 }
 
 func (k *Kernel) launchEvent(e launch.Event) {
+	if m, ok := e.(launch.Metered); ok {
+		k.meters.answer(m)
+		return
+	}
 	k.mu.Lock()
 	handle := k.children[e.ProcID()]
 	k.mu.Unlock()

@@ -74,6 +74,7 @@ func (r *root) procsCalls() map[string]handler {
 	return map[string]handler{
 		sigmap.CallSpawn: r.spawn,
 		sigmap.CallList:  r.list,
+		sigmap.CallUsage: r.usage,
 		sigmap.CallWaitStart: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 			p, err := k.waitProc(ctx, r.realm, id, func(p *schedd.Proc) bool { return p.HasStarted() || p.Ended() })
 			if err == nil && p.Times.Started.IsZero() {
@@ -176,6 +177,9 @@ func (r *root) list(_ context.Context, payload []byte) ([]byte, []*os.File, erro
 	k := r.tree.k
 	k.mu.Lock()
 	procs := k.core.List(r.realm, all, int(skip), listProcs+1)
+	for i := range procs {
+		procs[i].Usage.Output = k.outputLocked(procs[i].ID)
+	}
 	k.mu.Unlock()
 	size, n := 0, 0
 	for n < min(len(procs), listProcs) {

@@ -52,7 +52,7 @@ type Request struct {
 	Passed    []Passed
 }
 
-// Event is Started, Failed or Exited.
+// Event is Started, Failed, Exited or Metered.
 type Event interface{ ProcID() uint64 }
 
 // Started says that the program executes.
@@ -79,6 +79,14 @@ type Exited struct {
 	MemoryPeak sigma.Bytes
 }
 
+// Metered is what a proc uses now; all zero if there is none of the ID.
+type Metered struct {
+	ID                 uint64
+	User, Sys          time.Duration
+	Memory, MemoryPeak sigma.Bytes
+	Tasks              uint32 // processes and threads
+}
+
 // ProcID is the request's.
 func (e Started) ProcID() uint64 { return e.ID }
 
@@ -87,6 +95,9 @@ func (e Failed) ProcID() uint64 { return e.ID }
 
 // ProcID is the request's.
 func (e Exited) ProcID() uint64 { return e.ID }
+
+// ProcID is the request's.
+func (e Metered) ProcID() uint64 { return e.ID }
 
 // Err describes the failure.
 func (e Failed) Err() error {
@@ -166,6 +177,11 @@ func (l *Launcher) Signal(id uint64, sig syscall.Signal) error {
 	return l.send(binary.LittleEndian.AppendUint32(b, uint32(sig)), nil)
 }
 
+// Meter asks what a proc uses. Exactly one Metered answers each, while the launcher lives.
+func (l *Launcher) Meter(id uint64) error {
+	return l.send(binary.LittleEndian.AppendUint64([]byte{8, 0, 1, 0}, id), nil)
+}
+
 func (l *Launcher) send(b, oob []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -216,6 +232,9 @@ func Decode(b []byte) (Event, error) {
 		flags := u32(4)
 		return Exited{ID: id, Wait: syscall.WaitStatus(u32(0)), OOM: flags&1 != 0, Killed: flags&2 != 0, User: time.Duration(u64(8)) * time.Microsecond,
 			Sys: time.Duration(u64(16)) * time.Microsecond, MemoryPeak: sigma.Bytes(u64(24))}, nil
+	case typ == 24 && len(b) == 36:
+		return Metered{ID: id, User: time.Duration(u64(0)) * time.Microsecond, Sys: time.Duration(u64(8)) * time.Microsecond, Memory: sigma.Bytes(u64(16)), MemoryPeak: sigma.Bytes(u64(24)),
+			Tasks: u32(32)}, nil
 	}
 	return nil, bad
 }

@@ -37,8 +37,9 @@ func (b *Budget) take(n int) int {
 
 // Log is one stream of one proc. Safe for concurrent use.
 type Log struct {
-	path   string
-	budget *Budget
+	path    string
+	budget  *Budget
+	written atomic.Uint64 // bytes that came, kept or not
 
 	mu       sync.Mutex
 	file     *os.File      // mu; open from the first byte to the end, as a machine remembers more procs than it can hold files open
@@ -93,6 +94,7 @@ func (l *Log) endLocked() {
 }
 
 func (l *Log) write(p []byte) {
+	l.written.Add(uint64(len(p)))
 	l.bump(func() {
 		if l.file == nil && !l.ended {
 			if err := os.MkdirAll(filepath.Dir(l.path), 0o700); err == nil {
@@ -121,6 +123,9 @@ func (l *Log) bump(change func()) {
 	close(l.changed)
 	l.changed = make(chan struct{})
 }
+
+// Written is how many bytes have come. It never waits.
+func (l *Log) Written() uint64 { return l.written.Load() }
 
 // Dropped is how many bytes were not kept.
 func (l *Log) Dropped() uint64 {

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -225,6 +226,26 @@ func (c *Client) List(ctx context.Context, all bool) ([]sigma.ProcInfo, error) {
 		}
 		out = append(out, page...)
 		more = more && len(page) > 0
+	}
+	return out, nil
+}
+
+// usagePage procs are asked about in one call.
+const usagePage = 256
+
+// Usage tells what procs of the realm consume now, or consumed, in order. It is for the provider's programs; others get KindPermission.
+func (c *Client) Usage(ctx context.Context, ids ...sigma.ProcID) ([]sigma.Usage, error) {
+	out := make([]sigma.Usage, 0, len(ids))
+	for page := range slices.Chunk(ids, usagePage) {
+		var us []sigma.Usage
+		err := c.do(ctx, sigmap.FileProcs, sigmap.CallUsage, func(e *sigmap.Coder) { e.ProcIDs(&page) }, func(d *sigmap.Coder) { d.Usages(&us) })
+		if err == nil && len(us) != len(page) {
+			err = sigma.Errorf("sdk.Usage", sigma.KindInvalid, "%d answers to %d questions", len(us), len(page))
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, us...)
 	}
 	return out, nil
 }

@@ -151,11 +151,13 @@ func (s ProcState) String() string {
 	return [...]string{"queued", "starting", "running", "ended"}[min(s, 3)]
 }
 
-// Usage is what a proc consumed.
+// Usage is what a proc consumes, or consumed.
 type Usage struct {
-	UserTime, SystemTime time.Duration
+	UserTime, SystemTime time.Duration // of all its processes
+	Memory               Bytes         // now; 0 when it has ended
 	MemoryPeak           Bytes
-	Output               Bytes // written to standard output and error, what was not kept included
+	Tasks                uint32 // processes and threads now
+	Output               Bytes  // written to standard output and error, what was not kept included
 }
 
 // Times are the moments of a start on the clock of the proc's machine; zero when not reached.

@@ -13,6 +13,7 @@ import (
 //	                wait-exit  ProcID -> Status                evict       ProcID, grace -> -
 //	                kill       ProcID -> -                     list        all, skip -> []ProcInfo, more
 //	                freeze     ProcID -> -                     thaw        ProcID -> -
+//	                usage      []ProcID -> []Usage (of running procs: now; provider)
 //	/sys/self       started    - -> -                          exited      Status -> -
 //	                wait-evict - -> -                          info        - -> Info
 //	/sys/endpoints  listen     form -> Endpoint                accept      EndpointID -> Principal + socket
@@ -37,6 +38,7 @@ const (
 	CallFreeze    = "freeze"
 	CallThaw      = "thaw"
 	CallList      = "list"
+	CallUsage     = "usage"
 	CallStarted   = "started"
 	CallExited    = "exited"
 	CallWaitEvict = "wait-evict"
@@ -155,10 +157,7 @@ func (c *Coder) ProcInfo(p *sigma.ProcInfo) {
 		c.Time(t)
 	}
 	c.Timing(&p.Timing)
-	c.Duration(&p.Usage.UserTime)
-	c.Duration(&p.Usage.SystemTime)
-	c.U64((*uint64)(&p.Usage.MemoryPeak))
-	c.U64((*uint64)(&p.Usage.Output))
+	c.Usage(&p.Usage)
 }
 
 // Timing is a counted list, so that there can be more phases later.
@@ -174,6 +173,19 @@ func (c *Coder) Timing(t *sigma.Timing) {
 		c.Duration(d)
 	}
 }
+
+// Usage is what a proc consumes.
+func (c *Coder) Usage(u *sigma.Usage) {
+	c.Duration(&u.UserTime)
+	c.Duration(&u.SystemTime)
+	c.U64((*uint64)(&u.Memory))
+	c.U64((*uint64)(&u.MemoryPeak))
+	c.U32(&u.Tasks)
+	c.U64((*uint64)(&u.Output))
+}
+
+// Usages is a counted list.
+func (c *Coder) Usages(us *[]sigma.Usage) { list(c, us, 44, c.Usage) }
 
 // ProcInfos is a counted list.
 func (c *Coder) ProcInfos(ps *[]sigma.ProcInfo) { list(c, ps, 100, c.ProcInfo) }

@@ -28,6 +28,7 @@ func payloads() map[string]payload {
 		status      sigma.Status
 		info        sigma.ProcInfo
 		infos       []sigma.ProcInfo
+		usages      []sigma.Usage
 		principal   sigma.Principal
 		self        Info
 		endpoint    sigma.Endpoint
@@ -42,6 +43,7 @@ func payloads() map[string]payload {
 	out["Status"] = payload{&status, func(c *Coder) { c.Status(&status) }}
 	out["ProcInfo"] = payload{&info, func(c *Coder) { c.ProcInfo(&info) }}
 	out["ProcInfos"] = payload{&infos, func(c *Coder) { c.ProcInfos(&infos) }}
+	out["Usages"] = payload{&usages, func(c *Coder) { c.Usages(&usages) }}
 	out["Principal"] = payload{&principal, func(c *Coder) { c.Principal(&principal) }}
 	out["Info"] = payload{&self, func(c *Coder) { c.Info(&self) }}
 	out["Endpoint"] = payload{&endpoint, func(c *Coder) { c.Endpoint(&endpoint) }}

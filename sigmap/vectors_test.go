@@ -78,7 +78,7 @@ func fillPayloads(ps map[string]payload) {
 	d := sigma.Descriptor{Program: "/bin/hello", Name: "hello", Args: []string{"a", ""}, Env: []string{"K=v"}, CPU: 500, Memory: 64 * sigma.MiB, Start: sigma.StartedByCall, TraceParent: "00-1-2-00", Profile: sigma.ProfileLinux}
 	st := sigma.Status{Code: sigma.StatusError, ExitCode: -1, Kind: sigma.KindNoExec, Msg: "not executable", Data: []byte("data")}
 	info := sigma.ProcInfo{ID: proc, Realm: "tenant", Name: "hello", Program: "/bin/hello", Args: []string{"a"}, Parent: "parent", Machine: "m1", Memory: 1 << 20, Profile: sigma.ProfileLinux, State: sigma.ProcEnded, Frozen: true, Timing: sigma.Timing{1, 2, 3, 4, 5, 6, 7},
-		Status: st, Times: sigma.Times{Spawned: time.Unix(1, 2).UTC(), Ended: time.Unix(3, 4).UTC()}, Usage: sigma.Usage{UserTime: time.Second, SystemTime: 2, MemoryPeak: 3, Output: 4}}
+		Status: st, Times: sigma.Times{Spawned: time.Unix(1, 2).UTC(), Ended: time.Unix(3, 4).UTC()}, Usage: sigma.Usage{UserTime: time.Second, SystemTime: 2, Memory: 4, MemoryPeak: 3, Tasks: 5, Output: 6}}
 	who := sigma.Principal{Realm: "tenant", Proc: proc, Machine: "m1", System: true}
 	*ps["ProcID"].value.(*sigma.ProcID) = proc
 	*ps["ProcIDs"].value.(*[]sigma.ProcID) = []sigma.ProcID{proc, "b"}
@@ -88,6 +88,7 @@ func fillPayloads(ps map[string]payload) {
 	*ps["Status"].value.(*sigma.Status) = st
 	*ps["ProcInfo"].value.(*sigma.ProcInfo) = info
 	*ps["ProcInfos"].value.(*[]sigma.ProcInfo) = []sigma.ProcInfo{info}
+	*ps["Usages"].value.(*[]sigma.Usage) = []sigma.Usage{info.Usage, {}}
 	*ps["Principal"].value.(*sigma.Principal) = who
 	*ps["Info"].value.(*Info) = Info{Principal: who, Version: "v1"}
 	*ps["Endpoint"].value.(*sigma.Endpoint) = sigma.Endpoint{Realm: "tenant", Machine: "m1", Proc: proc, ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormStream}

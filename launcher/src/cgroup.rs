@@ -14,7 +14,12 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+pub mod meter;
+
 type Result<T> = std::result::Result<T, Errno>;
+
+/// Init's, which is ours and not the proc's.
+const INIT_TASKS: u64 = 1;
 
 /// Groups are named by sigmad after realms and classes; a machine never has this many.
 const GROUPS_MAX: usize = 65_536;
@@ -342,8 +347,7 @@ fn settings(version: Version, from: &Limits, to: &Limits) -> Vec<Setting> {
     let mut out = Vec::new();
     let mut set = |controller, file, value: String, optional| out.push(Setting { controller, file, value, optional });
     if from.pids != to.pids {
-        // One more process than asked for: init is ours, not the proc's.
-        set(Pids, c"pids.max", (to.pids as u64 + 1).to_string(), false);
+        set(Pids, c"pids.max", (to.pids as u64 + INIT_TASKS).to_string(), false);
     }
     let memory = (from.memory != to.memory).then_some(to.memory);
     match (version, memory) {

@@ -1,5 +1,6 @@
 //! Encodes and decodes the records of docs/internals/launcher-protocol.md; no I/O, no policy.
 
+use crate::cgroup::meter::Reading;
 use crate::error::Error;
 
 pub const VERSION: u16 = 1;
@@ -31,6 +32,7 @@ pub enum Request {
     Start(Start),
     Kill { id: u64 },
     Signal { id: u64, signo: u32 },
+    Meter { id: u64 },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +40,7 @@ pub enum Reply {
     Started { id: u64, pid: u32, received: u64, cloned: u64, contained: u64, exec: u64 },
     Failed { id: u64, error: Error },
     Exited { id: u64, wait_status: i32, flags: u32, user_us: u64, system_us: u64, memory_peak: u64 },
+    Metered { id: u64, reading: Reading },
 }
 
 /// EXITED: the kernel's out-of-memory killer took a process of the proc.
@@ -97,6 +100,7 @@ pub fn decode(message: &[u8]) -> Result<Request, Error> {
         1 => Request::Start(decode_start(&mut r)?),
         2 => Request::Kill { id: r.u64()? },
         3 => Request::Signal { id: r.u64()?, signo: r.u32()? },
+        8 => Request::Meter { id: r.u64()? },
         _ => return Err(Error::Malformed("unknown type")),
     };
     if !r.0.is_empty() {
@@ -157,6 +161,13 @@ pub fn encode(reply: &Reply) -> Vec<u8> {
             for figure in [user_us, system_us, memory_peak] {
                 out.extend(figure.to_le_bytes());
             }
+        }
+        Reply::Metered { id, reading } => {
+            head(&mut out, 24, id);
+            for figure in [reading.user_us, reading.system_us, reading.memory, reading.memory_peak] {
+                out.extend(figure.to_le_bytes());
+            }
+            out.extend(reading.tasks.to_le_bytes());
         }
     }
     out
@@ -242,6 +253,9 @@ mod tests {
         m[0] = 3;
         m.extend(15u32.to_le_bytes());
         assert_eq!(decode(&m), Ok(Request::Signal { id: 5, signo: 15 }));
+        m.truncate(12);
+        m[0] = 8;
+        assert_eq!(decode(&m), Ok(Request::Meter { id: 5 }));
     }
 
     /// Deterministic noise, half of it grown from a valid START, must decode or be refused, never panic.
@@ -297,5 +311,13 @@ mod tests {
             want.extend(v.to_le_bytes());
         }
         assert_eq!(encode(&exited), want);
+
+        let reading = Reading { user_us: 2, system_us: 3, memory: 4, memory_peak: 5, tasks: 6 };
+        let mut want = vec![24, 0, 1, 0];
+        for v in [1u64, 2, 3, 4, 5] {
+            want.extend(v.to_le_bytes());
+        }
+        want.extend(6u32.to_le_bytes());
+        assert_eq!(encode(&Reply::Metered { id: 1, reading }), want);
     }
 }

@@ -297,6 +297,13 @@ impl Supervisor {
                 self.on_signal_request(id, signo as i32);
                 Ok(())
             }
+            // Answered for an unknown id too, with nothing: whoever asked waits.
+            Request::Meter { id } => {
+                let proc = self.procs.get(&id);
+                let reading = proc.map(|proc| self.factory.cgroups.read_meter(&proc.leaf)).unwrap_or_default();
+                self.send(&Reply::Metered { id, reading });
+                Ok(())
+            }
         }
     }
 

@@ -109,6 +109,10 @@ fn kill_takes_the_whole_tree() {
     assert!(matches!(machine.reply(), Reply::Started { .. }));
     let mut up = [0; 12];
     reader.read_exact(&mut up).unwrap();
+    let Reply::Metered { id: 1, memory, memory_peak, tasks: 4 } = machine.meter(1) else { panic!("four processes") };
+    assert!(0 < memory && memory <= memory_peak, "{memory} bytes, {memory_peak} at most");
+    let nothing = machine.meter(99);
+    assert!(matches!(nothing, Reply::Metered { id: 99, memory: 0, memory_peak: 0, tasks: 0 }), "{nothing:?}");
     machine.kill(1);
     assert_eq!(exited(&machine.reply()), (libc::SIGKILL, 2));
     // Every writer is gone, or this would wait for ever.
@@ -407,6 +411,7 @@ fn every_start_has_one_answer_and_one_end() {
                 assert!(started.contains(&id) && !ended.contains(&id), "{id} ended early or twice");
                 ended.push(id);
             }
+            other => panic!("{other:?}"),
         }
     }
     println!("{COUNT} starts, {} of them good, in {} ms", started.len(), begun.elapsed().as_millis());

@@ -1,0 +1,140 @@
+package kernel
+
+import (
+	"context"
+	"os"
+	"sync"
+	"time"
+
+	"sigmaos.dev/launch"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// meters asks the launcher what running procs use. sigmad cannot read cgroups itself, having no privilege, and the launcher reads them only when asked: nobody pays for figures that nobody looks at.
+type meters struct {
+	slots chan struct{} // of questions under way
+
+	mu      sync.Mutex
+	waiting map[uint64][]chan launch.Metered // mu; by launch id
+}
+
+const (
+	// metersMax questions are under way at a time, so that the launcher, which answers one in some 40 µs, stays free for starts.
+	metersMax = 16
+	// meterMax is how long the launcher may take to answer.
+	meterMax = 5 * time.Second
+)
+
+func newMeters() *meters {
+	return &meters{slots: make(chan struct{}, metersMax), waiting: map[uint64][]chan launch.Metered{}}
+}
+
+// read asks about one launch.
+func (m *meters) read(ctx context.Context, l *launch.Launcher, id uint64) (launch.Metered, error) {
+	ctx, cancel := context.WithTimeout(ctx, meterMax)
+	defer cancel()
+	late := func() error { return sigma.Wrap("kernel.usage", "", ctx.Err()) }
+	select {
+	case m.slots <- struct{}{}:
+		defer func() { <-m.slots }()
+	case <-ctx.Done():
+		return launch.Metered{}, late()
+	}
+	ch := make(chan launch.Metered, 1)
+	m.mu.Lock()
+	m.waiting[id] = append(m.waiting[id], ch)
+	m.mu.Unlock()
+	defer m.forget(id, ch)
+	if err := l.Meter(id); err != nil {
+		return launch.Metered{}, err
+	}
+	select {
+	case e := <-ch:
+		return e, nil
+	case <-ctx.Done():
+		return launch.Metered{}, late()
+	}
+}
+
+// answer gives an answer to all who wait for one about this launch: a later question has a later answer, which then finds nobody.
+func (m *meters) answer(e launch.Metered) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, ch := range m.waiting[e.ID] {
+		ch <- e // has room for the one
+	}
+	delete(m.waiting, e.ID)
+}
+
+func (m *meters) forget(id uint64, ch chan launch.Metered) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	left := m.waiting[id][:0]
+	for _, other := range m.waiting[id] {
+		if other != ch {
+			left = append(left, other)
+		}
+	}
+	if m.waiting[id] = left; len(left) == 0 {
+		delete(m.waiting, id)
+	}
+}
+
+// usageMax procs are asked about in one call.
+const usageMax = 256
+
+// usage answers what procs use: those that run, now; others, what is known of them. It is the provider's, because a question costs the launcher time that starts need.
+func (r *root) usage(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+	var ids []sigma.ProcID
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcIDs(&ids) }); err != nil {
+		return nil, nil, err
+	}
+	if !r.tree.principal.System {
+		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindPermission, "only the provider may ask this")
+	}
+	if len(ids) > usageMax {
+		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed", len(ids), usageMax)
+	}
+	out := make([]sigma.Usage, len(ids))
+	for i, id := range ids {
+		u, err := r.tree.k.usageOf(ctx, r.realm, id)
+		if err != nil {
+			return nil, nil, err
+		}
+		out[i] = u
+	}
+	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Usages(&out) })
+	return reply, nil, err
+}
+
+// usageOf is zero for a proc that is not known any more: who asks about many cannot help that.
+func (k *Kernel) usageOf(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (sigma.Usage, error) {
+	k.mu.Lock()
+	p := k.core.Proc(realm, id)
+	if p == nil {
+		k.mu.Unlock()
+		return sigma.Usage{}, nil
+	}
+	u, launched, running := p.Usage, p.Launch, p.State == sigma.ProcRunning
+	u.Output = k.outputLocked(id)
+	k.mu.Unlock()
+	if !running {
+		return u, nil
+	}
+	m, err := k.meters.read(ctx, k.launcher, launched)
+	if err != nil {
+		return sigma.Usage{}, err
+	}
+	u.UserTime, u.SystemTime, u.Memory, u.MemoryPeak, u.Tasks = m.User, m.Sys, m.Memory, m.MemoryPeak, m.Tasks
+	return u, nil
+}
+
+// outputLocked is how many bytes a proc has written.
+func (k *Kernel) outputLocked(id sigma.ProcID) sigma.Bytes {
+	l := k.logs[id]
+	if l == nil {
+		return 0
+	}
+	return sigma.Bytes(l.out.Written() + l.err.Written())
+}
