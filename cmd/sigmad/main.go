@@ -37,6 +37,7 @@ func run(log *slog.Logger) error {
 	instance := flag.String("instance", "", "eight hexadecimal digits that tell this sigmaOS from others on the host")
 	programs := flag.String("programs", "", "the boot set, comma separated, in the order of its file descriptors")
 	weaken := flag.Bool("weaken", false, "let SIGMA_WEAKEN in a descriptor's environment take protections off (tests only)")
+	fuse := flag.Int("fuse", 0, "number of the file descriptor of binfs's FUSE device; the next one is the root of its mount (0 = there is none)")
 	flag.Parse()
 
 	ready := os.NewFile(readyFile, "ready")
@@ -60,6 +61,10 @@ func run(log *slog.Logger) error {
 		syscall.CloseOnExec(firstFile + 2*i)
 		syscall.CloseOnExec(firstFile + 2*i + 1)
 		cfg.Programs = append(cfg.Programs, kernel.Program{Name: name, File: os.NewFile(uintptr(firstFile+2*i), name), Dir: os.NewFile(uintptr(firstFile+2*i+1), name)})
+	}
+	if *fuse > 0 {
+		syscall.CloseOnExec(*fuse)
+		syscall.CloseOnExec(*fuse + 1)
 	}
 	k, err := kernel.New(cfg)
 	if err != nil {

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::error::{Errno, Error};
+use crate::fuse::Fuse;
 use crate::plan::{self, Bounds, Plan};
 use crate::sys;
 use std::ffi::CString;
@@ -10,7 +11,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 
 /// The plan for sigmad and its descriptors in the order of a START, its control socket among them.
-pub fn sigmad(config: &Config, bounds: Bounds, control: OwnedFd) -> Result<(Plan, Vec<OwnedFd>), Error> {
+pub fn sigmad(
+    config: &Config,
+    bounds: Bounds,
+    control: OwnedFd,
+    fuse: Option<&Fuse>,
+) -> Result<(Plan, Vec<OwnedFd>), Error> {
     let data = open_data(config).map_err(Error::Data)?;
     let mut programs = Vec::new();
     for (index, program) in config.programs.iter().enumerate() {
@@ -37,13 +43,25 @@ pub fn sigmad(config: &Config, bounds: Bounds, control: OwnedFd) -> Result<(Plan
     targets.push(4);
 
     let names: Vec<&str> = programs.iter().map(|(name, _, _)| *name).collect();
-    let argv = arguments(config, &names.join(","));
-    for (index, (_, file, dir)) in programs.into_iter().enumerate() {
+    let mut argv = arguments(config, &names.join(","));
+    let mut next = 5;
+    for (_, file, dir) in programs {
         fds.extend([file, dir]);
-        let first = 5 + 2 * index as i32;
-        targets.extend([first, first + 1]);
+        targets.extend([next, next + 1]);
+        next += 2;
     }
-    Ok((plan::sigmad(bounds, config.sigmad() as u32, targets, argv), fds))
+    let mut binfs = None;
+    if let Some(fuse) = fuse {
+        fds.extend([copy(&fuse.device).map_err(Error::Data)?, copy(&fuse.root).map_err(Error::Data)?]);
+        targets.extend([next, next + 1]);
+        binfs = Some(next + 1);
+        argv.extend([CString::from(c"--fuse"), CString::new(next.to_string()).unwrap_or_default()]);
+    }
+    Ok((plan::sigmad(bounds, config.sigmad() as u32, targets, binfs, argv), fds))
+}
+
+fn copy(fd: &OwnedFd) -> sys::Result<OwnedFd> {
+    sys::dup_above(fd.as_raw_fd(), 3)
 }
 
 fn arguments(config: &Config, programs: &str) -> Vec<CString> {

@@ -226,6 +226,9 @@ fn make_rules(launch: &Launch) -> sys::Result<Rules> {
     if launch.plan.profile == Profile::System {
         rules.allow_data(&sys::openat(libc::AT_FDCWD, DATA, libc::O_PATH)?)?;
         rules.allow_device(&sys::openat(libc::AT_FDCWD, DEV_NULL, libc::O_PATH)?)?;
+        if let Some(binfs) = launch.plan.binfs {
+            rules.allow_reading(binfs)?;
+        }
     }
     Ok(rules)
 }

@@ -86,6 +86,11 @@ impl Rules {
         self.add(dir.as_raw_fd(), self.abi.fs() & !EXECUTE)
     }
 
+    /// Reading the files beneath a directory.
+    pub fn allow_reading(&self, dir: RawFd) -> Result<()> {
+        self.add(dir, READ_FILE)
+    }
+
     /// Reading and writing one device.
     pub fn allow_device(&self, file: &OwnedFd) -> Result<()> {
         let rights = (WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV) & self.abi.fs();

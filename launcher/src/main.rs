@@ -8,6 +8,7 @@ mod config;
 mod error;
 mod factory;
 mod filter;
+mod fuse;
 mod init;
 mod landlock;
 mod namespaces;

@@ -76,6 +76,7 @@ impl Purpose {
             limits: Limits { pids: self.pids, ..limits.clone() },
             nofile: self.nofile,
             targets: Vec::new(),
+            binfs: None,
             argv: Vec::new(),
             envp: Vec::new(),
         }

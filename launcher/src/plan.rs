@@ -69,6 +69,8 @@ pub struct Plan {
     pub limits: Limits,
     pub nofile: u32,
     pub targets: Vec<i32>,
+    /// The target that is the root of binfs, beneath which sigmad may read.
+    pub binfs: Option<i32>,
     pub argv: Vec<CString>,
     pub envp: Vec<CString>,
 }
@@ -126,6 +128,7 @@ pub fn plan(start: Start, bounds: Bounds) -> Result<Plan, Error> {
         },
         nofile: or_default(start.nofile, NOFILE_DEFAULT),
         targets,
+        binfs: None,
         argv: c_strings(start.argv)?,
         envp: c_strings(start.envp)?,
     })
@@ -139,7 +142,7 @@ impl Limits {
 }
 
 /// The plan by which the launcher starts sigmad itself: `targets` are the numbers its descriptors get.
-pub fn sigmad(bounds: Bounds, index: u32, targets: Vec<i32>, argv: Vec<CString>) -> Plan {
+pub fn sigmad(bounds: Bounds, index: u32, targets: Vec<i32>, binfs: Option<i32>, argv: Vec<CString>) -> Plan {
     Plan {
         id: SIGMAD_ID,
         profile: Profile::System,
@@ -152,6 +155,7 @@ pub fn sigmad(bounds: Bounds, index: u32, targets: Vec<i32>, argv: Vec<CString>)
         // sigmad holds sockets of every proc of the machine.
         nofile: NOFILE_LIMIT,
         targets,
+        binfs,
         argv,
         envp: Vec::new(),
     }

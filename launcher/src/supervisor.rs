@@ -5,6 +5,7 @@ use crate::cgroup::Cgroups;
 use crate::config::Config;
 use crate::error::{Errno, Error, chain, log};
 use crate::factory::Factory;
+use crate::fuse::Fuse;
 use crate::init::Status;
 use crate::parking::Need;
 use crate::plan::{self, Bounds, Plan, SIGMAD_ID};
@@ -68,6 +69,8 @@ pub struct Supervisor {
     /// Ended, but a cgroup of theirs was still busy.
     busy: Vec<u64>,
     outbox: VecDeque<Vec<u8>>,
+    /// Held, not used.
+    _fuse: Option<Fuse>,
     phase: Phase,
     /// Nothing has happened since the last turn.
     quiet: bool,
@@ -125,7 +128,9 @@ impl Supervisor {
         for (fd, token) in [(&control, CONTROL), (&signals, SIGNALS)] {
             epoll.add(fd.as_raw_fd(), libc::EPOLLIN, token).map_err(Error::Loop)?;
         }
-        let (sigmad, fds) = boot::sigmad(config, bounds, peer)?;
+        let fuse =
+            Fuse::mount().inspect_err(|errno| log(&format!("no FUSE, programs are fetched whole: {errno}"))).ok();
+        let (sigmad, fds) = boot::sigmad(config, bounds, peer, fuse.as_ref())?;
         let supervisor = Supervisor {
             bounds,
             factory,
@@ -138,6 +143,7 @@ impl Supervisor {
             by_key: HashMap::new(),
             busy: Vec::new(),
             outbox: VecDeque::new(),
+            _fuse: fuse,
             phase: Phase::Running,
             quiet: false,
             code: EXIT_START,

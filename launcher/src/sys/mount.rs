@@ -68,3 +68,42 @@ pub fn attach_tree(tree: &OwnedFd, path: &CStr) -> Result<()> {
     // SAFETY: both paths are terminated.
     unsafe { call(libc::SYS_move_mount, args) }.map(drop)
 }
+
+/// A file system that is being configured.
+pub struct Context(OwnedFd);
+
+const FSOPEN_CLOEXEC: usize = 1;
+const FSMOUNT_CLOEXEC: usize = 1;
+const FSCONFIG_SET_FLAG: usize = 0;
+const FSCONFIG_SET_STRING: usize = 1;
+const FSCONFIG_CMD_CREATE: usize = 6;
+
+impl Context {
+    pub fn open(kind: &CStr) -> Result<Context> {
+        // SAFETY: the name is terminated.
+        unsafe { call(libc::SYS_fsopen, [kind.as_ptr() as usize, FSOPEN_CLOEXEC, 0, 0, 0]) }.map(own).map(Context)
+    }
+
+    pub fn set(&self, key: &CStr, value: &CStr) -> Result<()> {
+        self.configure(FSCONFIG_SET_STRING, Some(key), Some(value))
+    }
+
+    pub fn flag(&self, key: &CStr) -> Result<()> {
+        self.configure(FSCONFIG_SET_FLAG, Some(key), None)
+    }
+
+    /// Makes it, and a mount of it that is attached nowhere.
+    pub fn mount(&self, attributes: u64) -> Result<OwnedFd> {
+        self.configure(FSCONFIG_CMD_CREATE, None, None)?;
+        let args = [self.0.as_raw_fd() as usize, FSMOUNT_CLOEXEC, attributes as usize, 0, 0];
+        // SAFETY: the call takes plain numbers.
+        unsafe { call(libc::SYS_fsmount, args) }.map(own)
+    }
+
+    fn configure(&self, command: usize, key: Option<&CStr>, value: Option<&CStr>) -> Result<()> {
+        let pointer = |s: Option<&CStr>| s.map_or(0, |s| s.as_ptr() as usize);
+        let args = [self.0.as_raw_fd() as usize, command, pointer(key), pointer(value), 0];
+        // SAFETY: the pointers are null, where the command takes none, or to terminated strings.
+        unsafe { call(libc::SYS_fsconfig, args) }.map(drop)
+    }
+}
