@@ -41,6 +41,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/changeboard"
 	"sigmaos.dev/sigma"
 )
 
@@ -73,6 +74,8 @@ type Config struct {
 	// With one, the first Attach of a realm reads all its directories.
 	QuotaBytes sigma.Bytes
 	OpenMax    int // descriptors per realm; 0 means OpenMaxDefault
+	// Board is where changes are counted, for those on this machine who remember what they found; nil means nowhere.
+	Board *changeboard.Board
 }
 
 // Tree serves the directory. Safe for concurrent use.

@@ -13,6 +13,7 @@ func (n *node) fileIDLocked() sigma.FileID {
 }
 
 func (n *node) wakeLocked() {
+	n.sp.t.cfg.Board.Changed(n.id)
 	if n.wake != nil {
 		close(n.wake)
 		n.wake = nil

@@ -21,7 +21,6 @@ import (
 	"sigmaos.dev/binfs"
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/launch"
-	"sigmaos.dev/namespace"
 	"sigmaos.dev/output"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/session"
@@ -81,7 +80,7 @@ type Kernel struct {
 	budgets  map[sigma.RealmID]*output.Budget  // mu; of logs
 	children map[uint64]func(launch.Event)     // mu; by launch id
 	names    map[sigma.RealmID]*realmNames     // mu
-	trees    map[sigma.RealmID]*namespace.Tree // mu; the kernel's own view of realms
+	trees    map[sigma.RealmID]*realmTree      // mu; the kernel's own view of realms
 	stores   map[sigma.RealmID]*session.Client // mu; to the object store, for trees
 	removing map[sigma.RealmID]bool            // mu; realms that are being removed
 	open     map[*tree]bool                    // mu; the sessions there are
@@ -120,7 +119,7 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k := &Kernel{cfg: cfg, launcher: launch.New(cfg.Control), proxy: dialproxy.New(cfg.Machine), bin: bin, ux: scratch, services: map[string]*service{}, meters: newMeters(), start: time.Now(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, logs: map[sigma.ProcID]*procLogs{},
-		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*namespace.Tree{}, stores: map[sigma.RealmID]*session.Client{},
+		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
 	for i, p := range cfg.Programs {
 		k.services[p.Name] = newService(k, p, cfg.UIDBase+2+uint32(i)) // base+1 is sigmad's own

@@ -13,12 +13,12 @@ import (
 // realmNames is the machine's session to named for one realm. A realm of its own session cannot use up what others need.
 type realmNames struct {
 	session *session.Client // Kernel.mu
-	root    sigma.File      // Kernel.mu
+	root    *followed       // Kernel.mu
 	dialing chan struct{}   // Kernel.mu; closed when a dial that is under way is over
 }
 
 // named returns the root of a realm's tree at named, over a session that is connected again after named was restarted.
-func (k *Kernel) named(ctx context.Context, realm sigma.RealmID) (sigma.File, error) {
+func (k *Kernel) named(ctx context.Context, realm sigma.RealmID) (*followed, error) {
 	for {
 		k.mu.Lock()
 		n := k.names[realm]
@@ -53,7 +53,7 @@ func (k *Kernel) named(ctx context.Context, realm sigma.RealmID) (sigma.File, er
 }
 
 // connectNames dials for n and tells those who wait for that. dropped says that n is not the realm's any more.
-func (k *Kernel) connectNames(ctx context.Context, realm sigma.RealmID, n *realmNames) (root sigma.File, dropped bool, err error) {
+func (k *Kernel) connectNames(ctx context.Context, realm sigma.RealmID, n *realmNames) (root *followed, dropped bool, err error) {
 	s, root, err := k.dialNamed(ctx, realm)
 	k.mu.Lock()
 	close(n.dialing)
@@ -76,12 +76,12 @@ func (k *Kernel) connectNames(ctx context.Context, realm sigma.RealmID, n *realm
 	return root, dropped, err
 }
 
-func (k *Kernel) dialNamed(ctx context.Context, realm sigma.RealmID) (*session.Client, sigma.File, error) {
+func (k *Kernel) dialNamed(ctx context.Context, realm sigma.RealmID) (*session.Client, *followed, error) {
 	s, err := k.services[serviceNamed].dial(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	root, err := s.Attach(ctx, string(realm))
+	root, err := attachFollowed(ctx, s, realm)
 	if err != nil {
 		s.Close()
 		return nil, nil, err
@@ -109,16 +109,16 @@ func (k *Kernel) dropNames(realm sigma.RealmID) {
 }
 
 // tree is the kernel's own view of a realm, with which it fetches programs.
-func (k *Kernel) tree(realm sigma.RealmID) (*namespace.Tree, error) {
+func (k *Kernel) tree(realm sigma.RealmID) (*realmTree, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	t := k.trees[realm]
 	if t == nil {
 		p := sigma.Principal{Realm: realm, Machine: k.cfg.Machine, System: true}
-		t = namespace.New(namespace.Config{Machine: k.cfg.Machine, Root: &root{tree: &tree{k: k, principal: p}, realm: realm},
+		t = &realmTree{known: map[string]*resolved{}, Tree: namespace.New(namespace.Config{Machine: k.cfg.Machine, Root: &root{tree: &tree{k: k, principal: p}, realm: realm},
 			Dial: func(ctx context.Context, e sigma.Endpoint) (sigma.File, <-chan struct{}, error) {
 				return k.mount(ctx, realm, e)
-			}})
+			}})}
 		k.trees[realm] = t
 	}
 	return t, nil
@@ -133,7 +133,7 @@ func (k *Kernel) mount(ctx context.Context, realm sigma.RealmID, e sigma.Endpoin
 	if err != nil {
 		return nil, nil, err
 	}
-	root, err := s.Attach(ctx, string(realm))
+	root, err := attachFollowed(ctx, s, realm)
 	if err != nil {
 		s.Close()
 		return nil, nil, err

@@ -91,7 +91,11 @@ func (r *root) named(ctx context.Context) (sigma.File, error) {
 	if r.realm == sigma.SystemRealm {
 		return nil, sigma.Errorf("kernel.root", sigma.KindNotFound, "the realm system keeps no names")
 	}
-	return r.tree.k.named(ctx, r.realm)
+	n, err := r.tree.k.named(ctx, r.realm)
+	if err != nil {
+		return nil, err
+	}
+	return n.remoteRoot, nil
 }
 
 // RenameTarget gives the handle at named in which a rename from any of named's directories may put name.
@@ -138,7 +142,17 @@ func (r *root) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 		return &root{tree: r.tree, realm: r.realm}, nil, nil
 	}
 	if f := r.provided(names[0]); f != nil {
+		if _, ok := f.(*link); !ok { // where that leads ends with the session there
+			trailOf(ctx).leave()
+		}
 		return walkOn(ctx, f, names[1:])
+	}
+	if r.realm != sigma.SystemRealm && trailOf(ctx) != nil {
+		n, err := r.tree.k.named(ctx, r.realm)
+		if err != nil {
+			return nil, nil, err
+		}
+		return n.Walk(ctx, names)
 	}
 	n, err := r.named(ctx)
 	if err != nil {

@@ -178,7 +178,8 @@ func load(ctx context.Context, srv *Server, id sigma.RealmID) (*leader, error) {
 	if err != nil {
 		return nil, unavailable(op, id, err)
 	}
-	return &leader{realm: id, store: srv.store, log: srv.log, wake: make(chan struct{}, 1), done: make(chan struct{}), guard: guard,
+	srv.cfg.Board.AllChanged() // by a commit whose outcome was unknown
+	return &leader{realm: id, store: srv.store, log: srv.log, board: srv.cfg.Board, wake: make(chan struct{}, 1), done: make(chan struct{}), guard: guard,
 		tree: t, watches: map[uint64]*watched{}}, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/changeboard"
 	"sigmaos.dev/sigma"
 )
 
@@ -22,6 +23,7 @@ type leader struct {
 	realm sigma.RealmID
 	store Store
 	log   *slog.Logger
+	board *changeboard.Board
 	wake  chan struct{} // holds one token while queue may have something
 	done  chan struct{} // closed when the leader has ended
 	guard Revision      // of the realm's record; run only
@@ -212,6 +214,7 @@ func (l *leader) commit(s *step) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, id := range l.tree.merge(s) {
+		l.board.Changed(id)
 		if w := l.watches[id]; w != nil {
 			close(w.changed)
 			delete(l.watches, id)

@@ -27,6 +27,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/changeboard"
 	"sigmaos.dev/sigma"
 )
 
@@ -44,6 +45,8 @@ type Config struct {
 	Store Store
 	// Log gets what an operator should know. Default: none.
 	Log *slog.Logger
+	// Board is where changes are counted, for those on this machine who remember what they found. Default: nowhere.
+	Board *changeboard.Board
 	// EntriesMax is how many names one realm may have. Each takes about 400 bytes of memory. Default 1,000,000.
 	EntriesMax int
 	// BytesMax is how much data the files of one realm may have together. It is all in memory. Default 256 MiB.

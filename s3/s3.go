@@ -19,6 +19,7 @@ package s3
 import (
 	"context"
 
+	"sigmaos.dev/changeboard"
 	"sigmaos.dev/dirtree"
 	"sigmaos.dev/sigma"
 )
@@ -28,6 +29,7 @@ type Config struct {
 	Dir        string
 	QuotaBytes sigma.Bytes // per realm; 0 means none
 	OpenMax    int         // descriptors per realm; 0 means dirtree.OpenMaxDefault
+	Board      *changeboard.Board
 }
 
 // store keeps the buckets of all realms and serves each realm's as a tree.
@@ -45,7 +47,7 @@ var _ sigma.Tree = (*Tree)(nil)
 // New opens or makes a store in the directory cfg.Dir.
 func New(cfg Config) (*Tree, error) {
 	policy := dirtree.Policy{Objects: true, CheckEntry: checkEntry}
-	t, err := dirtree.New(dirtree.Config{Dir: cfg.Dir, QuotaBytes: cfg.QuotaBytes, OpenMax: cfg.OpenMax, Policy: policy})
+	t, err := dirtree.New(dirtree.Config{Dir: cfg.Dir, QuotaBytes: cfg.QuotaBytes, OpenMax: cfg.OpenMax, Policy: policy, Board: cfg.Board})
 	if err != nil {
 		return nil, sigma.Wrap("s3.New", cfg.Dir, err)
 	}

@@ -49,6 +49,7 @@ const (
 	CallClose     = "close"
 	CallCreate    = "create"
 	CallRemove    = "remove"
+	CallChanges   = "changes" // of named and s3d, to the provider: - -> - + file descriptor
 	CallStatus    = "status"
 	CallDown      = "down"
 )

@@ -81,13 +81,26 @@ func RealmsFile(name string, id uint64, r sigma.Realms, allowed bool) *Callable 
 // remove realms.
 type Admin struct {
 	sigma.Tree
-	Realms sigma.Realms
+	Realms  sigma.Realms
+	Changes func() (*os.File, error) // the server's board of changes, see changeboard; nil = none
 }
 
 // Attach implements sigma.Tree.
 func (a Admin) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
 	if p.System && name == "" {
-		return RealmsFile("realms", 1, a.Realms, true), nil
+		f := RealmsFile("realms", 1, a.Realms, true)
+		realms := f.Handle
+		f.Handle = func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
+			if method != sigmap.CallChanges || a.Changes == nil {
+				return realms(ctx, method, payload)
+			}
+			board, err := a.Changes()
+			if err != nil {
+				return nil, nil, err
+			}
+			return nil, []*os.File{board}, nil
+		}
+		return f, nil
 	}
 	return a.Tree.Attach(ctx, p, name)
 }

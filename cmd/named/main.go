@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"sigmaos.dev/changeboard"
 	"sigmaos.dev/named"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -26,14 +27,20 @@ func main() {
 func run(log *slog.Logger) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	s, err := named.Open(ctx, named.Config{Dir: "/data", Log: log})
+	board, err := changeboard.New()
+	if err != nil {
+		return err
+	}
+	s, err := named.Open(ctx, named.Config{Dir: "/data", Log: log, Board: board})
 	if err != nil {
 		return err
 	}
 	defer s.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() { cancel(s.Run(ctx)) }()
-	err = sdk.Serve(ctx, func(context.Context) (sigma.Tree, error) { return treekit.Admin{Tree: s, Realms: s}, nil })
+	err = sdk.Serve(ctx, func(context.Context) (sigma.Tree, error) {
+		return treekit.Admin{Tree: s, Realms: s, Changes: board.File}, nil
+	})
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause // etcd ended by itself
 	}

@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"sigmaos.dev/changeboard"
 	"sigmaos.dev/s3"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -25,13 +26,17 @@ func main() {
 func run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	store, err := s3.New(s3.Config{Dir: "/data/buckets"})
+	board, err := changeboard.New()
+	if err != nil {
+		return err
+	}
+	store, err := s3.New(s3.Config{Dir: "/data/buckets", Board: board})
 	if err != nil {
 		return err
 	}
 	defer store.Close()
 	return sdk.Serve(ctx, func(context.Context) (sigma.Tree, error) {
-		return treekit.Admin{Tree: store, Realms: remover{store}}, nil
+		return treekit.Admin{Tree: store, Realms: remover{store}, Changes: board.File}, nil
 	})
 }
 

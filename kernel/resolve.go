@@ -1,0 +1,202 @@
+package kernel
+
+import (
+	"context"
+	"sync"
+
+	"sigmaos.dev/changeboard"
+	"sigmaos.dev/namespace"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// realmTree is the kernel's own view of a realm, with which it fetches programs. It remembers what paths lead to, so that a warm start asks nobody: each server on the way
+// counts its changes on a board that this process sees (changeboard), and what was found stands as long as none of the files on the way has changed and
+// the sessions live. What no board covers is asked for each time. Safe for concurrent use.
+type realmTree struct {
+	*namespace.Tree
+
+	mu    sync.Mutex
+	known map[string]*resolved // mu; by path
+}
+
+// knownMax bounds what is remembered of one realm; beyond it all is forgotten. A realm starts fewer programs at a time.
+const knownMax = 1024
+
+// source is a server on the way, over one session.
+type source struct {
+	view *changeboard.View // nil = it tells no changes
+	done <-chan struct{}   // closed when the session has ended
+}
+
+func (s *source) live() bool {
+	select {
+	case <-s.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// resolved is what a path leads to, and what that depends on.
+type resolved struct {
+	stat  sigma.Stat
+	marks []mark
+}
+
+type mark struct {
+	at   *source
+	mark changeboard.Mark
+}
+
+func (r *resolved) stands() bool {
+	for i := range r.marks {
+		if m := &r.marks[i]; !m.at.live() || !m.at.view.Same(m.mark) {
+			return false
+		}
+	}
+	return true
+}
+
+// Stat implements sigma.Namespace.
+func (t *realmTree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
+	t.mu.Lock()
+	r := t.known[path]
+	t.mu.Unlock()
+	if r != nil && r.stands() {
+		return r.stat, nil
+	}
+	way := &trail{seen: map[*source]*changeboard.Snapshot{}}
+	st, err := t.Tree.Stat(context.WithValue(ctx, trailKey{}, way), path)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err != nil || way.uncovered || len(path) > sigma.NameMax { // longer ones are not worth the memory
+		delete(t.known, path)
+		return st, err
+	}
+	if len(t.known) >= knownMax {
+		clear(t.known)
+	}
+	t.known[path] = &resolved{st, way.marks}
+	return st, nil
+}
+
+// recall gives what path leads to if that is known to stand.
+func (t *realmTree) recall(path string) bool {
+	t.mu.Lock()
+	r := t.known[path]
+	t.mu.Unlock()
+	return r != nil && r.stands()
+}
+
+// trail gathers what a path depends on while it is walked, for one caller. A walk that is not followed has none.
+type trail struct {
+	seen      map[*source]*changeboard.Snapshot
+	marks     []mark
+	uncovered bool // by any board
+}
+
+type trailKey struct{}
+
+func trailOf(ctx context.Context) *trail {
+	t, _ := ctx.Value(trailKey{}).(*trail)
+	return t
+}
+
+// begin reads the board of a server before it is first asked.
+func (t *trail) begin(s *source) {
+	switch {
+	case t == nil:
+	case s.view == nil:
+		t.uncovered = true
+	case t.seen[s] == nil:
+		t.seen[s] = s.view.Snapshot()
+	}
+}
+
+// add notes the files that a walk of that server went through.
+func (t *trail) add(s *source, root uint64, ids []sigma.FileID) {
+	if t == nil || s.view == nil {
+		return
+	}
+	before := t.seen[s]
+	t.marks = append(t.marks, mark{s, before.Mark(root)})
+	for _, id := range ids {
+		t.marks = append(t.marks, mark{s, before.Mark(id.Path)})
+	}
+}
+
+// leave notes that the path goes where no board is.
+func (t *trail) leave() {
+	if t != nil {
+		t.uncovered = true
+	}
+}
+
+// remoteRoot is all that the root of a session to a system server is.
+type remoteRoot interface {
+	sigma.File
+	sigma.Getter
+	sigma.Putter
+	sigma.Watcher
+	sigma.Leaser
+	sigma.Caller
+	sigma.FilePasser
+}
+
+// followed is a realm's root at a server, whose walks leave a trail.
+type followed struct {
+	remoteRoot
+	source
+	id uint64
+}
+
+// attachFollowed attaches to a realm at a system server.
+func attachFollowed(ctx context.Context, s *session.Client, realm sigma.RealmID) (*followed, error) {
+	root, err := s.Attach(ctx, string(realm))
+	if err != nil {
+		return nil, err
+	}
+	all, ok := root.(remoteRoot)
+	if !ok {
+		return nil, sigma.Errorf("kernel.attachFollowed", sigma.KindUnsupported, "the session's root is no remote file")
+	}
+	st, err := root.Stat(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &followed{all, source{boardOf(ctx, s), s.Done()}, st.ID.Path}, nil
+}
+
+// Walk implements sigma.File.
+func (f *followed) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	t := trailOf(ctx)
+	t.begin(&f.source)
+	file, ids, err := f.remoteRoot.Walk(ctx, names)
+	t.add(&f.source, f.id, ids)
+	return file, ids, err
+}
+
+// boardOf asks a server for its board; nil if it has none, as one in tests.
+func boardOf(ctx context.Context, s *session.Client) *changeboard.View {
+	root, err := s.Attach(ctx, "")
+	if err != nil {
+		return nil
+	}
+	defer root.Close()
+	c, ok := root.(sigma.Caller)
+	if !ok {
+		return nil
+	}
+	_, files, err := c.Call(ctx, sigmap.CallChanges, nil, nil)
+	defer session.CloseFiles(files)
+	if err != nil || len(files) != 1 {
+		return nil
+	}
+	v, err := changeboard.Open(files[0])
+	if err != nil {
+		return nil
+	}
+	return v
+}
