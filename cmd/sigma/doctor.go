@@ -222,17 +222,19 @@ func (m machine) namespaces() finding {
 	return finding{Check: "namespaces", State: findingOK, Found: strings.Join(needed, " ")}
 }
 
-func (m machine) memory() finding {
-	kib := func(key string) sigma.Bytes {
-		for line := range strings.Lines(m.read("/proc/meminfo")) {
-			if rest, ok := strings.CutPrefix(line, key+":"); ok {
-				n, _ := strconv.ParseUint(strings.Fields(rest + " 0")[0], 10, 54)
-				return sigma.Bytes(n) * sigma.KiB
-			}
+// meminfo is a line of /proc/meminfo, 0 if there is none.
+func (m machine) meminfo(key string) sigma.Bytes {
+	for line := range strings.Lines(m.read("/proc/meminfo")) {
+		if rest, ok := strings.CutPrefix(line, key+":"); ok {
+			n, _ := strconv.ParseUint(strings.Fields(rest + " 0")[0], 10, 54)
+			return sigma.Bytes(n) * sigma.KiB
 		}
-		return 0
 	}
-	total, available := kib("MemTotal"), kib("MemAvailable")
+	return 0
+}
+
+func (m machine) memory() finding {
+	total, available := m.meminfo("MemTotal"), m.meminfo("MemAvailable")
 	f := finding{Check: "memory", State: findingOK, Found: fmt.Sprintf("%v, %v available", total, available)}
 	if available < memoryLeast {
 		f.State, f.Advice = findingOptional, fmt.Sprintf("less than %v is available: few procs will be admitted", memoryLeast)

@@ -35,6 +35,7 @@ type fake struct {
 type fakeProc struct {
 	sigma.Descriptor
 	info    sigma.ProcInfo // fake.mu
+	asked   int            // fake.mu; how often its usage was
 	write   func(stream, text string)
 	notice  chan time.Duration // gets the grace of an Evict
 	kill    context.CancelFunc
@@ -176,6 +177,8 @@ func (r *fakeRoot) call(ctx context.Context, method string, payload []byte) ([]b
 		return r.spawn(ctx, payload)
 	case "procs list":
 		return r.list(payload)
+	case "procs usage":
+		return r.usage(payload)
 	case "procs evict":
 		sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id); c.Duration(&grace) })
 	case "realms create", "realms remove", "realms list":
@@ -201,6 +204,10 @@ func (r *fakeRoot) call(ctx context.Context, method string, payload []byte) ([]b
 		p.notice <- grace
 	case "procs kill":
 		p.kill()
+	case "procs freeze", "procs thaw":
+		r.f.mu.Lock()
+		defer r.f.mu.Unlock()
+		p.info.Frozen = method == "procs freeze"
 	}
 	return nil, nil
 }
@@ -272,6 +279,22 @@ func (r *fakeRoot) list(payload []byte) ([]byte, error) {
 	}
 	infos = infos[skip:]
 	return sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfos(&infos); c.Bool(&more) })
+}
+
+// usage says what each proc of the fake uses: a second more processor time with each question, so that the second one finds 100 % or more.
+func (r *fakeRoot) usage(payload []byte) ([]byte, error) {
+	var ids []sigma.ProcID
+	sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcIDs(&ids) })
+	us := make([]sigma.Usage, len(ids))
+	for i, id := range ids {
+		if p := r.f.proc(id); p != nil {
+			r.f.mu.Lock()
+			p.asked++
+			us[i] = sigma.Usage{UserTime: time.Duration(p.asked) * time.Second, Memory: 3 * sigma.MiB, MemoryPeak: 5 * sigma.MiB, Tasks: 7, Output: 11}
+			r.f.mu.Unlock()
+		}
+	}
+	return sigmap.Payload(func(c *sigmap.Coder) { c.Usages(&us) })
 }
 
 func (f *fake) realmCall(method string, payload []byte) ([]byte, error) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -172,11 +171,51 @@ when the grace is over. Returns when notice is given. ` + procArgument,
 	return cmd
 }
 
-// end kills or evicts procs. All words are understood before the first proc is touched; a failure does not keep the others alive.
+func newFreezeCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "freeze PROC...",
+		Aliases: []string{"pause"},
+		Short:   "Stop procs where they are, until thaw",
+		Long: `Stop all processes of procs where they are. They keep their memory and their
+connections, use no processor, and go on after "sigma thaw". A frozen proc can be
+killed; the grace of "sigma evict" passes while it is frozen. ` + procArgument,
+		Example: `  sudo sigma freeze hello && sudo sigma thaw hello`,
+		Args:    between(1, -1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.eachProc(cmd.Context(), args, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error { return c.Freeze(ctx, id) })
+		},
+	}
+}
+
+func newThawCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "thaw PROC...",
+		Aliases: []string{"unpause"},
+		Short:   "Let frozen procs go on",
+		Long:    `Let procs go on that "sigma freeze" stopped. It is no error if one is not frozen. ` + procArgument,
+		Example: `  sudo sigma thaw hello`,
+		Args:    between(1, -1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.eachProc(cmd.Context(), args, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error { return c.Thaw(ctx, id) })
+		},
+	}
+}
+
+// end kills or evicts procs.
 func (a *app) end(ctx context.Context, words []string, evict bool, grace time.Duration) error {
 	if grace < 0 {
 		return usageError(nil, "write for example: --grace 30s", "the grace is negative")
 	}
+	return a.eachProc(ctx, words, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error {
+		if evict {
+			return c.Evict(ctx, id, grace)
+		}
+		return c.Kill(ctx, id)
+	})
+}
+
+// eachProc does something to procs. All words are understood before the first proc is touched; a failure does not keep it from the others.
+func (a *app) eachProc(ctx context.Context, words []string, do func(context.Context, *sdk.Client, sigma.ProcID) error) error {
 	c, err := a.connect(ctx)
 	if err != nil {
 		return err
@@ -187,27 +226,19 @@ func (a *app) end(ctx context.Context, words []string, evict bool, grace time.Du
 		return err
 	}
 	var failed error
+	done := []string{}
 	for _, id := range ids {
-		if err := endOne(ctx, c, id, evict, grace); err != nil {
+		if err := do(ctx, c, id); err != nil {
 			failed = errors.Join(failed, err)
 			continue
 		}
-		fmt.Fprintln(a.idsTo(), id)
+		done = append(done, string(id))
+		if !a.json {
+			fmt.Fprintln(a.out, id)
+		}
+	}
+	if a.json {
+		failed = errors.Join(failed, a.printJSON(done))
 	}
 	return failed
-}
-
-// idsTo is where ids of what was done to procs go: not into the answer with --json, as that is one JSON value or nothing.
-func (a *app) idsTo() io.Writer {
-	if a.json {
-		return io.Discard
-	}
-	return a.out
-}
-
-func endOne(ctx context.Context, c *sdk.Client, id sigma.ProcID, evict bool, grace time.Duration) error {
-	if evict {
-		return c.Evict(ctx, id, grace)
-	}
-	return c.Kill(ctx, id)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
 
@@ -22,10 +23,13 @@ type procJSON struct {
 	Parent  string          `json:"parent,omitempty"`
 	Machine string          `json:"machine,omitempty"`
 	Class   string          `json:"class"`
-	Memory  uint64          `json:"memory_bytes"`
+	Memory  uint64          `json:"memory_bytes"` // its limit
+	Profile string          `json:"profile"`
 	State   string          `json:"state"`
+	Frozen  bool            `json:"frozen"`
 	Status  *procStatusJSON `json:"status,omitempty"` // when it has ended
 	Times   procTimesJSON   `json:"times"`
+	Timing  *timingJSON     `json:"timing,omitempty"` // when it has started
 	Usage   procUsageJSON   `json:"usage"`
 }
 
@@ -46,10 +50,14 @@ type procTimesJSON struct {
 	Ended     *time.Time `json:"ended,omitempty"`
 }
 
+// procUsageJSON is of now for a proc that runs. What is of now only is 0 for others.
 type procUsageJSON struct {
 	UserSeconds   float64 `json:"user_seconds"`
 	SystemSeconds float64 `json:"system_seconds"`
+	Memory        uint64  `json:"memory_now_bytes"`
 	MemoryPeak    uint64  `json:"memory_peak_bytes"`
+	Tasks         uint32  `json:"tasks"`
+	Output        uint64  `json:"output_bytes"`
 }
 
 func statusToJSON(s sigma.Status) *procStatusJSON {
@@ -71,10 +79,41 @@ func procToJSON(p sigma.ProcInfo) procJSON {
 		return &t
 	}
 	return procJSON{
-		ID: string(p.ID), Realm: string(p.Realm), Name: p.Name, Program: p.Program, Args: slices.Concat([]string{}, p.Args), Parent: string(p.Parent),
-		Machine: string(p.Machine), Class: p.Class.String(), Memory: uint64(p.Memory), State: p.State.String(), Status: statusToJSON(p.Status),
-		Times: procTimesJSON{at(p.Times.Spawned), at(p.Times.Placed), at(p.Times.Contained), at(p.Times.Executed), at(p.Times.Started), at(p.Times.Ended)},
-		Usage: procUsageJSON{p.Usage.UserTime.Seconds(), p.Usage.SystemTime.Seconds(), uint64(p.Usage.MemoryPeak)},
+		ID: string(p.ID), Realm: string(p.Realm), Name: p.Name, Program: p.Program, Args: append([]string{}, p.Args...), Parent: string(p.Parent),
+		Machine: string(p.Machine), Class: p.Class.String(), Memory: uint64(p.Memory), Profile: profileWord(p), State: p.State.String(), Frozen: p.Frozen, Status: statusToJSON(p.Status),
+		Times:  procTimesJSON{at(p.Times.Spawned), at(p.Times.Placed), at(p.Times.Contained), at(p.Times.Executed), at(p.Times.Started), at(p.Times.Ended)},
+		Timing: timingToJSON(p.Timing),
+		Usage:  procUsageJSON{p.Usage.UserTime.Seconds(), p.Usage.SystemTime.Seconds(), uint64(p.Usage.Memory), uint64(p.Usage.MemoryPeak), p.Usage.Tasks, uint64(p.Usage.Output)},
+	}
+}
+
+func profileWord(p sigma.ProcInfo) string {
+	return orElse(string(p.Profile), string(sigma.ProfileSigma))
+}
+
+// measure fills in what those of procs that run use now. When the system cannot tell, the list is worth having nevertheless.
+func (a *app) measure(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo) {
+	var ids []sigma.ProcID
+	for _, p := range procs {
+		if p.State == sigma.ProcRunning {
+			ids = append(ids, p.ID)
+		}
+	}
+	if len(ids) == 0 {
+		return
+	}
+	us, err := c.Usage(ctx, ids...)
+	if err != nil {
+		a.remark("sigma: what procs use now is not known: %v", err)
+		return
+	}
+	for i := range procs {
+		if len(ids) > 0 && procs[i].ID == ids[0] {
+			if us[0] != (sigma.Usage{}) { // else it has just been forgotten
+				procs[i].Usage = us[0]
+			}
+			ids, us = ids[1:], us[1:]
+		}
 	}
 }
 
@@ -84,7 +123,11 @@ func newPsCommand(a *app) *cobra.Command {
 		Use:   "ps [-a] [-q]",
 		Short: "List the realm's procs",
 		Long: `List the realm's procs that have not ended, oldest first; with -a also those that have
-ended and are still remembered.`,
+ended and are still remembered.
+
+CPU is the processor time used so far by all processes of a proc. MEMORY is what it uses
+now, of one that has ended the most it used; LIMIT what it may use. TASKS are its
+processes and threads.`,
 		Example: `  sudo sigma ps -a
   sudo sigma kill $(sudo sigma ps -q)`,
 		Args: between(0, 0),
@@ -105,22 +148,23 @@ func (a *app) ps(ctx context.Context, all, quiet bool) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case quiet:
+	if quiet {
 		for _, p := range procs {
 			fmt.Fprintln(a.out, p.ID)
 		}
 		return nil
-	case a.json:
+	}
+	a.measure(ctx, c, procs)
+	if a.json {
 		list := make([]procJSON, len(procs))
 		for i, p := range procs {
 			list[i] = procToJSON(p)
 		}
 		return a.printJSON(list)
 	}
-	t := a.table("PROC", "NAME", "STATE", "AGE", "CPU", "MEMORY", "COMMAND")
+	t := a.table("PROC", "NAME", "STATE", "AGE", "CPU", "MEMORY", "LIMIT", "TASKS", "COMMAND")
 	for _, p := range procs {
-		t.row(p.ID, clip(p.Name, 24), stateWords(p), ago(p.Times.Spawned), cpuWords(p), p.Memory, clip(strings.Join(append([]string{p.Program}, p.Args...), " "), 48))
+		t.row(p.ID, clip(p.Name, 24), stateWords(p), ago(p.Times.Spawned), cpuWords(p), memoryWords(p), p.Memory, tasksWords(p), clip(strings.Join(append([]string{p.Program}, p.Args...), " "), 48))
 	}
 	return t.print()
 }
@@ -133,7 +177,11 @@ func clip(s string, n int) string {
 }
 
 func stateWords(p sigma.ProcInfo) string {
-	if p.State != sigma.ProcEnded {
+	switch {
+	case p.State == sigma.ProcEnded:
+	case p.Frozen:
+		return "frozen"
+	default:
 		return p.State.String()
 	}
 	s := p.Status
@@ -148,6 +196,24 @@ func cpuWords(p sigma.ProcInfo) string {
 		return short(d)
 	}
 	return "-"
+}
+
+func memoryWords(p sigma.ProcInfo) string {
+	m := p.Usage.Memory
+	if p.State == sigma.ProcEnded {
+		m = p.Usage.MemoryPeak
+	}
+	if m == 0 {
+		return "-"
+	}
+	return m.String()
+}
+
+func tasksWords(p sigma.ProcInfo) string {
+	if p.Usage.Tasks == 0 {
+		return "-"
+	}
+	return fmt.Sprint(p.Usage.Tasks)
 }
 
 // findProc gives the id of the proc that a person means by word: an id, the start of one, or a name. Procs that run come before ones that have ended.
@@ -200,103 +266,4 @@ func findProcs(ctx context.Context, c sigma.Procs, words []string) ([]sigma.Proc
 		}
 	}
 	return ids, nil
-}
-
-func newInspectCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "inspect PROC...",
-		Short: "Show all that is known about procs",
-		Long:  `Show all that is known about procs: what they run, where, since when, and how they ended. PROC is an id, the start of one, or a name.`,
-		Example: `  sudo sigma inspect hello
-  sudo sigma inspect --json 3kq`,
-		Args: between(1, -1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.inspect(cmd.Context(), args) },
-	}
-}
-
-func (a *app) inspect(ctx context.Context, words []string) error {
-	c, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	procs, err := c.List(ctx, true)
-	if err != nil {
-		return err
-	}
-	found := make([]sigma.ProcInfo, len(words))
-	for i, w := range words {
-		id, err := findProc(procs, w)
-		if err != nil {
-			return err
-		}
-		found[i] = procs[slices.IndexFunc(procs, func(p sigma.ProcInfo) bool { return p.ID == id })]
-		if found[i].State == sigma.ProcEnded { // a list does not carry the data of a status
-			if st, err := c.WaitExit(ctx, id); err == nil {
-				found[i].Status = st
-			}
-		}
-	}
-	if a.json {
-		list := make([]procJSON, len(found))
-		for i, p := range found {
-			list[i] = procToJSON(p)
-		}
-		return a.printJSON(list)
-	}
-	for i, p := range found {
-		if i > 0 {
-			fmt.Fprintln(a.out)
-		}
-		if err := a.printProc(p); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (a *app) printProc(p sigma.ProcInfo) error {
-	t := newTable(a.out)
-	say := func(what string, v any) {
-		if s := fmt.Sprint(v); s != "" {
-			t.row(what, s)
-		}
-	}
-	say("id", p.ID)
-	say("name", p.Name)
-	say("realm", p.Realm)
-	say("program", p.Program)
-	for _, arg := range p.Args {
-		say("argument", fmt.Sprintf("%q", arg))
-	}
-	say("parent", p.Parent)
-	say("machine", p.Machine)
-	say("class", p.Class)
-	say("memory limit", p.Memory)
-	say("state", p.State)
-	if p.State == sigma.ProcEnded {
-		say("status", endWords(p.Status))
-		say("exit code", p.Status.ExitCode)
-		say("message", p.Status.Msg)
-		if n := len(p.Status.Data); n > 0 {
-			say("data", fmt.Sprintf("%d bytes", n))
-		}
-	}
-	begin := p.Times.Spawned
-	for _, at := range []struct {
-		what string
-		t    time.Time
-	}{{"spawned", begin}, {"placed", p.Times.Placed}, {"contained", p.Times.Contained}, {"executed", p.Times.Executed}, {"started", p.Times.Started}, {"ended", p.Times.Ended}} {
-		switch {
-		case at.t.IsZero() || at.t.Unix() <= 0:
-		case at.what == "spawned":
-			say(at.what, at.t.Format(time.RFC3339Nano))
-		default:
-			say(at.what, "+"+at.t.Sub(begin).Round(time.Microsecond).String())
-		}
-	}
-	say("user time", p.Usage.UserTime)
-	say("system time", p.Usage.SystemTime)
-	say("memory peak", p.Usage.MemoryPeak)
-	return t.print()
 }

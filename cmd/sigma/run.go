@@ -20,16 +20,17 @@ import (
 const interruptGrace = time.Second
 
 type runOptions struct {
-	name   string
-	env    []string
-	memory string
-	detach bool
+	name    string
+	env     []string
+	memory  string
+	profile string
+	detach  bool
 }
 
 func newRunCommand(a *app) *cobra.Command {
 	var o runOptions
 	cmd := &cobra.Command{
-		Use:   "run [--name NAME] [-e NAME=VALUE] [-m SIZE] [-d] PROGRAM [ARG...]",
+		Use:   "run [--name NAME] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [-d] PROGRAM [ARG...]",
 		Short: "Run a program as a proc and show its output",
 		Long: `Run a program as an isolated proc, show what it writes, and exit with its code.
 
@@ -58,6 +59,7 @@ the program cannot be executed; 127 if there is none.`,
 	f.StringArrayVarP(&o.env, "env", "e", nil, "`NAME=VALUE` for the proc's environment; NAME alone takes the value from here")
 	f.StringVarP(&o.memory, "memory", "m", "", "`SIZE` of memory the proc may use at most, such as 256M (default 64M)")
 	f.StringVar(&o.memory, "mem", "", "the same as --memory")
+	f.StringVar(&o.profile, "profile", "", "`PROFILE` of the calls the proc may make: sigma, or linux for unmodified programs (default sigma)")
 	f.BoolVarP(&o.detach, "detach", "d", false, "print the proc's id and do not wait")
 	f.Lookup("mem").Hidden = true
 	return cmd
@@ -74,7 +76,7 @@ func withCodeUnless(code int, err error) error {
 
 // descriptor makes what Spawn takes; Program is filled in later.
 func (a *app) descriptor(o runOptions, args []string) (sigma.Descriptor, error) {
-	d := sigma.Descriptor{Program: "/", Name: o.name, Args: args[1:]}
+	d := sigma.Descriptor{Program: "/", Name: o.name, Args: args[1:], Profile: sigma.Profile(o.profile)}
 	if d.Name == "" {
 		base := args[0][strings.LastIndexByte(args[0], '/')+1:]
 		d.Name = base[:min(len(base), 64)]

@@ -1,5 +1,6 @@
 //! One process tree from clone to removal: what is known of it and what follows from that.
 
+use crate::cgroup::meter::Reading;
 use crate::cgroup::{Leaf, Usage};
 use crate::child::Report;
 use crate::error::{Errno, Error};
@@ -40,6 +41,8 @@ pub struct Proc {
     pub failure: Option<Error>,
     pub started: bool,
     pub killed: bool,
+    /// What it used when it was killed: of the processes that die with their init the kernel makes no account.
+    pub at_kill: Reading,
     /// The program's, as init reported it.
     pub wait_status: Option<i32>,
     /// Init's own end.
@@ -66,6 +69,7 @@ impl Proc {
             failure: None,
             started: false,
             killed: false,
+            at_kill: Reading::default(),
             wait_status: None,
             waited: None,
             loose: false,
@@ -122,8 +126,8 @@ impl Proc {
             id: self.id,
             wait_status: self.status(),
             flags: oom | killed,
-            user_us: waited.user_us,
-            system_us: waited.system_us,
+            user_us: waited.user_us.max(self.at_kill.user_us),
+            system_us: waited.system_us.max(self.at_kill.system_us),
             memory_peak: usage.memory_peak,
         }
     }

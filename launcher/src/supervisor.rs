@@ -294,6 +294,9 @@ impl Supervisor {
             // The proc may have ended while the message was under way, so an unknown id is no error.
             Request::Kill { id } => {
                 if let Some(proc) = self.procs.get_mut(&id).filter(|proc| !proc.is_sigmad()) {
+                    if !proc.killed {
+                        proc.at_kill = self.factory.cgroups.read_meter(&proc.leaf);
+                    }
                     proc.killed = true;
                     proc.kill();
                 }

@@ -109,16 +109,32 @@ fn kill_takes_the_whole_tree() {
     assert!(matches!(machine.reply(), Reply::Started { .. }));
     let mut up = [0; 12];
     reader.read_exact(&mut up).unwrap();
-    let Reply::Metered { id: 1, memory, memory_peak, tasks: 4 } = machine.meter(1) else { panic!("four processes") };
+    let Reply::Metered { id: 1, memory, memory_peak, tasks: 4, .. } = machine.meter(1) else { panic!("four processes") };
     assert!(0 < memory && memory <= memory_peak, "{memory} bytes, {memory_peak} at most");
     let nothing = machine.meter(99);
-    assert!(matches!(nothing, Reply::Metered { id: 99, memory: 0, memory_peak: 0, tasks: 0 }), "{nothing:?}");
+    assert!(matches!(nothing, Reply::Metered { id: 99, memory: 0, memory_peak: 0, tasks: 0, .. }), "{nothing:?}");
     machine.kill(1);
     assert_eq!(exited(&machine.reply()), (libc::SIGKILL, 2));
     // Every writer is gone, or this would wait for ever.
     assert_eq!(reader.read(&mut up).unwrap(), 0);
     machine.end(0);
     assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn what_a_killed_proc_used_is_told() {
+    let machine = machine!();
+    machine.start(&machine.hello(1, &["spin"]), &victim(), &[]);
+    assert!(matches!(machine.reply(), Reply::Started { .. }));
+    let used = loop {
+        let Reply::Metered { user_us, .. } = machine.meter(1) else { panic!() };
+        if user_us >= 50_000 {
+            break user_us;
+        }
+    };
+    machine.kill(1);
+    let Reply::Exited { user_us, .. } = machine.reply() else { panic!() };
+    assert!(user_us >= used, "{user_us} of {used} microseconds");
 }
 
 #[test]

@@ -20,7 +20,7 @@ pub enum Reply {
     Started { id: u64, pid: i32, received: u64, cloned: u64, contained: u64, exec: u64 },
     Failed { id: u64, errno: i32, step: String },
     Exited { id: u64, status: i32, flags: u32, user_us: u64, system_us: u64, memory_peak: u64 },
-    Metered { id: u64, memory: u64, memory_peak: u64, tasks: u32 },
+    Metered { id: u64, user_us: u64, memory: u64, memory_peak: u64, tasks: u32 },
 }
 
 /// A START with defaults that suit most tests.
@@ -351,7 +351,7 @@ fn decode(record: &[u8]) -> Reply {
             system_us: u64_at(28),
             memory_peak: u64_at(36),
         },
-        (24, 48) => Reply::Metered { id, memory: u64_at(28), memory_peak: u64_at(36), tasks: u32_at(44) },
+        (24, 48) => Reply::Metered { id, user_us: u64_at(12), memory: u64_at(28), memory_peak: u64_at(36), tasks: u32_at(44) },
         (kind, len) => panic!("unexpected record of type {kind} and {len} bytes"),
     }
 }

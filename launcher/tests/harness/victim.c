@@ -162,6 +162,10 @@ int main(int argc, char **argv) {
 	}
 	if (!strcmp(what, "hog"))
 		for (;;) memset(malloc(1 << 20), 1, 1 << 20);
+	if (!strcmp(what, "spin")) {
+		fork();
+		for (;;) what = *argv;
+	}
 	if (!strcmp(what, "forks")) {
 		int n = 0;
 		while (n < 1000 && fork() > 0) n++;

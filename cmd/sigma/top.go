@@ -1,0 +1,384 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+// Limits of top's interval: below, its own questions would be most of what it shows.
+const (
+	topIntervalDefault = time.Second
+	topIntervalLeast   = 100 * time.Millisecond
+)
+
+type topOptions struct {
+	once     bool
+	interval time.Duration
+	sort     string
+	rows     int
+}
+
+func newTopCommand(a *app) *cobra.Command {
+	var o topOptions
+	cmd := &cobra.Command{
+		Use:     "top [--once] [--interval TIME] [--sort KEY] [-n ROWS]",
+		Aliases: []string{"stats"},
+		Short:   "Show which procs use processors and memory now",
+		Long: `Show the procs that use most, the sums of each realm, and the machine. All realms are
+shown, or the one that --realm (or SIGMA_REALM) names.
+
+On a terminal the picture is renewed until q or ^C; c sorts by processor, m by memory.
+Elsewhere, with --json, and with --once, one is printed and that is all. %CPU is of one
+processor, over the interval; a proc with two busy threads has 200. Procs that live
+shorter than the interval are not seen; they are counted in starts/s.`,
+		Example: `  sudo sigma top
+  sudo sigma top --once --sort memory -n 10
+  sudo sigma top --json | jq '.realms[] | {realm, cpu_percent}'`,
+		Args: between(0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			realm := sigma.RealmID("")
+			if cmd.Flags().Changed("realm") || cmd.Root().Flags().Changed("realm") || a.getenv("SIGMA_REALM") != "" {
+				realm = sigma.RealmID(a.realm)
+			}
+			return a.top(cmd.Context(), o, realm)
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.once, "once", false, "print once, also on a terminal")
+	f.DurationVarP(&o.interval, "interval", "i", topIntervalDefault, "`TIME` between two pictures, and over which %CPU is taken")
+	f.StringVar(&o.sort, "sort", "cpu", "`KEY` to sort by: cpu or memory")
+	f.IntVarP(&o.rows, "rows", "n", 0, "show `ROWS` procs at most (default: what fits the terminal; all elsewhere)")
+	return cmd
+}
+
+func (a *app) top(ctx context.Context, o topOptions, realm sigma.RealmID) error {
+	switch {
+	case o.sort != "cpu" && o.sort != "memory":
+		return usageError(nil, "write --sort cpu or --sort memory", "there is no order %.40q", o.sort)
+	case o.interval < topIntervalLeast:
+		return usageError(nil, "", "an interval of %v is too short; %v is the least", o.interval, topIntervalLeast)
+	case o.rows < 0:
+		return usageError(nil, "", "a negative number of rows")
+	}
+	t := &topView{a: a, o: o, realm: realm, clients: map[sigma.RealmID]*sdk.Client{}, last: map[sigma.ProcID]time.Duration{}}
+	defer t.close()
+	first, err := t.sample(ctx)
+	if err != nil {
+		return err
+	}
+	if !o.once && !a.json && a.getenv("TERM") != "dumb" {
+		if s := openScreen(a.in, a.out); s != nil {
+			defer s.close()
+			return t.live(ctx, s, first)
+		}
+	}
+	select {
+	case <-time.After(o.interval):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	p, err := t.sample(ctx)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(t.cut(p, o.rows))
+	}
+	return t.print(a.out, t.cut(p, o.rows))
+}
+
+// live renews the picture until the person has seen enough.
+func (t *topView) live(ctx context.Context, s *screen, p picture) error {
+	for {
+		width, height := s.size()
+		var text strings.Builder
+		if err := t.print(&text, t.cut(p, cmp.Or(t.o.rows, max(1, height-5-len(p.Realms)-2)))); err != nil {
+			return err
+		}
+		if err := s.draw(text.String(), width, height); err != nil {
+			return err
+		}
+		key, over := s.key(ctx, t.o.interval)
+		switch {
+		case over || key == 'q':
+			return nil
+		case key == 'c':
+			t.o.sort = "cpu"
+		case key == 'm':
+			t.o.sort = "memory"
+		}
+		next, err := t.sample(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		p = next
+	}
+}
+
+// picture is the answer of top.
+type picture struct {
+	Time    time.Time   `json:"time"`
+	Machine machineJSON `json:"machine"`
+	Realms  []realmUse  `json:"realms"`
+	Procs   []procUse   `json:"procs"`
+	names   bool        // there may be more than one realm to tell apart
+}
+
+type machineJSON struct {
+	Name      string  `json:"name"`
+	Cores     int     `json:"cores"`
+	CPU       float64 `json:"cpu_percent"` // of all cores together, 0 to 100
+	Memory    uint64  `json:"memory_bytes"`
+	Available uint64  `json:"memory_available_bytes"`
+	Capacity  uint64  `json:"procs_memory_bytes"`      // what procs' limits may add up to
+	Free      uint64  `json:"procs_memory_free_bytes"` // what is left of it
+	Starts    float64 `json:"starts_per_second"`
+}
+
+type realmUse struct {
+	Realm   string  `json:"realm"`
+	Running int     `json:"running"`
+	Waiting int     `json:"waiting"` // queued and starting
+	CPU     float64 `json:"cpu_percent"`
+	Memory  uint64  `json:"memory_bytes"`
+	Limit   uint64  `json:"limit_bytes"` // of those that run
+	Tasks   uint32  `json:"tasks"`
+}
+
+type procUse struct {
+	procJSON
+	CPU  float64 `json:"cpu_percent"`
+	info sigma.ProcInfo
+}
+
+// topView takes samples and remembers what it needs of the last one.
+type topView struct {
+	a       *app
+	o       topOptions
+	realm   sigma.RealmID // the only one to show; "" = all
+	clients map[sigma.RealmID]*sdk.Client
+	last    map[sigma.ProcID]time.Duration // processor time
+	machine hostSample
+	at      time.Time
+}
+
+func (t *topView) close() {
+	for _, c := range t.clients {
+		c.Close()
+	}
+}
+
+// client keeps a connection to each realm that was shown.
+func (t *topView) client(ctx context.Context, realm sigma.RealmID) (*sdk.Client, error) {
+	if c := t.clients[realm]; c != nil {
+		return c, nil
+	}
+	c, err := t.a.connectTo(ctx, realm)
+	if err == nil {
+		t.clients[realm] = c
+	}
+	return c, err
+}
+
+// realmsToShow are those that have procs.
+func (t *topView) realmsToShow(ctx context.Context, system *sdk.Client) ([]sigma.RealmID, error) {
+	if t.realm != "" {
+		return []sigma.RealmID{t.realm}, nil
+	}
+	realms, err := system.Realms().List(ctx)
+	var out []sigma.RealmID
+	for _, r := range realms {
+		if r.Procs > 0 {
+			out = append(out, r.ID)
+		} else if c := t.clients[r.ID]; c != nil && r.ID != sigma.SystemRealm {
+			c.Close() // it may be removed while we look on
+			delete(t.clients, r.ID)
+		}
+	}
+	return out, err
+}
+
+func (t *topView) sample(ctx context.Context) (picture, error) {
+	system, err := t.client(ctx, sigma.SystemRealm)
+	if err != nil {
+		return picture{}, err
+	}
+	realms, err := t.realmsToShow(ctx, system)
+	if err != nil {
+		return picture{}, err
+	}
+	p := picture{Time: time.Now(), Realms: []realmUse{}, Procs: []procUse{}, names: t.realm == ""}
+	seen := map[sigma.ProcID]time.Duration{}
+	for _, id := range realms {
+		c, err := t.client(ctx, id)
+		if err == nil {
+			err = t.sampleRealm(ctx, c, id, &p, seen)
+		}
+		if err != nil {
+			if t.realm == "" && sigma.KindOf(err) == sigma.KindNotFound {
+				continue // removed just now
+			}
+			return picture{}, err
+		}
+	}
+	host := sampleHost(ctx, system)
+	p.Machine = host.since(t.machine, p.Time.Sub(t.at))
+	p.Machine.Name = string(system.Info().Principal.Machine)
+	t.last, t.at, t.machine = seen, p.Time, host
+	return p, nil
+}
+
+func (t *topView) sampleRealm(ctx context.Context, c *sdk.Client, id sigma.RealmID, p *picture, seen map[sigma.ProcID]time.Duration) error {
+	procs, err := c.List(ctx, false)
+	if err != nil {
+		return err
+	}
+	t.a.measure(ctx, c, procs)
+	r := realmUse{Realm: string(id)}
+	for _, info := range procs {
+		if info.State != sigma.ProcRunning {
+			r.Waiting++
+			continue
+		}
+		used := info.Usage.UserTime + info.Usage.SystemTime
+		seen[info.ID] = used
+		// Of one that was not there before the whole life is the interval.
+		span := p.Time.Sub(info.Times.Started)
+		if before, known := t.last[info.ID]; known {
+			used -= before
+			span = p.Time.Sub(t.at)
+		}
+		one := procUse{procJSON: procToJSON(info), info: info, CPU: percent(used, span)}
+		p.Procs = append(p.Procs, one)
+		r.Running++
+		r.CPU += one.CPU
+		r.Memory += uint64(info.Usage.Memory)
+		r.Limit += uint64(info.Memory)
+		r.Tasks += info.Usage.Tasks
+	}
+	p.Realms = append(p.Realms, r)
+	return nil
+}
+
+// percent is 0 where there is nothing to divide by.
+func percent(part, whole time.Duration) float64 {
+	if part <= 0 || whole <= 0 {
+		return 0
+	}
+	return float64(int(1000*float64(part)/float64(whole))) / 10
+}
+
+// cut sorts a picture's procs and keeps the first n; all if n is 0.
+func (t *topView) cut(p picture, n int) picture {
+	p.Procs = slices.Clone(p.Procs)
+	slices.SortStableFunc(p.Procs, func(a, b procUse) int {
+		byCPU, byMemory := cmp.Compare(b.CPU, a.CPU), cmp.Compare(b.Usage.Memory, a.Usage.Memory)
+		if t.o.sort == "memory" {
+			return cmp.Or(byMemory, byCPU)
+		}
+		return cmp.Or(byCPU, byMemory)
+	})
+	if n > 0 && len(p.Procs) > n {
+		p.Procs = p.Procs[:n:n]
+	}
+	return p
+}
+
+func (t *topView) print(out io.Writer, p picture) error {
+	m, size := p.Machine, func(n uint64) string { return sigma.Bytes(n).String() }
+	fmt.Fprintf(out, "machine %s: cpu %.1f%% of %d cores; memory %s, %s available; procs may have %s, %s free; %.0f starts/s\n\n", printable(m.Name), m.CPU, m.Cores, size(m.Memory), size(m.Available),
+		size(m.Capacity), size(m.Free), m.Starts)
+	realms := newTable(out)
+	realms.row("REALM", "RUNNING", "WAITING", "%CPU", "MEMORY", "LIMITS", "TASKS")
+	for _, r := range p.Realms {
+		realms.row(r.Realm, r.Running, r.Waiting, fmt.Sprintf("%.1f", r.CPU), size(r.Memory), size(r.Limit), r.Tasks)
+	}
+	if err := realms.print(); err != nil {
+		return err
+	}
+	fmt.Fprintln(out)
+	procs := newTable(out)
+	head := []any{"PROC", "NAME", "STATE", "%CPU", "CPU", "MEMORY", "PEAK", "LIMIT", "TASKS", "AGE"}
+	if p.names {
+		head = slices.Insert(head, 1, any("REALM"))
+	}
+	procs.row(head...)
+	for _, x := range p.Procs {
+		cells := []any{x.ID, clip(x.Name, 24), stateWords(x.info), fmt.Sprintf("%.1f", x.CPU), cpuWords(x.info), memoryWords(x.info), x.info.Usage.MemoryPeak, x.info.Memory, tasksWords(x.info),
+			ago(x.info.Times.Spawned)}
+		if p.names {
+			cells = slices.Insert(cells, 1, any(clip(x.Realm, 16)))
+		}
+		procs.row(cells...)
+	}
+	return procs.print()
+}
+
+// hostSample is what the machine tells about itself. The admin socket is a UNIX socket, so it is this one.
+type hostSample struct {
+	busy, all        float64 // of all cores, in ticks
+	memory           uint64
+	available        uint64
+	capacity, free   uint64
+	starts           float64
+	known, hasStarts bool
+}
+
+func sampleHost(ctx context.Context, c *sdk.Client) (h hostSample) {
+	read := func(path string) string { b, _ := os.ReadFile(path); return string(b) }
+	first, _, _ := strings.Cut(read("/proc/stat"), "\n")
+	var user, nice, system, idle, iowait, irq, soft, steal float64
+	if n, _ := fmt.Sscanf(first, "cpu %f %f %f %f %f %f %f %f", &user, &nice, &system, &idle, &iowait, &irq, &soft, &steal); n >= 4 {
+		h.known, h.busy = true, user+nice+system+irq+soft+steal
+		h.all = h.busy + idle + iowait
+	}
+	m := machine{files: os.ReadFile}
+	h.memory, h.available = uint64(m.meminfo("MemTotal")), uint64(m.meminfo("MemAvailable"))
+	text, _, err := c.Get(ctx, "/sys/metrics")
+	if err != nil {
+		return h
+	}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		var v float64
+		if _, err := fmt.Sscan(value, &v); err != nil {
+			continue
+		}
+		switch name {
+		case "sigma_schedd_procs_started_total":
+			h.starts, h.hasStarts = v, true
+		case "sigma_schedd_memory_free_bytes":
+			h.free = uint64(v)
+		case "sigma_schedd_memory_capacity_bytes":
+			h.capacity = uint64(v)
+		}
+	}
+	return h
+}
+
+// since makes what top shows of two samples that are so far apart; rates are 0 without an earlier one.
+func (h hostSample) since(before hostSample, apart time.Duration) machineJSON {
+	m := machineJSON{Cores: runtime.NumCPU(), Memory: h.memory, Available: h.available, Capacity: h.capacity, Free: h.free}
+	if before.known && h.all > before.all {
+		m.CPU = float64(int(1000*(h.busy-before.busy)/(h.all-before.all))) / 10
+	}
+	if before.hasStarts && apart > 0 {
+		m.Starts = float64(int(10*(h.starts-before.starts)/apart.Seconds())) / 10
+	}
+	return m
+}
