@@ -109,7 +109,9 @@ fn kill_takes_the_whole_tree() {
     assert!(matches!(machine.reply(), Reply::Started { .. }));
     let mut up = [0; 12];
     reader.read_exact(&mut up).unwrap();
-    let Reply::Metered { id: 1, memory, memory_peak, tasks: 4, .. } = machine.meter(1) else { panic!("four processes") };
+    let Reply::Metered { id: 1, memory, memory_peak, tasks: 4, .. } = machine.meter(1) else {
+        panic!("four processes")
+    };
     assert!(0 < memory && memory <= memory_peak, "{memory} bytes, {memory_peak} at most");
     let nothing = machine.meter(99);
     assert!(matches!(nothing, Reply::Metered { id: 99, memory: 0, memory_peak: 0, tasks: 0, .. }), "{nothing:?}");

@@ -351,7 +351,9 @@ fn decode(record: &[u8]) -> Reply {
             system_us: u64_at(28),
             memory_peak: u64_at(36),
         },
-        (24, 48) => Reply::Metered { id, user_us: u64_at(12), memory: u64_at(28), memory_peak: u64_at(36), tasks: u32_at(44) },
+        (24, 48) => {
+            Reply::Metered { id, user_us: u64_at(12), memory: u64_at(28), memory_peak: u64_at(36), tasks: u32_at(44) }
+        }
         (kind, len) => panic!("unexpected record of type {kind} and {len} bytes"),
     }
 }
