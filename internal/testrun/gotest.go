@@ -92,6 +92,9 @@ func (p *goParser) event(e goEvent) {
 		}
 		appendBounded(b, e.Output)
 	case "output":
+		if strings.HasPrefix(e.Output, "attacks: ") { // what the attack suite promises to say
+			p.r.say("%s", strings.TrimSpace(e.Output))
+		}
 		appendBounded(&p.get(e.Package, e.Test).output, e.Output)
 	case "run":
 		p.parents(e, func(t *goTest) { t.parent = true })

@@ -52,6 +52,16 @@ func TestGoParserCountsLeaves(t *testing.T) {
 	}
 }
 
+// What the attack suite counts is shown although its test passed.
+func TestGoParserShowsAttacks(t *testing.T) {
+	r, out := newTestRecorder()
+	newGoParser(r, goModule).parse(strings.NewReader(`{"Action":"output","Package":"p","Test":"T","Output":"attacks: 3 tried, 0 succeeded, 0 daemons harmed\n"}` + "\n" +
+		`{"Action":"output","Package":"p","Test":"T","Output":"other\n"}` + "\n" + `{"Action":"pass","Package":"p","Test":"T"}` + "\n"))
+	if got, want := out.String(), "   attacks: 3 tried, 0 succeeded, 0 daemons harmed\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 func TestGoParserKeepsGoingAfterOtherText(t *testing.T) {
 	r, out := newTestRecorder()
 	newGoParser(r, goModule).parse(strings.NewReader("go: downloading x\n{\"Action\":\"pass\",\"Package\":\"p\",\"Test\":\"T\"}\n"))

@@ -234,7 +234,8 @@ fn make_rules(launch: &Launch) -> sys::Result<Rules> {
 }
 
 fn set_limits(plan: &Plan) -> sys::Result<()> {
-    sys::set_limit(libc::RLIMIT_CORE as i32, 0)?;
+    // Not 0, which the kernel ignores where dumps are piped to a program of the host (core(5)): 1 means none there too.
+    sys::set_limit(libc::RLIMIT_CORE as i32, 1)?;
     sys::set_limit(libc::RLIMIT_NOFILE as i32, plan.nofile as u64)?;
     sys::set_limit(libc::RLIMIT_NPROC as i32, plan.limits.pids as u64)?;
     sys::set_limit(libc::RLIMIT_MEMLOCK as i32, MEMLOCK_BYTES)?;

@@ -89,7 +89,7 @@ fn the_program_finds_itself_contained() {
         "uid {uid} {uid} gid {gid} {gid} groups -1\n\
          pid 2 ppid 1 session 2 group 2\n\
          nnp 1 seccomp 2 dumpable 1\n\
-         bounding 0\nnofile 2048\ncore 0\nfds 0 1 2\n\
+         bounding 0\nnofile 2048\ncore 1\nfds 0 1 2\n\
          open {} socket {} execve {}\n",
         libc::ENOENT,
         libc::EPERM,

@@ -272,7 +272,7 @@ func places() []Attempt {
 				}})
 		}
 	}
-	return append(out, Attempt{Name: "write its own status", Own: func(ctx context.Context, e *Env) error { _, err := e.C.Stat(ctx, statusOf(e)); return err },
+	return append(out, Attempt{Name: "write its own status", Uncontrolled: true, // nobody may
 		Try: func(ctx context.Context, e *Env) error {
 			_, err := e.C.Put(ctx, statusOf(e), []byte("state ended\n"), sigma.PutOptions{})
 			return err
@@ -305,6 +305,7 @@ func spawns() []Attempt {
 		}
 	}
 	own := spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing"}})
+	large := spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing", strings.Repeat("x", sigma.ArgsMax/2)}})
 	var out []Attempt
 	for _, path := range []string{"/bin/true", "/bin/../../bin/true", "/etc/passwd", "/proc/self/exe", "/ux/~local/held/secret", "/held/secret", "/stolen", "/sys/procs", "/held/link"} {
 		out = append(out, Attempt{Name: "spawn " + path, Try: spawn(sigma.Descriptor{Program: path}), Own: own})
@@ -312,6 +313,9 @@ func spawns() []Attempt {
 	return append(out,
 		Attempt{Name: "spawn a latency-critical proc with all cores", Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing"}, Class: 1, CPU: 1 << 20}), Own: own},
 		Attempt{Name: "spawn with more memory than there is", Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing"}, Memory: 1 << 60}), Own: own},
+		Attempt{Name: "spawn with huge arguments", Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing", strings.Repeat("x", sigma.ArgsMax)}}), Own: large},
+		Attempt{Name: "spawn with huge numbers of arguments", Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: append([]string{"nothing"}, make([]string, 100_000)...)}), Own: large},
+		Attempt{Name: "spawn with huge environment", Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing"}, Env: []string{"X=" + strings.Repeat("x", sigma.ArgsMax)}}), Own: large},
 		Attempt{Name: "spawn with an argument of two", Try: spawn(sigma.Descriptor{Program: "/bin/forger", Args: []string{"nothing\x00x"}}), Own: own},
 	)
 }

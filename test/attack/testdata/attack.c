@@ -1,13 +1,13 @@
-// attack tries everything a hostile proc would try, and says how it ended. The attempts are in attempts.h, one a line.
+// attack tries everything a hostile proc would try, and says how it ended. They are in attempts/.
 //
-//	attack list               prints "name<TAB>control" for each attempt; control are bits of launcher-protocol.md, or 65536 = as root outside
-//	attack run [NAME...]      prints "name<TAB>blocked<TAB>why" or "name<TAB>SUCCEEDED<TAB>what"
-//	attack victim             prints "ready" and waits to be attacked
-//	attack forks|memory|files|output|killall
-//	                          exhausts something; see the functions
+//	attack list               prints "act<TAB>control<TAB>attempt<TAB>asset" for each; control are bits of launcher-protocol.md, 65536 = as root outside, 131072 = none
+//	attack run [NAME...]      prints "act<TAB>blocked<TAB>why" or "act<TAB>SUCCEEDED<TAB>what"
+//	attack sweep [KIND]       makes every call by its number, see sweep.h
+//	attack whoami             ends with 0 if it has root's rights
+//	attack BOMB [N]           exhausts something, see bombs.h
 //
-// Each attempt runs in a process of its own, so that a kill does not end the rest. What needs to know a process outside is told by the environment:
-// VICTIM, ANOTHER (procs of the same and of another realm) and DAEMON (sigmad), by their numbers on the host.
+// Each act is done in a process of its own, so that a kill does not end the rest. What needs to know a process outside is told by the environment:
+// VICTIM, ANOTHER (procs of the same and of another realm) and DAEMON (sigmad), by their numbers, and by what attempts/escapes.h asks for.
 #define _GNU_SOURCE
 #include "attack.h"
 
@@ -18,37 +18,47 @@ static int number(const char *name) {
 #define VICTIM number("VICTIM")
 #define ANOTHER number("ANOTHER")
 #define DAEMON number("DAEMON")
+#define VICTIM_UID number("VICTIM_UID")
 
 static char here[64]; // a name below /tmp that nobody else has
 #define HERE (snprintf(here, sizeof here, "/tmp/sigma-attack-%d-%ld", getpid(), (long)time(NULL)), here)
 
+static int left_open(mode_t type);
 #include "try.h"
 
-enum { OUTSIDE = 65536, UNBOUNDED = -1 };
+enum { OUTSIDE = 65536, NONE = 131072 };
 enum { SECCOMP = 1, LANDLOCK = 2, MOUNTS = 4, NETWORK = 8, PIDS = 16, UID = 32, CAPS = 64, NNP = 128, PROGRAM = 256 };
 enum { FILES = SECCOMP | LANDLOCK | MOUNTS, ROOT = UID | CAPS };
 
-struct attempt {
+// act is a line of attempts.h. What begins an attempt has no name of its own.
+struct act {
 	const char *name;
-	int line;
 	int control;  // protections to take off so that it succeeds
 	int reach[4]; // errnos that only come once every protection was passed: they count as success
+	int number;
+	const char *asset, *attempt;
 };
 
-static const struct attempt attempts[] = {
+enum { BEFORE_TABLE = __COUNTER__ };
+static const struct act acts[] = {
 #define R(...) {__VA_ARGS__}
-#define A(name, control, reach, ...) {name, __LINE__, control, reach},
-#include "attempts.h"
+#define G(asset, attempt) {NULL, 0, {0}, 0, asset, attempt},
+#define A(name, control, reach, ...) {name, control, reach, __COUNTER__ - BEFORE_TABLE},
+#include "attempts/attempts.h"
 #undef A
+#undef G
 #undef R
 };
-enum { COUNT = sizeof attempts / sizeof *attempts };
+enum { COUNT = sizeof acts / sizeof *acts };
 
-static long attempt(int line) {
-	switch (line) {
-#define A(name, control, reach, ...) case __LINE__: return (long)(__VA_ARGS__);
-#include "attempts.h"
+enum { BEFORE_CODE = __COUNTER__ };
+static long perform(int which) {
+	switch (which) {
+#define G(asset, attempt)
+#define A(name, control, reach, ...) case __COUNTER__ - BEFORE_CODE: return (long)(__VA_ARGS__);
+#include "attempts/attempts.h"
 #undef A
+#undef G
 	}
 	errno = ENOTSUP;
 	return -1;
@@ -60,7 +70,7 @@ struct result {
 	int error;
 };
 
-static void report(const struct attempt *a, const struct result *r, int told, int status) {
+static void report(const struct act *a, const struct result *r, int told, int status) {
 	if (told) {
 		int passed = r->value != -1;
 		for (int i = 0; i < 4 && !passed; i++)
@@ -73,12 +83,14 @@ static void report(const struct attempt *a, const struct result *r, int told, in
 		printf("%s\tBROKEN\tdid not end\n", a->name);
 	} else if (WIFSIGNALED(status)) {
 		printf("%s\tblocked\tSIG%s\n", a->name, sigabbrev_np(WTERMSIG(status)));
+	} else if (WEXITSTATUS(status) == HARMLESS) {
+		printf("%s\tblocked\tbecame another program, without rights\n", a->name);
 	} else {
 		printf("%s\tSUCCEEDED\tbecame another program, which ended with %d\n", a->name, WEXITSTATUS(status));
 	}
 }
 
-static void try(const struct attempt *a) {
+static void try(const struct act *a) {
 	int fds[2];
 	struct result r = {0, 0};
 	fflush(stdout);
@@ -90,7 +102,7 @@ static void try(const struct attempt *a) {
 	if (pid == 0) {
 		alarm(5);
 		errno = 0;
-		r.value = attempt(a->line);
+		r.value = perform(a->number);
 		r.error = errno;
 		if (write(fds[1], &r, sizeof r) != sizeof r)
 			_exit(99);
@@ -104,84 +116,60 @@ static void try(const struct attempt *a) {
 	report(a, &r, told, status);
 }
 
-// forks makes processes until it may not, and tells how many there were.
-static int forks(int most) {
-	int n = 0;
-	while (n < most) {
-		pid_t pid = fork();
-		if (pid < 0)
-			break;
-		if (pid == 0)
-			for (;;)
-				pause();
-		n++;
+#include "bombs.h"
+#include "sweep.h"
+
+// leftOpen are descriptors that were open before main, beyond those that a proc is born with.
+static int leftOpen[64], leftCount;
+
+static void look_at_descriptors(void) {
+	for (int fd = 4; fd < 8192 && leftCount < 64; fd++)
+		if (fcntl(fd, F_GETFD) >= 0)
+			leftOpen[leftCount++] = fd;
+}
+
+static int left_open(mode_t type) {
+	for (int i = 0; i < leftCount; i++) {
+		struct stat st;
+		if (type == 0 || (fstat(leftOpen[i], &st) == 0 && (st.st_mode & S_IFMT) == type))
+			return leftOpen[i];
 	}
-	printf("%d\n", n);
-	fflush(stdout);
-	kill(0, SIGKILL); // the group: a proc's own session
-	return 0;
+	errno = EBADF;
+	return -1;
 }
 
-// memory touches pages until it is killed.
-static int memory(long most) {
-	for (long got = 0; got < most; got += 1 << 20) {
-		char *p = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		if (p == MAP_FAILED)
-			break;
-		memset(p, 1, 1 << 20);
+static void list(void) {
+	const struct act *attempt = NULL;
+	for (int i = 0; i < COUNT; i++) {
+		if (acts[i].name == NULL)
+			attempt = &acts[i];
+		else
+			printf("%s\t%d\t%s\t%s\n", acts[i].name, acts[i].control, attempt->attempt, attempt->asset);
 	}
-	puts("all of it");
-	return 0;
 }
 
-static int files(void) {
-	int n = 0;
-	while (dup(0) >= 0)
-		n++;
-	printf("%d\n", n);
-	return 0;
-}
-
-static int output(void) {
-	static char block[1 << 16];
-	memset(block, 'x', sizeof block);
-	for (int i = 0; i < 48 << 4; i++)
-		if (write(1, block, sizeof block) < 0)
-			return 1;
-	return 0;
+static void run(int argc, char **argv) {
+	for (int i = 0; i < COUNT; i++) {
+		int wanted = argc == 2;
+		for (int j = 2; j < argc && acts[i].name; j++)
+			wanted |= strcmp(argv[j], acts[i].name) == 0;
+		if (wanted && acts[i].name)
+			try(&acts[i]);
+	}
 }
 
 int main(int argc, char **argv) {
 	const char *what = argc > 1 ? argv[1] : "";
-	if (strcmp(what, "list") == 0) {
-		for (int i = 0; i < COUNT; i++)
-			printf("%s\t%d\n", attempts[i].name, attempts[i].control);
-		return 0;
-	}
-	if (strcmp(what, "victim") == 0) {
-		puts("ready");
-		fflush(stdout);
-		for (;;)
-			pause();
-	}
-	if (strcmp(what, "forks") == 0)
-		return forks(argc > 2 ? atoi(argv[2]) : 100000);
-	if (strcmp(what, "memory") == 0)
-		return memory(argc > 2 ? atol(argv[2]) : 1l << 40);
-	if (strcmp(what, "files") == 0)
-		return files();
-	if (strcmp(what, "output") == 0)
-		return output();
-	if (strcmp(what, "killall") == 0)
-		return kill(-1, SIGKILL) == 0 ? 0 : 1;
-	if (strcmp(what, "run") != 0)
-		return 2;
-	for (int i = 0; i < COUNT; i++) {
-		int wanted = argc == 2;
-		for (int j = 2; j < argc; j++)
-			wanted |= strcmp(argv[j], attempts[i].name) == 0;
-		if (wanted)
-			try(&attempts[i]);
-	}
+	look_at_descriptors();
+	if (strcmp(what, "list") == 0)
+		list();
+	else if (strcmp(what, "run") == 0)
+		run(argc, argv);
+	else if (strcmp(what, "whoami") == 0)
+		return geteuid() == 0 ? 0 : HARMLESS;
+	else if (strcmp(what, "sweep") == 0)
+		sweep(argc > 2 ? argv[2] : "");
+	else
+		return bomb(what, argc > 2 ? atol(argv[2]) : 0);
 	return 0;
 }

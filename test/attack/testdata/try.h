@@ -334,3 +334,38 @@ static long stat_at(const char *path, int flags) {
 	struct stat st;
 	return syscall(SYS_newfstatat, AT_FDCWD, path, &st, flags);
 }
+
+// HARMLESS is the exit code of a program that was executed without the rights it was executed for.
+enum { HARMLESS = 77 };
+
+static long exec_set_uid(const char *path) {
+	char *words[] = {"attack", "whoami", NULL};
+	return execve(path ? path : "", words, no_words);
+}
+
+static long connect_unix(const char *name, int abstract) {
+	struct sockaddr_un a = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+	if (fd < 0 || name == NULL)
+		return -1;
+	int n = snprintf(a.sun_path + abstract, sizeof a.sun_path - abstract, "%s", name);
+	return connect(fd, (void *)&a, offsetof(struct sockaddr_un, sun_path) + abstract + n);
+}
+
+// Some uid of a range, by trying. What is set is the saved one, which gives the right to become it.
+static long any_uid(unsigned base) {
+	for (unsigned i = 0; i < 4096; i++)
+		if (syscall(SYS_setresuid, -1, -1, base + 1024 + i) == 0)
+			return 0;
+	return -1;
+}
+
+// A timer whose signal goes to a thread of another process, which the kernel takes only of its own.
+static long timer_for(int pid) {
+	struct {
+		union sigval value;
+		int signo, notify, tid;
+	} event = {.signo = SIGKILL, .notify = 4, .tid = pid};
+	int id;
+	return syscall(SYS_timer_create, CLOCK_MONOTONIC, &event, &id);
+}

@@ -2,8 +2,11 @@
 //
 //	forger hold             keeps secrets, listens, prints its forge.World as JSON, and waits to be evicted
 //	forger attack           tries forge.All with what the environment's FORGE tells of others
-//	forger raw NAME         sends bytes that no client sends
+//	forger raw NAME [SEED]  sends bytes that no client sends
+//	forger store SEED        sends spoilt messages to the object store
 //	forger descriptor [F]   misuses a passed descriptor, or as a control the file F
+//	forger socket           misuses a socket that was passed to it by its dialling itself
+//	forger mapped [N]       writes to its own pages of a passed file, N times all of it or without end
 //	forger count FILE...    counts words by passed descriptors
 //	forger hoard            keeps as many connections and files as it gets, and prints how many
 //	forger nothing          ends well
@@ -15,6 +18,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"time"
 
@@ -38,7 +42,7 @@ func run(ctx context.Context, args []string) error {
 	case "nothing":
 		return nil
 	case "raw":
-		return raw(args[1])
+		return raw(args[1:])
 	case "descriptor":
 		return descriptor(ctx, args[1:])
 	}
@@ -55,6 +59,12 @@ func run(ctx context.Context, args []string) error {
 		return count(ctx, c, args[1:])
 	case "hoard":
 		return hoard(ctx, c)
+	case "socket":
+		return socket(ctx, c)
+	case "mapped":
+		return mapped(ctx, c, args[1:])
+	case "store":
+		return store(ctx, c, args[1:])
 	}
 	return fmt.Errorf("cannot %s", args[0])
 }
@@ -108,9 +118,10 @@ func attack(ctx context.Context, c *sdk.Client) error {
 	out := bufio.NewWriter(os.Stdout)
 	defer out.Flush()
 	for _, a := range forge.All() {
-		tell(out, a.Name, bounded(ctx, func(ctx context.Context) error { return a.Try(ctx, &e) }), "blocked")
+		what := act{a.Name, a.Attempt, a.Asset}
+		tell(out, what, bounded(ctx, func(ctx context.Context) error { return a.Try(ctx, &e) }), "blocked")
 		if a.Own != nil {
-			tell(out, a.Name, bounded(ctx, func(ctx context.Context) error { return a.Own(ctx, &e) }), "control failed")
+			tell(out, what, bounded(ctx, func(ctx context.Context) error { return a.Own(ctx, &e) }), "control failed")
 		}
 	}
 	return nil
@@ -122,16 +133,21 @@ func bounded(ctx context.Context, f func(context.Context) error) error {
 	return f(ctx)
 }
 
+// act is one thing that is done, for which attempt, and what that goes for.
+type act struct{ name, attempt, asset string }
+
 // tell writes a line; kind is what an error means, "blocked" or "control failed".
-func tell(out *bufio.Writer, name string, err error, kind string) {
+func tell(out io.Writer, a act, err error, kind string) {
+	result, detail := kind, ""
 	switch {
 	case err == nil && kind == "blocked":
-		fmt.Fprintf(out, "%s\tSUCCEEDED\t\n", name)
+		result = "SUCCEEDED"
 	case err == nil:
-		fmt.Fprintf(out, "%s\tcontrol\t\n", name)
+		result = "control"
 	default:
-		fmt.Fprintf(out, "%s\t%s\t%v: %q\n", name, kind, sigma.KindOf(err), err.Error())
+		detail = fmt.Sprintf("%v: %q", sigma.KindOf(err), err.Error())
 	}
+	fmt.Fprintf(out, "%s\t%s\t%s\t%s\t%s\n", a.name, result, detail, a.attempt, a.asset)
 }
 
 // count does what a mapper of MapReduce does with its input: it takes a descriptor for each file and counts.

@@ -5,26 +5,35 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"hash/fnv"
+	mrand "math/rand/v2"
 	"os"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
 
-// raw speaks to sigmad without a client. It prints "answered" with the type of the last answer, or what ended it.
-func raw(name string) error {
+// raw speaks to sigmad without a client.
+func raw(args []string) error {
+	name := args[0]
 	if name == "huge" {
 		_, err := syscall.Write(3, make([]byte, 10<<20))
 		fmt.Printf("a record of 10 MiB: %v\n", err)
+	}
+	own, err := unix.Dup(3)
+	if err != nil {
+		return err
 	}
 	conn, err := session.FromFile(os.NewFile(3, "sigmad"))
 	if err != nil {
 		return err
 	}
-	r := &rawSession{conn: conn}
+	r := &rawSession{conn: conn, fd: own}
 	switch name {
 	case "attach":
 		return r.attach()
@@ -34,27 +43,28 @@ func raw(name string) error {
 		err = conn.Send(make([]byte, 200<<10), nil)
 		fmt.Printf("a record of 200 KiB: %v\n", err)
 		return nil
-	case "flood":
-		return r.flood()
-	case "deaf":
-		return r.deaf()
+	case "waits":
+		return r.pour(60000, &sigmap.Twatch{Fid: 1, Since: 1 << 60})
+	case "requests":
+		return r.pour(100_000, &sigmap.Tget{Fid: 1, Names: []string{"held", "secret"}, Count: 60000})
+	case "calls":
+		return r.pour(60000, &sigmap.Tcall{Fid: 9, Method: sigmap.CallWaitEvict})
+	case "versions":
+		if err := unix.SetNonblock(own, true); err != nil {
+			return err
+		}
+		return r.sendUnread(20000, &sigmap.Tversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma})
 	case "fids":
 		return r.fids()
-	case "versions":
-		stop := time.AfterFunc(time.Second, func() { conn.Close() }) // sigmad stops reading, as nobody reads its answers
-		defer stop.Stop()
-		for range 20000 {
-			if r.send(1, &sigmap.Tversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma}) != nil {
-				break
-			}
-		}
-		return nil
+	case "fuzz":
+		return r.fuzz(args[1], []string{"held", "secret"})
 	}
 	return fmt.Errorf("no message %s", name)
 }
 
 type rawSession struct {
 	conn session.Conn
+	fd   int // the same socket
 }
 
 func (r *rawSession) send(tag uint16, m sigmap.Message) error {
@@ -95,7 +105,7 @@ func (r *rawSession) attach() error {
 	if err := r.begin(); err != nil {
 		return err
 	}
-	fmt.Print("attach as oneself\tcontrol\t\n")
+	fmt.Print("attach as oneself\tcontrol\t\t\t\n")
 	for i, a := range []sigmap.Tattach{{Aname: "other"}, {Uname: "root", Aname: "other"}, {Uname: "root", NUname: 0, Aname: "system"}, {Aname: "system"}, {Uname: "other", Aname: "other", NUname: 0},
 		{Aname: "other\x00"}, {Aname: "../other"}, {Aname: "/"}, {Aname: "spare"}} {
 		a.Fid, a.Afid = uint32(10+i), sigmap.NoFid
@@ -107,7 +117,7 @@ func (r *rawSession) attach() error {
 		if _, ok := m.(*sigmap.Rattach); ok {
 			result = "SUCCEEDED"
 		}
-		fmt.Printf("attach as %q to %q\t%s\t%s\n", a.Uname, a.Aname, result, m.Type())
+		fmt.Printf("attach as %q to %q\t%s\t%s\tclaim to be another\tidentity\n", a.Uname, a.Aname, result, m.Type())
 	}
 	// Another's uname with one's own realm is let through and ignored: who one is stays what the socket says.
 	if _, err := r.ask(3, &sigmap.Tattach{Fid: 30, Afid: sigmap.NoFid, Uname: "root"}); err != nil {
@@ -121,7 +131,7 @@ func (r *rawSession) attach() error {
 	if _, ok := m.(*sigmap.Rget); ok {
 		result = "SUCCEEDED"
 	}
-	fmt.Printf("read the metrics as root\t%s\t%s\n", result, m.Type())
+	fmt.Printf("read the metrics as root\t%s\t%s\tclaim to be another\tidentity\n", result, m.Type())
 	return nil
 }
 
@@ -163,43 +173,122 @@ func (r *rawSession) malformed(name string) error {
 	return nil
 }
 
-// flood sends more requests than may be in flight, that do not end by themselves.
-func (r *rawSession) flood() error {
+// stuckMax is how long nothing is taken before pour gives up.
+const stuckMax = 300 * time.Millisecond
+
+// pour sends a request n times, with another tag each time, and reads no answer. It ends when the other side takes no more, and prints how many it took.
+func (r *rawSession) pour(n int, m sigmap.Message) error {
 	if err := r.begin(); err != nil {
 		return err
 	}
-	stop := time.AfterFunc(3*time.Second, func() { r.conn.Close() })
-	defer stop.Stop()
+	if _, err := r.ask(2, &sigmap.Twalk{Fid: 1, NewFid: 9, Names: []string{"sys", "procs"}}); err != nil {
+		return err
+	}
+	if err := unix.SetNonblock(r.fd, true); err != nil {
+		return err
+	}
+	return r.sendUnread(n, m)
+}
+
+// sendUnread is pour before or after a session has begun, on a socket that does not block.
+func (r *rawSession) sendUnread(n int, m sigmap.Message) error {
+	taken := 0
+	for last := time.Now(); taken < n && time.Since(last) < stuckMax; {
+		b, err := sigmap.Encode(nil, uint16(10+taken%60000), m)
+		if err != nil {
+			return err
+		}
+		switch _, err := unix.Write(r.fd, b); err {
+		case nil:
+			taken, last = taken+1, time.Now()
+		case unix.EAGAIN, unix.EINTR:
+			unix.Poll([]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLOUT}}, 10)
+		default:
+			n = 0 // it was ended
+		}
+	}
+	fmt.Printf("%d were taken\n", taken)
+	return nil
+}
+
+// fuzz sends messages that were right before one thing in them was changed, until the session ends. The same seed sends the same.
+func (r *rawSession) fuzz(seed string, names []string) error {
+	if err := r.begin(); err != nil {
+		return err
+	}
 	go func() {
-		for tag := range 60000 {
-			if r.send(uint16(tag+10), &sigmap.Twatch{Fid: 1, Since: 1 << 60}) != nil {
+		for {
+			_, files, err := r.conn.Recv()
+			if err != nil {
 				return
 			}
-		}
-		r.conn.Close()
-	}()
-	for {
-		if _, files, err := r.conn.Recv(); err != nil {
-			return nil
-		} else {
 			session.CloseFiles(files)
 		}
+	}()
+	h := fnv.New64()
+	h.Write([]byte(seed))
+	random := mrand.New(mrand.NewPCG(h.Sum64(), 0))
+	right := samples(names)
+	sent := 0
+	for ; sent < fuzzMax; sent++ {
+		m := right[random.IntN(len(right))]
+		b, err := sigmap.Encode(nil, uint16(1+sent%60000), m)
+		if err != nil {
+			return err
+		}
+		if r.conn.Send(spoil(random, b), nil) != nil {
+			break
+		}
+	}
+	fmt.Printf("%d messages\n", sent)
+	return nil
+}
+
+// fuzzMax bounds the messages of one session.
+const fuzzMax = 3000
+
+// samples are a right message of each kind that a client may send.
+func samples(names []string) []sigmap.Message {
+	dir := names[:1]
+	return []sigmap.Message{
+		&sigmap.Tattach{Fid: 7, Afid: sigmap.NoFid, Uname: "u", Aname: "a"}, &sigmap.Twalk{Fid: 1, NewFid: 2, Names: dir}, &sigmap.Twalk{Fid: 1, NewFid: 3, Names: names},
+		&sigmap.Tget{Fid: 1, Names: names, Count: 100}, &sigmap.Tput{Fid: 1, Names: append(dir[:1:1], "x"), Data: []byte("text")}, &sigmap.Tlist{Fid: 2, Max: 100},
+		&sigmap.Tread{Fid: 3, Count: 100}, &sigmap.Twrite{Fid: 3, Data: []byte("text")}, &sigmap.Treaddir{Fid: 2, Count: 1000}, &sigmap.Tgetattr{Fid: 2}, &sigmap.Treadlink{Fid: 1},
+		&sigmap.Twatch{Fid: 2, Since: 1}, &sigmap.Tflush{OldTag: 3}, &sigmap.Tclunk{Fid: 3}, &sigmap.Tcall{Fid: 1, Method: "list", Payload: []byte{1, 2, 3, 4}},
+		&sigmap.Twalk{Fid: 1, NewFid: 9, Names: []string{"sys", "procs"}}, &sigmap.Tcall{Fid: 9, Method: "spawn", Payload: []byte{1, 0, 0, 0, 5, 0, '/', 'b', 'i', 'n', 'x'}},
+		&sigmap.Tcall{Fid: 9, Method: "wait", Payload: []byte{3, 0, 'a', 'b', 'c'}},
 	}
 }
 
-// deaf asks for much and reads nothing.
-func (r *rawSession) deaf() error {
-	if err := r.begin(); err != nil {
-		return err
-	}
-	stop := time.AfterFunc(2*time.Second, func() { r.conn.Close() })
-	defer stop.Stop()
-	for tag := 10; r.send(uint16(tag), &sigmap.Tget{Fid: 1, Names: []string{"held", "secret"}, Count: 60000}) == nil; tag++ {
-		if tag > 60000 {
-			tag = 10
+// spoil changes one thing. Three in four times what it changes is in the body and the size is right, else the session would end at once.
+func spoil(random *mrand.Rand, b []byte) []byte {
+	extremes := []uint32{0, 1, 0x7f, 0xff, 0x7fff, 0xffff, 0x10000, 1 << 31, 1<<31 - 1, 1<<32 - 1}
+	body := b[min(7, len(b)):]
+	switch random.IntN(8) {
+	case 0:
+		b[random.IntN(7)] = byte(random.Uint32())
+		return b
+	case 1: // cut, with the size as it was
+		return b[:random.IntN(len(b))]
+	case 2: // cut, with the size right
+		b = b[:7+random.IntN(len(body)+1)]
+	case 3: // more
+		more := make([]byte, random.IntN(3000))
+		for i := range more {
+			more[i] = byte(random.Uint32())
+		}
+		b = append(b, more...)
+	case 4, 5:
+		if len(body) > 4 {
+			binary.LittleEndian.PutUint32(body[random.IntN(len(body)-3):], extremes[random.IntN(len(extremes))])
+		}
+	default:
+		if len(body) > 0 {
+			body[random.IntN(len(body))] ^= 1 << random.IntN(8)
 		}
 	}
-	return nil
+	binary.LittleEndian.PutUint32(b, uint32(len(b)))
+	return b
 }
 
 // fids takes more handles than one session may have.
@@ -213,10 +302,10 @@ func (r *rawSession) fids() error {
 			return err
 		}
 		if f, ok := m.(*sigmap.Rfail); ok {
-			fmt.Printf("%d fids\tblocked\t%v\n", n, sigma.Kind(f.Kind))
+			fmt.Printf("files without end\tblocked\t%d, then %v\ttake handles without end\tsigmad\n", n, sigma.Kind(f.Kind))
 			return nil
 		}
 	}
-	fmt.Print("70000 fids\tSUCCEEDED\t\n")
+	fmt.Print("files without end\tSUCCEEDED\t\ttake handles without end\tsigmad\n")
 	return nil
 }

@@ -1,0 +1,171 @@
+//go:build system
+
+package attack
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/sigma"
+)
+
+// attackByEndings does not end when told to, leaves processes behind, or wants the host to look at its remains.
+func attackByEndings(ctx context.Context, t *testing.T, s *score, p programs, plain *arena) {
+	for _, bomb := range []string{"stubborn", "stopped"} {
+		outlastEvict(ctx, t, s, p, plain, bomb)
+	}
+	outlive(ctx, t, s, p, plain)
+	dumpToHandler(ctx, t, s, p, plain)
+}
+
+// outlastEvict ignores and blocks all signals, or stops so that none is delivered. The control is the same program on the host, which a SIGTERM does not end either.
+func outlastEvict(ctx context.Context, t *testing.T, s *score, p programs, plain *arena, bomb string) {
+	a := act{bomb, "outlast an eviction", "what a proc was given"}
+	ids, err := plain.own.Spawn(ctx, sigma.Descriptor{Program: plain.attack, Args: []string{bomb}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, "the stubborn proc is ready", func() error {
+		b, _, err := plain.own.Get(ctx, sigma.JoinPath("proc", string(ids[0]), "stdout"))
+		if err == nil && len(b) == 0 {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+	if err := plain.own.Evict(ctx, ids[0], 50*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	within, cancel := context.WithTimeout(ctx, answerMax)
+	defer cancel()
+	st, err := plain.own.WaitExit(within, ids[0])
+	left := hostPIDs(ids[0])
+	s.tried(t, a, err != nil || st.Code != sigma.StatusEvicted || len(left) > 0, fmt.Sprint(st, err, left))
+
+	const mark = "outlasts"
+	cmd, ready := markedRun(t, p, mark, bomb)
+	cmd.Process.Signal(syscall.SIGTERM)
+	s.control(t, a, ready && len(hostPIDs(mark)) > 0, "a SIGTERM ended it")
+	endMarked(t, mark)
+	cmd.Wait()
+}
+
+// outlive leaves processes in other sessions, and zombies. On the host they stay when their parent has gone.
+func outlive(ctx context.Context, t *testing.T, s *score, p programs, plain *arena) {
+	a := act{"orphans", "outlive its proc", "processes of the machine"}
+	ids, err := plain.own.Spawn(ctx, sigma.Descriptor{Program: plain.attack, Args: []string{"orphans", "20"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := plain.own.WaitExit(ctx, ids[0])
+	if err != nil || !st.OK() {
+		t.Fatalf("the parent of orphans ended with %+v, %v", st, err)
+	}
+	left := hostPIDs(ids[0])
+	s.tried(t, a, len(left) > 0, fmt.Sprint("left are ", left))
+	const mark = "outlives"
+	cmd, ready := markedRun(t, p, mark, "orphans", "20")
+	cmd.Wait()
+	s.control(t, a, ready && len(hostPIDs(mark)) >= 20, fmt.Sprint(hostPIDs(mark)))
+	endMarked(t, mark)
+}
+
+// markedRun runs a bomb on the host that hostPIDs finds by the mark, until it has said that it is ready.
+func markedRun(t *testing.T, p programs, mark string, args ...string) (cmd *exec.Cmd, ready bool) {
+	cmd = exec.Command(p.attack, args...)
+	cmd.Env = []string{"SIGMA_PROC_ID=" + mark}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	cmd.Stdout = w
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, _ := bufio.NewReader(r).ReadString('\n')
+	return cmd, line == "ready\n"
+}
+
+func endMarked(t *testing.T, mark sigma.ProcID) {
+	testenv.Eventually(t, "the control's processes are gone", func() error {
+		left := hostPIDs(mark)
+		for _, pid := range left {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+		if len(left) > 0 {
+			return fmt.Errorf("%v are left", left)
+		}
+		return nil
+	})
+}
+
+// dumpToHandler crashes where the host gives core dumps to a program, which runs as root with what the crashed process chose in its input. The limit of core dumps does not bound such
+// dumps, but for the value 1. The control crashes on the host.
+func dumpToHandler(ctx context.Context, t *testing.T, s *score, p programs, plain *arena) {
+	const setting = "/proc/sys/kernel/core_pattern"
+	old, err := os.ReadFile(setting)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	handler, seen := filepath.Join(dir, "handler"), filepath.Join(dir, "seen")
+	// Each dump adds a line with the uid of the process, after it has read the dump.
+	script := "#!/bin/sh\ncat >/dev/null\necho $1 >>" + seen + "\n"
+	if err := os.WriteFile(handler, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(setting, []byte("|"+handler+" %u"), 0o644); err != nil {
+		t.Skipf("skipped: the host does not let its core dump handler be set: %v", err)
+	}
+	defer os.WriteFile(setting, old, 0o644)
+	a := act{"crash", "have the host's core dump handler run", "the host's programs"}
+	_, st := plain.run(ctx, t, sigma.Descriptor{Program: plain.attack, Args: []string{"crash"}})
+	if st.Code != sigma.StatusCrashed {
+		t.Errorf("the crash ended with %+v", st)
+	}
+	cmd := exec.Command(p.attack, "crash")
+	cmd.Run()
+	var got string
+	testenv.Eventually(t, "the handler has run for the control", func() error {
+		b, err := os.ReadFile(seen)
+		got = string(b)
+		if err == nil && !strings.Contains(got, "0\n") {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+	s.control(t, a, strings.Contains("\n"+got, "\n0\n"), got)
+	base := fmt.Sprint(1 << 30) // uids of procs lie above (docs/internals/launcher-protocol.md)
+	ran := false
+	for l := range strings.Lines(got) {
+		ran = ran || len(l) > len(base)
+	}
+	s.tried(t, a, ran, "it ran for uids "+got)
+}
+
+// attackEverybody signals all that it can reach, last, since where uids and namespaces are off this ends the victims.
+func attackEverybody(ctx context.Context, t *testing.T, s *score, plain, weak *arena) {
+	a := act{"killall", "kill everybody", "other processes"}
+	killAll := func(x *arena, weaken int) (dead bool) {
+		victim := x.hostPID(t, x.sibling)
+		x.run(ctx, t, sigma.Descriptor{Program: x.attack, Args: []string{"killall"}, Env: x.env(t, weaken)})
+		return syscall.Kill(victim, 0) != nil
+	}
+	s.tried(t, a, killAll(plain, everything), "the sibling is gone")
+	if weak.shared(t) { // else the control would kill the host
+		s.control(t, a, killAll(weak, 1|2|32), "the sibling lives")
+	}
+}
