@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -25,34 +26,41 @@ const (
 // finding is one line of doctor's answer.
 type finding struct {
 	Check  string `json:"check"`
-	State  string `json:"state"` // "ok", "missing", or "optional": it is missing and sigmaOS runs without
+	State  string `json:"state"` // "ok", "missing", or "weak": sigmaOS runs, with less protection or fewer abilities
 	Found  string `json:"found"`
 	Advice string `json:"advice,omitempty"`
 }
 
 const (
-	findingOK       = "ok"
-	findingMissing  = "missing"
-	findingOptional = "optional"
+	findingOK      = "ok"
+	findingMissing = "missing"
+	findingWeak    = "weak"
 )
 
 func newDoctorCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor",
 		Short: "Check what this machine offers sigmaOS",
-		Long: `Check what sigmaOS needs of this machine and say what is missing and how to get it. It
-needs no running system and changes nothing. Exit code 1 if something required is missing.`,
-		Example: `  sigma doctor`,
-		Args:    between(0, 0),
-		RunE:    func(*cobra.Command, []string) error { return a.doctor() },
+		Long: `Check what sigmaOS needs of this machine, which protections its kernel has, which of
+them the running system uses, and what weakens them. Each line is
+
+  ok        as it should be
+  weak      sigmaOS runs, with less protection or fewer abilities
+  missing   sigmaOS does not run without it
+
+and those that are not ok say how to get more. It needs no running system and changes
+nothing. Exit code 1 if something is missing.`,
+		Example: `  sigma doctor
+  sigma doctor --json | jq '.[] | select(.state != "ok")'`,
+		Args: between(0, 0),
+		RunE: func(*cobra.Command, []string) error { return a.doctor() },
 	}
 }
 
 func (a *app) doctor() error {
-	m := machine{files: os.ReadFile}
-	findings := []finding{
-		m.platform(), m.kernel(), m.root(), m.landlock(), m.seccomp(), m.cgroups(), m.namespaces(), m.memory(), a.disk(), programsFinding(), m.fuse(),
-	}
+	m := thisMachine()
+	findings := []finding{m.platform(), m.kernel(), m.root(), m.landlock(), m.seccomp(), m.cgroups(), m.namespaces(), m.memory(), a.disk(), programsFinding(), a.active(m)}
+	findings = append(findings, m.hardening()...)
 	code := exitOK
 	if slices.ContainsFunc(findings, func(f finding) bool { return f.State == findingMissing }) {
 		code = exitFailure
@@ -65,15 +73,14 @@ func (a *app) doctor() error {
 	}
 	t := newTable(a.out)
 	for _, f := range findings {
-		t.row(f.State, f.Check, f.Found)
+		found := f.Found
+		if f.Advice != "" {
+			found += "; " + f.Advice
+		}
+		t.row(f.State, f.Check, found)
 	}
 	if err := t.print(); err != nil {
 		return err
-	}
-	for _, f := range findings {
-		if f.Advice != "" {
-			fmt.Fprintf(a.out, "\n%s: %s\n", f.Check, f.Advice)
-		}
 	}
 	return exitCodeOrNil(code)
 }
@@ -81,6 +88,7 @@ func (a *app) doctor() error {
 // machine reads what the kernel tells about itself.
 type machine struct {
 	files func(string) ([]byte, error)
+	dirs  fs.FS // the root directory, for names only
 }
 
 func (m machine) read(path string) string {
@@ -97,7 +105,7 @@ func (m machine) platform() finding {
 }
 
 func (m machine) kernel() finding {
-	release := strings.TrimSpace(m.read("/proc/sys/kernel/osrelease"))
+	release := m.release()
 	f := finding{Check: "kernel", State: findingOK, Found: orElse(release, "unknown")}
 	if !versionAtLeast(release, kernelLeast) {
 		f.State, f.Advice = findingMissing, "use Linux "+kernelLeast+" or newer, as Debian 12 has"
@@ -129,12 +137,16 @@ func (m machine) root() finding {
 	if os.Geteuid() == 0 {
 		return finding{Check: "root", State: findingOK, Found: "this is root"}
 	}
-	return finding{Check: "root", State: findingOptional, Found: "this is user " + strconv.Itoa(os.Geteuid()), Advice: "sigma up and most other verbs need root: use sudo"}
+	return finding{Check: "root", State: findingWeak, Found: "this is user " + strconv.Itoa(os.Geteuid()), Advice: "sigma up and most other verbs need root: use sudo"}
 }
 
 func (m machine) landlock() finding {
 	abi, _, no := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
-	f := finding{Check: "landlock", State: findingOK, Found: fmt.Sprintf("ABI %d", abi)}
+	f := finding{Check: "landlock", State: findingOK}
+	f.Found, f.Advice = landlockWords(int(abi))
+	if f.Advice != "" {
+		f.State = findingWeak
+	}
 	switch {
 	case no == unix.ENOSYS:
 		f.State, f.Found, f.Advice = findingMissing, "not in this kernel", "use a kernel with CONFIG_SECURITY_LANDLOCK=y; Debian's has it"
@@ -195,7 +207,8 @@ func (m machine) cgroups() finding {
 	}
 	missing := missingOf(has)
 	if len(missing) == 0 {
-		return finding{Check: "cgroups", State: findingOK, Found: "version 1, with " + strings.Join(controllers, " ")}
+		return weak("cgroups", "version 1, with "+strings.Join(controllers, " "),
+			"starts cost some more, and processor time is counted in steps of 10 ms: boot with systemd.unified_cgroup_hierarchy=1, or mount version 2 with all controllers")
 	}
 	if advice == "" {
 		advice = "no controller " + strings.Join(missing, ", ") + " is mounted"
@@ -237,7 +250,7 @@ func (m machine) memory() finding {
 	total, available := m.meminfo("MemTotal"), m.meminfo("MemAvailable")
 	f := finding{Check: "memory", State: findingOK, Found: fmt.Sprintf("%v, %v available", total, available)}
 	if available < memoryLeast {
-		f.State, f.Advice = findingOptional, fmt.Sprintf("less than %v is available: few procs will be admitted", memoryLeast)
+		f.State, f.Advice = findingWeak, fmt.Sprintf("less than %v is available: few procs will be admitted", memoryLeast)
 	}
 	return f
 }
@@ -267,11 +280,4 @@ func programsFinding() finding {
 		return finding{Check: "programs", State: findingMissing, Found: err.Error(), Advice: sigma.HintOf(err)}
 	}
 	return finding{Check: "programs", State: findingOK, Found: "all in " + filepath.Dir(found["launcher"])}
-}
-
-func (m machine) fuse() finding {
-	if _, err := os.Stat("/dev/fuse"); err != nil {
-		return finding{Check: "fuse", State: findingOptional, Found: "no /dev/fuse", Advice: "not used yet; to have it: modprobe fuse"}
-	}
-	return finding{Check: "fuse", State: findingOK, Found: "/dev/fuse"}
 }

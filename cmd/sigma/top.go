@@ -347,7 +347,7 @@ func sampleHost(ctx context.Context, c *sdk.Client) (h hostSample) {
 		h.known, h.busy = true, user+nice+system+irq+soft+steal
 		h.all = h.busy + idle + iowait
 	}
-	m := machine{files: os.ReadFile}
+	m := thisMachine()
 	h.memory, h.available = uint64(m.meminfo("MemTotal")), uint64(m.meminfo("MemAvailable"))
 	text, _, err := c.Get(ctx, "/sys/metrics")
 	if err != nil {

@@ -3,10 +3,13 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/sigma"
 )
@@ -111,5 +114,63 @@ func TestNoScreen(t *testing.T) {
 	defer null.Close()
 	if s := openScreen(null, null); s != nil {
 		t.Error("/dev/null was taken for a terminal")
+	}
+}
+
+// On a terminal top draws, obeys keys, ends at q, and leaves the terminal as it was.
+func TestTopLive(t *testing.T) {
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Skip("no terminals here: ", err)
+	}
+	defer master.Close()
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		err = unix.IoctlSetWinsize(int(master.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 100})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+	f := newFake(t)
+	first, _ := pausing(t, f)
+	before, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var errs lockedBuffer
+	a := &app{in: tty, out: tty, err: &errs, getenv: func(k string) string { return map[string]string{"SIGMA_ADDR": f.addr}[k] }}
+	code := make(chan int, 1)
+	go func() { code <- a.execute(context.Background(), []string{"top", "-i", "1h"}) }()
+	seen, buf := "", make([]byte, 4096)
+	until := func(text string) {
+		for !strings.Contains(seen, text) {
+			n, err := master.Read(buf)
+			if err != nil {
+				t.Fatalf("%v; before %q there was %q", err, text, seen)
+			}
+			seen += string(buf[:n])
+		}
+	}
+	until(first)
+	until("\x1b[J")
+	seen = ""
+	master.WriteString("m") // renews the picture at once
+	until("\x1b[J")
+	master.WriteString("q")
+	until("\x1b[?1049l")
+	if c := <-code; c != 0 || errs.String() != "" {
+		t.Errorf("code %d, %q", c, errs.String())
+	}
+	after, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
+	if err != nil || *after != *before {
+		t.Errorf("the terminal is %+v, %v, was %+v", after, err, before)
 	}
 }

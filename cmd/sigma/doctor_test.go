@@ -1,0 +1,120 @@
+package main
+
+import (
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+// host is a machine of made-up files.
+func host(files map[string]string) machine {
+	m := fstest.MapFS{}
+	for path, text := range files {
+		m[strings.TrimPrefix(path, "/")] = &fstest.MapFile{Data: []byte(text)}
+	}
+	return machine{files: func(path string) ([]byte, error) { return fs.ReadFile(m, strings.TrimPrefix(path, "/")) }, dirs: m}
+}
+
+// A stock Debian 12 with cgroup v2 on sound hardware has nothing weak but lockdown, which Debian leaves off, and FUSE passthrough, which its kernel is too old for.
+var debian = map[string]string{
+	"/proc/sys/kernel/osrelease":                         "6.1.0-18-amd64\n",
+	"/proc/self/mountinfo":                               "25 30 0:22 / /sys/fs/cgroup rw,relatime shared:4 - cgroup2 cgroup2 rw\n",
+	"/sys/fs/cgroup/cgroup.controllers":                  "cpuset cpu io memory hugetlb pids rdma misc\n",
+	"/sys/devices/system/cpu/vulnerabilities/spectre_v1": "Mitigation: usercopy/swapgs barriers\n",
+	"/sys/devices/system/cpu/vulnerabilities/meltdown":   "Not affected\n",
+	"/sys/devices/system/cpu/smt/active":                 "0\n",
+	"/proc/sys/kernel/core_pattern":                      "core\n",
+	"/proc/sys/kernel/yama/ptrace_scope":                 "1\n",
+	"/proc/sys/user/max_user_namespaces":                 "31000\n",
+	"/sys/kernel/security/lockdown":                      "[none] integrity confidentiality\n",
+	"/proc/sys/kernel/kptr_restrict":                     "1\n",
+	"/proc/sys/fs/protected_symlinks":                    "1\n",
+	"/proc/swaps":                                        "Filename\tType\tSize\tUsed\tPriority\n/dev/sda2 partition 1 0 -2\n",
+	"/proc/pressure/memory":                              "some avg10=0.00\n",
+	"/dev/fuse":                                          "",
+	"/sys/fs/cgroup/init.scope/memory.swap.max":          "max\n",
+}
+
+func TestHardening(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		files map[string]string // other than Debian's; "-" = not there
+		weak  []string          // besides
+	}{
+		{"debian", nil, nil},
+		{"core handler", map[string]string{"/proc/sys/kernel/core_pattern": "|/usr/share/apport/apport -p%p\n"}, []string{"core dumps"}},
+		{"empty core handler", map[string]string{"/proc/sys/kernel/core_pattern": "|\n"}, []string{"core dumps"}},
+		{"flaws", map[string]string{"/sys/devices/system/cpu/vulnerabilities/mds": "Vulnerable: Clear CPU buffers attempted, no microcode; SMT vulnerable\n"}, []string{"processor flaws"}},
+		{"threads", map[string]string{"/sys/devices/system/cpu/smt/active": "1\n"}, []string{"threads of a core"}},
+		{"no yama", map[string]string{"/proc/sys/kernel/yama/ptrace_scope": "-"}, []string{"ptrace"}},
+		{"lax", map[string]string{"/proc/sys/kernel/kptr_restrict": "0\n"}, []string{"kernel settings"}},
+		{"no userns", map[string]string{"/proc/sys/user/max_user_namespaces": "0\n"}, []string{"user namespaces"}},
+		{"no psi", map[string]string{"/proc/pressure/memory": "-"}, []string{"pressure"}},
+		{"no fuse", map[string]string{"/dev/fuse": "-"}, []string{"fuse"}},
+		{"v1", map[string]string{"/proc/self/mountinfo": "26 30 0:23 / /cg/memory rw - cgroup cgroup rw,memory\n"}, []string{"freezer", "swap"}},
+		{"v1 with freezer and swap", map[string]string{"/proc/self/mountinfo": "26 30 0:23 / /cg/memory rw - cgroup cgroup rw,memory\n27 30 0:24 / /cg/f rw - cgroup cgroup rw,freezer\n",
+			"/cg/memory/memory.memsw.limit_in_bytes": "1\n"}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			files := map[string]string{}
+			for _, from := range []map[string]string{debian, c.files} {
+				for path, text := range from {
+					if files[path] = text; text == "-" {
+						delete(files, path)
+					}
+				}
+			}
+			var got []string
+			for _, f := range host(files).hardening() {
+				if f.Found == "" || (f.State == findingOK) != (f.Advice == "") {
+					t.Errorf("a finding lacks words, or has too many: %+v", f)
+				}
+				if f.State != findingOK {
+					got = append(got, f.Check)
+				}
+			}
+			want := append([]string{"lockdown", "fuse passthrough"}, c.weak...)
+			slices.Sort(got)
+			slices.Sort(want)
+			if !slices.Equal(got, want) {
+				t.Errorf("weak: %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+func TestLandlockWords(t *testing.T) {
+	if found, advice := landlockWords(4); found != "ABI 4: files, moves between directories, truncation, TCP" || !strings.Contains(advice, "signals") || !strings.Contains(advice, "Linux 6.12") {
+		t.Errorf("got %q, %q", found, advice)
+	}
+	for _, abi := range []int{6, 7, 99} {
+		if _, advice := landlockWords(abi); advice != "" {
+			t.Errorf("ABI %d: %q", abi, advice)
+		}
+	}
+}
+
+// Only what the launcher started is looked at, and each wall that is not there is named.
+func TestActive(t *testing.T) {
+	good := "NoNewPrivs:\t1\nSeccomp:\t2\nCapEff:\t0000000000000000\nUid:\t70000\t70000\t70000\t70000\n"
+	m := host(map[string]string{
+		"/proc/1/status":  "Name:\tinit\nPPid:\t0\n",
+		"/proc/10/status": "Name:\tlauncher\nPPid:\t1\nUid:\t0\t0\t0\t0\n",
+		"/proc/11/status": "Name:\tsigmad\nPPid:\t10\n" + good,
+		"/proc/12/status": "Name:\tproc\nPPid:\t11\nNoNewPrivs:\t1\nSeccomp:\t0\nCapEff:\t0000000000000000\nUid:\t0\t0\t0\t0\n",
+		"/proc/13/status": "Name:\tdone\nState:\tZ (zombie)\nPPid:\t10\n",
+		"/proc/14/status": "Name:\tother\nPPid:\t1\n",
+	})
+	ps := m.descendants(10)
+	if len(ps) != 2 || ps[0].pid != 11 || ps[1].pid != 12 {
+		t.Fatalf("got %+v", ps)
+	}
+	if got := ps[0].lacks(); len(got) != 0 {
+		t.Errorf("got %q", got)
+	}
+	if got := ps[1].lacks(); !slices.Equal(got, []string{"no filter", "it is root"}) {
+		t.Errorf("got %q", got)
+	}
+}

@@ -1,0 +1,337 @@
+package main
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// What doctor says about protections that sigmaOS can do without: each is ok, or weak with a word about what that means for procs and how to get more.
+
+func (m machine) release() string { return strings.TrimSpace(m.read("/proc/sys/kernel/osrelease")) }
+
+func ok(check, found string) finding { return finding{Check: check, State: findingOK, Found: found} }
+
+func weak(check, found, advice string) finding {
+	return finding{Check: check, State: findingWeak, Found: found, Advice: advice}
+}
+
+// hardening checks are in the order in which people should read them: what stands between procs first, then between procs and the host, then what helps to run many.
+func (m machine) hardening() []finding {
+	return []finding{m.cpuFlaws(), m.smt(), m.corePattern(), m.ptraceScope(), m.userNamespaces(), m.lockdown(), m.sysctls(), m.freezer(), m.swapAccounting(), m.pressure(), m.fuse(), m.passthrough()}
+}
+
+// landlockAdds says what each ABI brought: what a Landlock of a proc cannot restrict before it.
+var landlockAdds = []struct {
+	abi    int
+	what   string
+	kernel string
+}{{1, "files", "5.13"}, {2, "moves between directories", "5.19"}, {3, "truncation", "6.2"}, {4, "TCP", "6.7"}, {5, "ioctls of devices", "6.10"}, {6, "signals and abstract UNIX sockets", "6.12"}, {7, "audit", "6.15"}}
+
+// landlockWanted is the first ABI that adds all that the launcher uses where it is there.
+const landlockWanted = 6
+
+// landlockWords tells what an ABI restricts, and what the next ones would add.
+func landlockWords(abi int) (found, advice string) {
+	var has, lacks []string
+	kernel := ""
+	for _, a := range landlockAdds {
+		switch {
+		case a.abi <= abi:
+			has = append(has, a.what)
+		case a.abi <= landlockWanted:
+			lacks, kernel = append(lacks, a.what), a.kernel
+		}
+	}
+	found = fmt.Sprintf("ABI %d: %s", abi, strings.Join(has, ", "))
+	if len(lacks) > 0 {
+		advice = fmt.Sprintf("it cannot restrict %s, which the filter of system calls and the namespaces do alone then; Linux %s can", strings.Join(lacks, ", "), kernel)
+	}
+	return found, advice
+}
+
+func (m machine) cpuFlaws() finding {
+	const dir = "/sys/devices/system/cpu/vulnerabilities"
+	names := m.list(dir)
+	var open []string
+	for _, name := range names {
+		if strings.HasPrefix(m.read(filepath.Join(dir, name)), "Vulnerable") {
+			open = append(open, name)
+		}
+	}
+	switch {
+	case len(names) == 0:
+		return weak("processor flaws", "unknown", "this kernel does not tell which flaws of the processor it works around (CONFIG_GENERIC_CPU_VULNERABILITIES)")
+	case len(open) > 0:
+		return weak("processor flaws", "open: "+strings.Join(open, " "),
+			"a proc may be able to read memory of others through them: install newer microcode, boot without mitigations=off; in a virtual machine the host decides")
+	}
+	return ok("processor flaws", fmt.Sprintf("%d known, none open", len(names)))
+}
+
+func (m machine) smt() finding {
+	switch strings.TrimSpace(m.read("/sys/devices/system/cpu/smt/active")) {
+	case "0":
+		return ok("threads of a core", "off")
+	case "1":
+		return weak("threads of a core", "on", "procs of two realms can run on one core at a time and measure each other: boot with nosmt, if realms do not trust each other")
+	}
+	return weak("threads of a core", "unknown", "this kernel does not tell whether cores have several threads")
+}
+
+func (m machine) corePattern() finding {
+	pattern := strings.TrimSpace(m.read("/proc/sys/kernel/core_pattern"))
+	if handler, piped := strings.CutPrefix(pattern, "|"); piped {
+		return weak("core dumps", "go to "+strings.Fields(handler + " ?")[0],
+			"a program of the host runs as root for each crash, also of procs, and reads what they contain: sysctl -w kernel.core_pattern=core, unless you trust it")
+	}
+	return ok("core dumps", "to files; procs make none")
+}
+
+func (m machine) ptraceScope() finding {
+	scope := strings.TrimSpace(m.read("/proc/sys/kernel/yama/ptrace_scope"))
+	switch scope {
+	case "":
+		return weak("ptrace", "not restricted: no Yama", "procs cannot call it; other programs of the host can debug each other: boot with yama in the kernel's lsm= parameter")
+	case "0":
+		return weak("ptrace", "not restricted", "procs cannot call it; other programs of the host can debug each other: sysctl -w kernel.yama.ptrace_scope=1")
+	}
+	return ok("ptrace", "restricted, scope "+scope)
+}
+
+// userNamespaces are no danger to procs, which cannot make any, but to the host from elsewhere; and the rootless mode needs them.
+func (m machine) userNamespaces() finding {
+	const check = "user namespaces"
+	set := func(path, value string) bool { return strings.TrimSpace(m.read(path)) == value }
+	switch {
+	case m.read("/proc/sys/user/max_user_namespaces") == "":
+		return weak(check, "not in this kernel", "only root can run sigmaOS then")
+	case set("/proc/sys/user/max_user_namespaces", "0"):
+		return weak(check, "none allowed", "only root can run sigmaOS then: sysctl -w user.max_user_namespaces=10000 to change that")
+	case set("/proc/sys/kernel/unprivileged_userns_clone", "0"):
+		return ok(check, "for root only; sigmaOS must be started by root")
+	case set("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"):
+		return ok(check, "restricted by AppArmor; sigmaOS must be started by root")
+	}
+	return ok(check, "for everybody; procs cannot make any")
+}
+
+func (m machine) lockdown() finding {
+	text := m.read("/sys/kernel/security/lockdown")
+	_, rest, _ := strings.Cut(text, "[")
+	mode, _, _ := strings.Cut(rest, "]")
+	switch mode {
+	case "integrity", "confidentiality":
+		return ok("lockdown", mode)
+	case "none":
+		return weak("lockdown", "none", "who becomes root on this host can change its kernel: boot with lockdown=integrity")
+	}
+	return weak("lockdown", "not in this kernel, or /sys/kernel/security is not mounted", "who becomes root on this host can change its kernel: use a kernel with CONFIG_SECURITY_LOCKDOWN_LSM=y and boot with lockdown=integrity")
+}
+
+// sysctlsWanted narrow what the kernel tells and does for programs outside; procs reach none of them.
+var sysctlsWanted = []struct {
+	name  string
+	least int
+}{{"kernel.kptr_restrict", 1}, {"kernel.dmesg_restrict", 1}, {"kernel.unprivileged_bpf_disabled", 1}, {"kernel.perf_event_paranoid", 2}, {"kernel.randomize_va_space", 2}, {"fs.protected_hardlinks", 1},
+	{"fs.protected_symlinks", 1}}
+
+func (m machine) sysctls() finding {
+	var set []string
+	for _, s := range sysctlsWanted {
+		value, err := strconv.Atoi(strings.TrimSpace(m.read("/proc/sys/" + strings.ReplaceAll(s.name, ".", "/"))))
+		if err == nil && value < s.least {
+			set = append(set, fmt.Sprintf("%s=%d", s.name, s.least))
+		}
+	}
+	if len(set) > 0 {
+		return weak("kernel settings", fmt.Sprintf("%d of %d are lax", len(set), len(sysctlsWanted)), "they help who has broken out of a proc: sysctl -w "+strings.Join(set, " "))
+	}
+	return ok("kernel settings", "strict")
+}
+
+// hierarchies says which cgroup hierarchies are mounted where: of v1 by controller, of v2 with all controllers by "".
+func (m machine) hierarchies() map[string]string {
+	out := map[string]string{}
+	for line := range strings.Lines(m.read("/proc/self/mountinfo")) {
+		left, right, _ := strings.Cut(line, " - ")
+		l, r := strings.Fields(left), strings.Fields(right)
+		if len(l) < 5 || len(r) < 3 {
+			continue
+		}
+		switch r[0] {
+		case "cgroup2":
+			if len(missingOf(strings.Fields(m.read(filepath.Join(l[4], "cgroup.controllers"))))) == 0 {
+				out[""] = l[4]
+			}
+		case "cgroup":
+			for _, c := range strings.Split(r[2], ",") {
+				out[c] = l[4]
+			}
+		}
+	}
+	return out
+}
+
+func (m machine) freezer() finding {
+	h := m.hierarchies()
+	switch {
+	case h[""] != "":
+		return ok("freezer", "of cgroup version 2")
+	case h["freezer"] != "":
+		return ok("freezer", "of cgroup version 1")
+	}
+	return weak("freezer", "none is mounted", "sigma freeze stops procs by signals then, which they can see: mkdir /sys/fs/cgroup/freezer && mount -t cgroup -o freezer none /sys/fs/cgroup/freezer")
+}
+
+func (m machine) swapAccounting() finding {
+	h := m.hierarchies()
+	swaps := strings.Count(strings.TrimSpace(m.read("/proc/swaps")), "\n")
+	file := filepath.Join(h["memory"], "memory.memsw.limit_in_bytes")
+	if h[""] != "" {
+		file = filepath.Join(h[""], "init.scope", "memory.swap.max")
+	}
+	switch {
+	case swaps == 0:
+		return ok("swap", "none, so nothing of a proc can be swapped out past its limit")
+	case m.read(file) != "":
+		return ok("swap", "counted")
+	case h[""] != "":
+		return ok("swap", "there is some; cgroup version 2 counts it unless the kernel was booted with swapaccount=0")
+	}
+	return weak("swap", "not counted", "a proc at its memory limit is swapped out instead of ended, which slows all: boot with swapaccount=1, or switch swap off")
+}
+
+func (m machine) pressure() finding {
+	if m.read("/proc/pressure/memory") == "" {
+		return weak("pressure", "not measured", "how long procs wait for memory and processors is not known: boot with psi=1")
+	}
+	return ok("pressure", "measured (PSI)")
+}
+
+func (m machine) fuse() finding {
+	if !m.exists("/dev/fuse") {
+		return weak("fuse", "no /dev/fuse", "programs are fetched whole before they start, not page by page: modprobe fuse")
+	}
+	return ok("fuse", "/dev/fuse")
+}
+
+// passthroughLeast is the first kernel that reads cached bytes of FUSE files without asking the daemon.
+const passthroughLeast = "6.9"
+
+func (m machine) passthrough() finding {
+	if release := m.release(); !versionAtLeast(release, passthroughLeast) {
+		return weak("fuse passthrough", "not in Linux "+orElse(release, "of unknown version"), "pages of programs that start for the first time pass through a daemon: use Linux "+passthroughLeast+" or newer")
+	}
+	return ok("fuse passthrough", "if the kernel was built with it (CONFIG_FUSE_PASSTHROUGH)")
+}
+
+// madeWithin is how long the launcher may need to make a process.
+const madeWithin = 100 * time.Millisecond
+
+// active looks at what runs on DATA: does every process of the system have its walls?
+func (a *app) active(m machine) finding {
+	const check = "running system"
+	dir, err := a.dataDir()
+	if err != nil {
+		return ok(check, "none")
+	}
+	pid, is, err := running(dir)
+	switch {
+	case err != nil || a.addr != "":
+		return ok(check, "not looked at")
+	case !is:
+		return ok(check, "none on "+dir)
+	}
+	before := map[int]bool{} // one that is being made has no walls yet, but does not last
+	for _, p := range m.descendants(pid) {
+		before[p.pid] = len(p.lacks()) > 0
+	}
+	time.Sleep(madeWithin)
+	walls, bare := 0, []string{}
+	for _, p := range m.descendants(pid) {
+		if lacks := p.lacks(); len(lacks) > 0 && before[p.pid] {
+			bare = append(bare, fmt.Sprintf("%s (%d): %s", p.fields["Name"], p.pid, strings.Join(lacks, ", ")))
+		} else {
+			walls++
+		}
+	}
+	if len(bare) > 0 {
+		return weak(check, fmt.Sprintf("%d of %d processes lack a wall", len(bare), len(bare)+walls), strings.Join(bare[:min(3, len(bare))], "; ")+
+			"; a system that was not started with --weaken has none such: restart it, and report this if it happens again")
+	}
+	return ok(check, fmt.Sprintf("%d processes: own users, no capabilities, no_new_privs, filters of system calls", walls))
+}
+
+// hostProcess is what /proc/PID/status says.
+type hostProcess struct {
+	pid    int
+	fields map[string]string
+}
+
+// lacks names the walls that a process of the system should have and has not.
+func (p hostProcess) lacks() (out []string) {
+	for _, w := range []struct {
+		field, want, what string
+	}{{"NoNewPrivs", "1", "no_new_privs"}, {"Seccomp", "2", "filter"}, {"CapEff", "0000000000000000", "an empty set of capabilities"}} {
+		if p.fields[w.field] != w.want {
+			out = append(out, "no "+w.what)
+		}
+	}
+	if f := strings.Fields(p.fields["Uid"]); len(f) > 1 && f[1] == "0" {
+		out = append(out, "it is root")
+	}
+	return out
+}
+
+// descendants lists what the launcher has started and what came of that, without what has ended.
+func (m machine) descendants(launcher int) (out []hostProcess) {
+	all := map[int]hostProcess{}
+	for _, name := range m.list("/proc") {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		p := hostProcess{pid, map[string]string{}}
+		for line := range strings.Lines(m.read("/proc/" + name + "/status")) {
+			key, value, _ := strings.Cut(line, ":")
+			p.fields[key] = strings.TrimSpace(value)
+		}
+		all[pid] = p
+	}
+	parent := func(p hostProcess) int { n, _ := strconv.Atoi(p.fields["PPid"]); return n }
+	for pid, p := range all {
+		if pid == launcher || strings.HasPrefix(p.fields["State"], "Z") {
+			continue
+		}
+		for at, hops := parent(p), 0; at > 1 && hops < 64; at, hops = parent(all[at]), hops+1 {
+			if at == launcher {
+				out = append(out, p)
+				break
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b hostProcess) int { return a.pid - b.pid })
+	return out
+}
+
+func (m machine) list(dir string) (names []string) {
+	entries, _ := fs.ReadDir(m.dirs, strings.TrimPrefix(dir, "/"))
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func (m machine) exists(path string) bool {
+	_, err := fs.Stat(m.dirs, strings.TrimPrefix(path, "/"))
+	return err == nil
+}
+
+// thisMachine reads the real files.
+func thisMachine() machine { return machine{files: os.ReadFile, dirs: os.DirFS("/")} }

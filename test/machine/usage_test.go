@@ -1,0 +1,67 @@
+//go:build system
+
+package machine
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+// What a running proc uses is shown by ps, inspect and top, what it used by inspect; and doctor finds the walls of every process of the system.
+func TestUsageShown(t *testing.T) {
+	s := shared.Get(t)
+	id := strings.TrimSpace(s.Must(t, "run", "-d", "--name", "usage", program(t, "probe.c"), "leave"))
+	type proc struct {
+		ID    string
+		Usage struct {
+			Now   uint64 `json:"memory_now_bytes"`
+			Peak  uint64 `json:"memory_peak_bytes"`
+			Tasks int
+		}
+	}
+	running := func(what string, procs []proc) {
+		t.Helper()
+		for _, p := range procs {
+			if p.ID == id && p.Usage.Now > 0 && p.Usage.Peak >= p.Usage.Now && p.Usage.Tasks == 1 {
+				return
+			}
+		}
+		t.Errorf("%s: got %+v, want %s with memory and one task", what, procs, id)
+	}
+	for _, args := range [][]string{{"ps", "--json"}, {"inspect", id, "--json"}} {
+		var list []proc
+		if err := json.Unmarshal([]byte(s.Must(t, args...)), &list); err != nil {
+			t.Fatal(err)
+		}
+		running(args[0], list)
+	}
+	var top struct {
+		Procs   []proc
+		Machine struct{ Cores int }
+		Realms  []struct {
+			Realm   string
+			Running int
+		}
+	}
+	if err := json.Unmarshal([]byte(s.Must(t, "top", "--json", "-i", "100ms")), &top); err != nil || top.Machine.Cores == 0 || len(top.Realms) == 0 {
+		t.Errorf("top: got %+v, %v", top, err)
+	}
+	running("top", top.Procs)
+	out, _, _ := s.CLI(t, "doctor", "--json")
+	var findings []struct{ Check, State, Found string }
+	if err := json.Unmarshal([]byte(out), &findings); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range findings {
+		if f.Check == "running system" && (f.State != "ok" || !strings.Contains(f.Found, "no capabilities")) {
+			t.Errorf("doctor: %+v", f)
+		}
+	}
+	s.Must(t, "kill", id)
+	s.CLI(t, "wait", id)
+	var list []proc
+	if err := json.Unmarshal([]byte(s.Must(t, "inspect", "--json", id)), &list); err != nil || len(list) != 1 || list[0].Usage.Now != 0 || list[0].Usage.Tasks != 0 || list[0].Usage.Peak == 0 {
+		t.Errorf("after the end: got %+v, %v", list, err)
+	}
+}
