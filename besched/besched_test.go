@@ -22,9 +22,15 @@ func TestCoreRandom(t *testing.T) {
 			next := map[sigma.RealmID]int{}  // number of the realm's next job
 			order := map[sigma.RealmID]int{} // number of the last one granted
 			number := map[sigma.ProcID]int{}
+			asked, leased := map[Ticket]bool{}, map[Ticket]bool{}
 			check := func(gs []Grant) {
 				for _, g := range gs {
 					room, ok := credits[g.Ticket]
+					if asked[g.Ticket] && len(g.Jobs) == 0 && ok {
+						delete(credits, g.Ticket)
+						leased[g.Ticket] = true
+						continue
+					}
 					if !ok || len(g.Jobs) == 0 || len(g.Jobs) > GrantMax {
 						t.Fatalf("grant %+v of a credit of %v (%v)", g, room, ok)
 					}
@@ -56,7 +62,14 @@ func TestCoreRandom(t *testing.T) {
 						number[j.ID], waiting[j.ID] = next[realm], j
 						jobs = append(jobs, j)
 					}
-					check(c.Enqueue(jobs))
+					gs, recalled := c.Enqueue(jobs)
+					check(gs)
+					for _, tk := range recalled {
+						if !leased[tk] {
+							t.Fatalf("lease %d was recalled and not given", tk)
+						}
+						delete(leased, tk)
+					}
 				case 2:
 					for id := range waiting {
 						delete(waiting, id)
@@ -66,7 +79,11 @@ func TestCoreRandom(t *testing.T) {
 				case 3:
 					tk := Ticket(i)
 					credits[tk] = sigma.Bytes(1+r.IntN(20)) * sigma.MiB
-					check(c.Park(tk, credits[tk]))
+					if asked[tk] = r.IntN(2) == 0; asked[tk] {
+						check(c.Ask(tk, credits[tk]))
+					} else {
+						check(c.Park(tk, credits[tk]))
+					}
 				case 4:
 					for tk := range credits {
 						if !c.Leave(tk) {
@@ -76,8 +93,16 @@ func TestCoreRandom(t *testing.T) {
 						break
 					}
 				}
+				if len(leased) > 0 && len(waiting) > 0 {
+					t.Fatalf("%d leases are held while %d jobs wait", len(leased), len(waiting))
+				}
 				if c.Waiting() != len(waiting) {
 					t.Fatalf("%d wait, want %d", c.Waiting(), len(waiting))
+				}
+			}
+			for tk := range leased {
+				if !c.Leave(tk) || c.Leave(tk) {
+					t.Fatal("a lease was not given back once")
 				}
 			}
 			tk := Ticket(1 << 20)
@@ -112,16 +137,57 @@ func TestServicePull(t *testing.T) {
 		s := NewService()
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
-		go func() { _, err := s.pull(ctx, sigma.GiB); ended <- err }()
+		s.enqueue([]Job{{ID: "large", Realm: "a", Memory: 2 * sigma.GiB}})
+		go func() { _, _, err := s.pull(ctx, sigma.GiB); ended <- err }()
 		synctest.Wait()
 		cancel()
 		if err := <-ended; sigma.KindOf(err) != sigma.KindCanceled {
 			t.Errorf("got %v, want canceled", err)
 		}
-		s.enqueue([]Job{{ID: "p", Realm: "a", Memory: 1}})
-		jobs, err := s.pull(t.Context(), sigma.GiB)
-		if err != nil || len(jobs) != 1 || len(s.waiting) != 0 {
+		s.enqueue([]Job{{ID: "p", Realm: "b", Memory: 1}})
+		jobs, lease, err := s.pull(t.Context(), sigma.GiB)
+		if lease != 0 || err != nil || len(jobs) != 1 || len(s.waiting) != 0 {
 			t.Errorf("got %v, %v with %d waiting, want the job", jobs, err, len(s.waiting))
+		}
+	})
+}
+
+// Goal: nobody starves by leases. Machine A has one and places by itself; when a job of machine B waits, A's lease ends at once, its next credit gives the job its turn, and
+// only then is there a lease again.
+func TestServiceLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewService()
+		_, lease, err := s.pull(t.Context(), sigma.GiB)
+		if err != nil || lease == 0 {
+			t.Fatalf("got lease %d, %v, want one, as nothing waits", lease, err)
+		}
+		recalled := make(chan error)
+		go func() { recalled <- s.hold(t.Context(), lease) }()
+		synctest.Wait()
+		s.enqueue([]Job{{ID: "b", Realm: "b", Memory: 1}})
+		if err := <-recalled; err != nil {
+			t.Errorf("recall: %v", err)
+		}
+		s.enqueue([]Job{{ID: "a", Realm: "a", Memory: 1}})
+		jobs, none, err := s.pull(t.Context(), 1)
+		if err != nil || none != 0 || len(jobs) != 1 || jobs[0].ID != "b" {
+			t.Errorf("got %v, lease %d, %v; want the job that waited", jobs, none, err)
+		}
+		if jobs, none, _ = s.pull(t.Context(), 1); none != 0 || len(jobs) != 1 || jobs[0].ID != "a" {
+			t.Errorf("got %v, lease %d; want the next job", jobs, none)
+		}
+		if _, lease, _ = s.pull(t.Context(), 1); lease == 0 {
+			t.Error("got no lease again")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { recalled <- s.hold(ctx, lease) }()
+		synctest.Wait()
+		cancel()
+		if err := <-recalled; sigma.KindOf(err) != sigma.KindCanceled || len(s.holding) != 0 || s.core.Leased(lease) {
+			t.Errorf("a lease that was given back: %v, %d held", err, len(s.holding))
+		}
+		if err := s.hold(t.Context(), lease); err != nil {
+			t.Errorf("holding what was recalled: %v", err)
 		}
 	})
 }
@@ -139,7 +205,7 @@ func TestServiceCalls(t *testing.T) {
 		method  string
 		payload []byte
 		want    sigma.Kind
-	}{{"nothing", nil, sigma.KindUnsupported}, {CallEnqueue, []byte{255, 255}, sigma.KindInvalid}, {CallPull, nil, sigma.KindInvalid}, {CallCancel, []byte{9}, sigma.KindInvalid}} {
+	}{{"nothing", nil, sigma.KindUnsupported}, {CallEnqueue, []byte{255, 255}, sigma.KindInvalid}, {CallPull, nil, sigma.KindInvalid}, {CallHold, nil, sigma.KindInvalid}, {CallCancel, []byte{9}, sigma.KindInvalid}} {
 		if _, _, err := f.(sigma.Caller).Call(t.Context(), c.method, c.payload, nil); sigma.KindOf(err) != c.want {
 			t.Errorf("%s: got %v, want %v", c.method, err, c.want)
 		}

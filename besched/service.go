@@ -14,11 +14,13 @@ import (
 // Methods of the service's root file.
 //
 //	enqueue  []Job -> -            cancel  ProcID -> -
-//	pull     memory -> []Job       waits until there is a job that fits
+//	pull     memory -> []Job, lease    waits until there is a job that fits; or answers with a lease (not 0) if no job waits
+//	hold     lease -> -                waits until the lease is recalled
 const (
 	CallEnqueue = "enqueue"
 	CallCancel  = "cancel"
 	CallPull    = "pull"
+	CallHold    = "hold"
 )
 
 // CodeJobs is the payload of jobs.
@@ -39,15 +41,18 @@ func CodeJobs(c *sigmap.Coder, js *[]Job) {
 // Service answers machines. It is a tree whose root is one callable file. Safe for concurrent use.
 type Service struct {
 	mu      sync.Mutex
-	core    *Core                 // mu
-	next    Ticket                // mu
-	waiting map[Ticket]chan []Job // mu; each has room for its grant
+	core    *Core                    // mu
+	next    Ticket                   // mu
+	waiting map[Ticket]chan []Job    // mu; each has room for its grant
+	holding map[Ticket]chan struct{} // mu; closed by the recall of the lease
 }
 
 var _ sigma.Tree = (*Service)(nil)
 
 // NewService makes an empty one.
-func NewService() *Service { return &Service{core: NewCore(), waiting: map[Ticket]chan []Job{}} }
+func NewService() *Service {
+	return &Service{core: NewCore(), waiting: map[Ticket]chan []Job{}, holding: map[Ticket]chan struct{}{}}
+}
 
 // Attach implements sigma.Tree; only the provider's programs may.
 func (s *Service) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.File, error) {
@@ -90,12 +95,18 @@ func (r *root) Call(ctx context.Context, method string, payload []byte, _ []*os.
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&memory)) }); err != nil {
 			return nil, nil, err
 		}
-		jobs, err := r.s.pull(ctx, memory)
+		jobs, lease, err := r.s.pull(ctx, memory)
 		if err != nil {
 			return nil, nil, err
 		}
-		reply, err := sigmap.Payload(func(c *sigmap.Coder) { CodeJobs(c, &jobs) })
+		reply, err := sigmap.Payload(func(c *sigmap.Coder) { CodeJobs(c, &jobs); c.U64((*uint64)(&lease)) })
 		return reply, nil, err
+	case CallHold:
+		var lease Ticket
+		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&lease)) }); err != nil {
+			return nil, nil, err
+		}
+		return nil, nil, r.s.hold(ctx, lease)
 	}
 	return nil, nil, sigma.Errorf("besched.Call", sigma.KindUnsupported, "no method %.50q", method)
 }
@@ -103,7 +114,14 @@ func (r *root) Call(ctx context.Context, method string, payload []byte, _ []*os.
 func (s *Service) enqueue(jobs []Job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.grantLocked(s.core.Enqueue(jobs))
+	grants, recalled := s.core.Enqueue(jobs)
+	s.grantLocked(grants)
+	for _, t := range recalled {
+		if ch := s.holding[t]; ch != nil {
+			close(ch)
+			delete(s.holding, t)
+		}
+	}
 }
 
 func (s *Service) grantLocked(gs []Grant) {
@@ -113,18 +131,18 @@ func (s *Service) grantLocked(gs []Grant) {
 	}
 }
 
-// pull parks a credit until it is granted jobs. A grant that was made is never dropped: when the caller gives up at the same moment it gets the jobs after all.
-func (s *Service) pull(ctx context.Context, memory sigma.Bytes) ([]Job, error) {
+// pull parks a credit until it is granted jobs, or a lease. A grant that was made is never dropped: when the caller gives up at the same moment it gets the jobs after all.
+func (s *Service) pull(ctx context.Context, memory sigma.Bytes) ([]Job, Ticket, error) {
 	ch := make(chan []Job, 1)
 	s.mu.Lock()
 	s.next++
 	t := s.next
 	s.waiting[t] = ch
-	s.grantLocked(s.core.Park(t, memory))
+	s.grantLocked(s.core.Ask(t, memory))
 	s.mu.Unlock()
 	select {
 	case jobs := <-ch:
-		return jobs, nil
+		return granted(t, jobs)
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
@@ -132,7 +150,36 @@ func (s *Service) pull(ctx context.Context, memory sigma.Bytes) ([]Job, error) {
 	delete(s.waiting, t)
 	s.mu.Unlock()
 	if left {
-		return nil, sigma.Wrap("besched.pull", "", ctx.Err())
+		return nil, 0, sigma.Wrap("besched.pull", "", ctx.Err())
 	}
-	return <-ch, nil
+	return granted(t, <-ch)
+}
+
+func granted(t Ticket, jobs []Job) ([]Job, Ticket, error) {
+	if len(jobs) > 0 {
+		t = 0
+	}
+	return jobs, t, nil
+}
+
+// hold waits until a lease is recalled. One whose holder gives up waiting is given back.
+func (s *Service) hold(ctx context.Context, t Ticket) error {
+	s.mu.Lock()
+	if !s.core.Leased(t) {
+		s.mu.Unlock()
+		return nil
+	}
+	ch := make(chan struct{})
+	s.holding[t] = ch
+	s.mu.Unlock()
+	select {
+	case <-ch:
+		return nil
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.core.Leave(t)
+	delete(s.holding, t)
+	return sigma.Wrap("besched.hold", "", ctx.Err())
 }

@@ -12,7 +12,7 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// scheduler is the machine's connection to besched: it sends what was spawned and parks credits while there is room.
+// scheduler is the machine's connection to besched: it sends what was spawned and cannot be placed here under a lease, and parks credits while there is room and no lease.
 type scheduler struct {
 	k *Kernel
 
@@ -120,11 +120,11 @@ func (s *scheduler) send(ctx context.Context, b sigma.Caller) {
 			if n == 0 && len(cancels) == 0 {
 				break
 			}
-			if n > 0 && s.call(ctx, b, besched.CallEnqueue, func(c *sigmap.Coder) { besched.CodeJobs(c, &jobs) }) != nil {
+			if n > 0 && s.call(ctx, b, callMax, besched.CallEnqueue, func(c *sigmap.Coder) { besched.CodeJobs(c, &jobs) }) != nil {
 				return
 			}
 			for _, id := range cancels {
-				if s.call(ctx, b, besched.CallCancel, func(c *sigmap.Coder) { c.ProcID(&id) }) != nil {
+				if s.call(ctx, b, callMax, besched.CallCancel, func(c *sigmap.Coder) { c.ProcID(&id) }) != nil {
 					return
 				}
 			}
@@ -135,8 +135,12 @@ func (s *scheduler) send(ctx context.Context, b sigma.Caller) {
 // callMax is how long besched may take for what it answers at once; one that takes longer is given up as lost, so that what is to be sent does not pile up behind it.
 const callMax = 30 * time.Second
 
-func (s *scheduler) call(ctx context.Context, b sigma.Caller, method string, encode func(*sigmap.Coder)) error {
-	inTime, cancel := context.WithTimeout(ctx, callMax)
+// call is a call without an answer; most is how long it may take, 0 as long as the session lives.
+func (s *scheduler) call(ctx context.Context, b sigma.Caller, most time.Duration, method string, encode func(*sigmap.Coder)) error {
+	inTime, cancel := ctx, func() {}
+	if most > 0 {
+		inTime, cancel = context.WithTimeout(ctx, most)
+	}
 	defer cancel()
 	payload, err := sigmap.Payload(encode)
 	if err == nil {
@@ -189,7 +193,7 @@ func (s *scheduler) pull(ctx context.Context, b sigma.Caller) {
 				}
 			}
 		}()
-		jobs, err := s.pullOnce(pctx, b, free)
+		jobs, lease, err := s.pullOnce(pctx, b, free)
 		gaveUp := pctx.Err() != nil
 		cancel()
 		<-grown                                                // it may have taken a word of room, which the next look at what is free must come after
@@ -200,18 +204,26 @@ func (s *scheduler) pull(ctx context.Context, b sigma.Caller) {
 		for _, j := range jobs {
 			s.k.step(schedd.Assigned{ID: j.ID})
 		}
+		if lease != 0 {
+			s.k.step(schedd.Leased{On: true})
+			err := s.call(ctx, b, 0, besched.CallHold, func(c *sigmap.Coder) { c.U64((*uint64)(&lease)) })
+			s.k.step(schedd.Leased{})
+			if err != nil {
+				return
+			}
+		}
 	}
 }
 
-func (s *scheduler) pullOnce(ctx context.Context, b sigma.Caller, memory sigma.Bytes) (jobs []besched.Job, err error) {
+func (s *scheduler) pullOnce(ctx context.Context, b sigma.Caller, memory sigma.Bytes) (jobs []besched.Job, lease besched.Ticket, err error) {
 	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.U64((*uint64)(&memory)) })
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	reply, _, err := b.Call(ctx, besched.CallPull, payload, nil)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	err = sigmap.Parse(reply, func(c *sigmap.Coder) { besched.CodeJobs(c, &jobs) })
-	return jobs, err
+	err = sigmap.Parse(reply, func(c *sigmap.Coder) { besched.CodeJobs(c, &jobs); c.U64((*uint64)(&lease)) })
+	return jobs, lease, err
 }

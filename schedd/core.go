@@ -150,6 +150,8 @@ type (
 	Killed struct{ ID sigma.ProcID }
 	// TimerFired: the time of a Timer came.
 	TimerFired struct{ ID sigma.ProcID }
+	// Leased: besched lets this machine place procs by itself, or does so no more.
+	Leased struct{ On bool }
 	// SchedulerLost: besched died with what was queued there.
 	SchedulerLost struct{}
 	// RealmGone: the realm was removed. What is left of its ended procs is forgotten, so that a realm that gets its name later does not see it.
@@ -168,6 +170,7 @@ func (WaitsEvict) event()    {}
 func (Evicted) event()       {}
 func (Killed) event()        {}
 func (TimerFired) event()    {}
+func (Leased) event()        {}
 func (SchedulerLost) event() {}
 func (RealmGone) event()     {}
 
@@ -176,6 +179,8 @@ type Core struct {
 	machine  sigma.MachineID
 	capacity sigma.Bytes // for best-effort procs
 	used     sigma.Bytes
+	leased   bool // procs that fit are placed here without asking besched, unless others wait there
+	queued   int  // procs that wait at besched
 	procs    map[sigma.ProcID]*Proc
 	realms   map[sigma.RealmID]*realm // those that have procs
 	seq      uint64                   // of the last Spawn
@@ -298,7 +303,11 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 	switch e := e.(type) {
 	case Spawned:
 		return c.spawned(now, e)
+	case Leased:
+		c.leased = e.On
+		return nil
 	case SchedulerLost:
+		c.leased = false
 		return c.schedulerLost(now)
 	case RealmGone:
 		return c.realmGone(now, e.Realm)
@@ -312,9 +321,8 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		if p.State != sigma.ProcQueued {
 			return nil // one pid never starts twice
 		}
-		p.State, p.Times.Placed, p.Machine = sigma.ProcStarting, now, c.machine
-		c.used += p.Memory
-		return []Effect{Start{p}}
+		c.queued--
+		return []Effect{c.place(now, p)}
 	case LaunchAsked:
 		p.Launch = e.Launch
 	case NotLaunched:
@@ -406,6 +414,11 @@ func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 		r.live++
 		r.waiting += p.bytes
 		r.order = append(r.order, p)
+		if c.leased && c.queued == 0 && p.Memory <= c.Free() {
+			out = append(out, c.place(now, p))
+			continue
+		}
+		c.queued++
 		out = append(out, Enqueue{p})
 	}
 	return append(out, c.forget(now, e.By.Realm)...)
@@ -420,6 +433,13 @@ func shown(args []string) []string {
 		}
 	}
 	return args
+}
+
+// place charges a proc's memory and has it started.
+func (c *Core) place(now time.Time, p *Proc) Effect {
+	p.State, p.Times.Placed, p.Machine = sigma.ProcStarting, now, c.machine
+	c.used += p.Memory
+	return Start{p}
 }
 
 func (c *Core) launched(now time.Time, p *Proc, e Launched) []Effect {
@@ -522,7 +542,9 @@ func (c *Core) kill(now time.Time, p *Proc) []Effect {
 }
 
 func (c *Core) end(now time.Time, p *Proc, s sigma.Status) []Effect {
-	if p.State == sigma.ProcStarting || p.State == sigma.ProcRunning {
+	if p.State == sigma.ProcQueued {
+		c.queued--
+	} else {
 		c.used -= p.Memory
 	}
 	p.State, p.Status, p.Times.Ended = sigma.ProcEnded, s, now

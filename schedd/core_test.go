@@ -23,6 +23,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the scripts do now into th
 //
 //	spawn PROC REALM MEMORY [call]   assigned|asked|launched|started|killed|timer|wait|unwait PROC   evict PROC SECONDS
 //	exited PROC CODE MESSAGE         not-launched PROC KIND   gone PROC exit|signal NUMBER [oom]     lost   age DURATION
+//	leased|recalled
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -112,6 +113,8 @@ func event(t *testing.T, w []string) Event {
 			d.Start = sigma.StartedByCall
 		}
 		return Spawned{By: sigma.Principal{Realm: sigma.RealmID(w[2])}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{d}}
+	case "leased", "recalled":
+		return Leased{w[0] == "leased"}
 	case "assigned":
 		return Assigned{id}
 	case "asked":
@@ -176,12 +179,17 @@ func TestRandom(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		c := NewCore("m", sigma.GiB)
 		var ids []sigma.ProcID
+		starts, ends := map[sigma.ProcID]int{}, map[sigma.ProcID]int{}
+		c.Step(time.Unix(1, 0), Leased{seed%2 == 0})
 		for i := range 12 {
 			id := sigma.ProcID(fmt.Sprint("p", i))
 			ids = append(ids, id)
-			c.Step(time.Unix(1, 0), Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Start: sigma.StartMark(i % 2)}}})
+			for _, f := range c.Step(time.Unix(1, 0), Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Start: sigma.StartMark(i % 2)}}}) {
+				if _, ok := f.(Start); ok {
+					starts[id]++
+				}
+			}
 		}
-		starts, ends := map[sigma.ProcID]int{}, map[sigma.ProcID]int{}
 		step := func(e Event, id sigma.ProcID) {
 			was := c.Proc("a", id).Ended()
 			for _, f := range c.Step(time.Unix(2, 0), e) {
@@ -196,15 +204,18 @@ func TestRandom(t *testing.T) {
 				}
 			}
 		}
-		for range 300 {
+		for i := range 300 {
 			id := ids[r.IntN(len(ids))]
 			events := []Event{Assigned{id}, LaunchAsked{id, 1}, Launched{ID: id}, CalledStarted{id}, CalledExited{id, sigma.Status{Code: sigma.StatusOK}}, Evicted{id, time.Second}, Killed{id},
-				TimerFired{id}, WaitsEvict{id, 1}, Gone{ID: id}, NotLaunched{id, sigma.Errorf("t", sigma.KindNoExec, "no")}}
+				TimerFired{id}, WaitsEvict{id, 1}, Gone{ID: id}, NotLaunched{id, sigma.Errorf("t", sigma.KindNoExec, "no")}, Leased{i%2 == 0}}
 			step(events[r.IntN(len(events))], id)
 		}
 		for _, id := range ids {
 			step(Killed{id}, id)
 			step(Gone{ID: id}, id)
+			if seed%2 == 0 && starts[id] != 1 {
+				t.Fatalf("seed %d: %s started %d times under a lease with room", seed, id, starts[id])
+			}
 			if starts[id] > 1 || ends[id] != 1 {
 				t.Fatalf("seed %d: %s started %d times, ended %d times", seed, id, starts[id], ends[id])
 			}
