@@ -1,0 +1,70 @@
+package link
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// Bridge passes sigmaP messages between a session of another machine and one of a service here, until either ends or ctx does; it closes both. File descriptors do not travel between machines: a
+// message of the service that has some becomes a refusal of its request (KindUnsupported), after which clients read the bytes in band.
+func Bridge(ctx context.Context, remote, service session.Conn) {
+	end := func() { remote.Close(); service.Close() }
+	defer context.AfterFunc(ctx, end)()
+	var both sync.WaitGroup
+	both.Go(func() { defer end(); pass(remote, service) })
+	both.Go(func() { defer end(); pass(service, remote) })
+	both.Wait()
+}
+
+func pass(from, to session.Conn) {
+	for {
+		msg, files, err := from.Recv()
+		if err != nil {
+			return
+		}
+		if len(files) > 0 {
+			session.CloseFiles(files)
+			if msg, err = withoutFiles(msg); err != nil {
+				return
+			}
+		}
+		if err := to.Send(msg, nil); err != nil {
+			return
+		}
+	}
+}
+
+func withoutFiles(msg []byte) ([]byte, error) {
+	tag, _, err := sigmap.Decode(msg)
+	if err != nil {
+		return nil, err
+	}
+	return sigmap.Encode(nil, tag, sigmap.Fail(sigma.Errorf("link.Bridge", sigma.KindUnsupported, "file descriptors do not travel between machines"), false))
+}
+
+// Relay passes bytes both ways until both directions have ended, or either failed, or ctx ends; it closes both. An end of one direction is passed on if the other side can be half closed.
+func Relay(ctx context.Context, a, b net.Conn) {
+	end := func() { a.Close(); b.Close() }
+	defer end()
+	defer context.AfterFunc(ctx, end)()
+	var both sync.WaitGroup
+	both.Go(func() { stream(a, b, end) })
+	both.Go(func() { stream(b, a, end) })
+	both.Wait()
+}
+
+func stream(from, to net.Conn, end func()) {
+	if _, err := io.Copy(to, from); err != nil {
+		end()
+		return
+	}
+	if h, ok := to.(interface{ CloseWrite() error }); !ok || h.CloseWrite() != nil {
+		end()
+	}
+}

@@ -1,0 +1,295 @@
+package machines
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/sigma"
+)
+
+func (m *member) copy() Member {
+	c := m.Member
+	c.Labels = maps.Clone(c.Labels)
+	return c
+}
+
+func (c *Core) makeToken(now time.Time, e MakeToken) ([]Effect, error) {
+	const op = "machines.MakeToken"
+	if e.Uses == 0 {
+		e.Uses = 1
+	}
+	if e.TTL == 0 {
+		e.TTL = time.Hour
+	}
+	switch {
+	case e.ID == "" || c.tokens[e.ID] != nil:
+		return nil, sigma.Errorf(op, sigma.KindExists, "there is a token %.80s", e.ID)
+	case e.Uses < 0 || e.Uses > TokenUsesMax:
+		return nil, sigma.Errorf(op, sigma.KindInvalid, "a token can be used 1 to %d times, not %d", TokenUsesMax, e.Uses)
+	case e.TTL < 0 || e.TTL > TokenAgeMax:
+		return nil, sigma.Errorf(op, sigma.KindInvalid, "a token is good for at most %v, not %v", TokenAgeMax, e.TTL)
+	case len(c.tokens) >= TokensMax:
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("there are %d tokens", TokensMax), Hint: "revoke some: sigma token ls, sigma token rm"}
+	}
+	t := &Token{ID: e.ID, Key: e.Key, Uses: e.Uses, Made: now, Expires: now.Add(e.TTL)}
+	c.tokens[e.ID] = t
+	return []Effect{SaveToken{*t}}, nil
+}
+
+func (c *Core) revoke(now time.Time, id identity.TokenID) ([]Effect, error) {
+	t := c.tokens[id]
+	if t == nil {
+		return nil, sigma.Errorf("machines.RevokeToken", sigma.KindNotFound, "there is no token %.80s", id)
+	}
+	if t.Revoked {
+		return nil, nil
+	}
+	t.Revoked, t.Over = true, now
+	return []Effect{SaveToken{*t}}, nil
+}
+
+// forgetTokens drops those that ended long ago.
+func (c *Core) forgetTokens(now time.Time) (out []Effect) {
+	for _, id := range slices.Sorted(maps.Keys(c.tokens)) {
+		t := c.tokens[id]
+		over := t.Expires
+		if !t.Over.IsZero() {
+			over = t.Over
+		}
+		if now.Sub(over) > tokenKept {
+			delete(c.tokens, id)
+			out = append(out, DropToken{id})
+		}
+	}
+	return out
+}
+
+// useToken says whether a token lets somebody in. Who does not know its secret learns nothing about it.
+func (c *Core) useToken(now time.Time, id identity.TokenID, proven bool) (*Token, error) {
+	refuse := func(format string, args ...any) (*Token, error) {
+		return nil, &sigma.Error{Op: "machines.Enrol", Kind: sigma.KindPermission, Msg: fmt.Sprintf(format, args...), Hint: "make a token on a machine of the system: sigma token create"}
+	}
+	t := c.tokens[id]
+	switch {
+	case id == "":
+		return refuse("the machine is not known here, and it shows no token")
+	case t == nil || !proven:
+		return refuse("the token is not one of this system's")
+	case t.Revoked:
+		return refuse("token %s was revoked", id)
+	case t.Uses <= 0:
+		return refuse("token %s was used up", id)
+	case !now.Before(t.Expires):
+		return refuse("token %s expired at %s; the clock here says %s", id, t.Expires.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	return t, nil
+}
+
+func (c *Core) found(now time.Time, r Request) ([]Effect, error) {
+	if len(c.members) > 0 {
+		return nil, sigma.Errorf("machines.Found", sigma.KindExists, "the system has machines already")
+	}
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	m := &member{Member: Member{ID: r.ID, Key: r.Key, Labels: maps.Clone(r.Labels), Control: true, Joined: now}}
+	c.members[r.ID] = m
+	return c.register(now, m, r), nil
+}
+
+// enrol registers a machine. The same name with the same key is the same machine: it lost the answer to its join, was started again, or comes back.
+func (c *Core) enrol(now time.Time, e Enrol) ([]Effect, error) {
+	const op = "machines.Enrol"
+	if err := e.check(); err != nil {
+		return nil, err
+	}
+	if m := c.members[e.ID]; m != nil && m.Key == e.Key {
+		var out []Effect
+		if !m.Lost {
+			out = c.lose(m, "its sigmad was started again")
+		}
+		return append(out, c.register(now, m, e.Request)...), nil
+	}
+	t, err := c.useToken(now, e.Token, e.ProvenToken)
+	if err != nil {
+		return nil, err
+	}
+	if c.members[e.ID] != nil {
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a machine %s", e.ID), Hint: "join under another name (--name), or remove that machine first (sigma machine rm)"}
+	}
+	for _, m := range c.sorted() {
+		if m.Key == e.Key {
+			return nil, sigma.Errorf(op, sigma.KindExists, "this machine has joined before, as %s", m.ID)
+		}
+	}
+	if len(c.members) >= identity.MembersMax {
+		return nil, sigma.Errorf(op, sigma.KindBusy, "the system has %d machines", identity.MembersMax)
+	}
+	if t.Uses--; t.Uses == 0 {
+		t.Over = now
+	}
+	m := &member{Member: Member{ID: e.ID, Key: e.Key, Labels: maps.Clone(e.Labels), Joined: now, Token: e.Token}}
+	c.members[e.ID] = m
+	return append([]Effect{SaveToken{*t}}, c.register(now, m, e.Request)...), nil // the use first: a crash in between costs a use, never gives one
+}
+
+// register begins a life.
+func (c *Core) register(now time.Time, m *member, r Request) []Effect {
+	epoch, save := c.next()
+	m.Incarnation, m.Lost, m.suspect = sigma.Incarnation(epoch), false, false
+	m.Address, m.Version, m.CPU, m.Memory = r.Address, r.Version, r.CPU, r.Memory
+	m.heard, m.vouched, m.probed = now, time.Time{}, time.Time{}
+	return []Effect{save, SaveMember{m.copy()}, c.publish(), Certify{m.copy(), epoch}}
+}
+
+func (r *Request) check() error {
+	const op = "machines.Enrol"
+	if err := r.ID.Check(); err != nil {
+		return sigma.Wrap(op, "", err)
+	}
+	if err := identity.CheckAddress(r.Address); err != nil {
+		return sigma.Wrap(op, "", err)
+	}
+	if len(r.Version) > 64 {
+		return sigma.Errorf(op, sigma.KindTooBig, "the version is longer than 64 bytes")
+	}
+	return checkLabels(r.Labels)
+}
+
+func checkLabels(labels map[string]string) error {
+	const op = "machines.Label"
+	if len(labels) > LabelsMax {
+		return sigma.Errorf(op, sigma.KindTooBig, "a machine has at most %d labels", LabelsMax)
+	}
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		if !labelOK(name, false) || !labelOK(labels[name], true) {
+			return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("%.80q is no label", name+"="+labels[name]), Hint: "use 1 to 63 of a-z, A-Z, 0-9, '.', '_' and '-' on each side, as in zone=rack-7"}
+		}
+	}
+	return nil
+}
+
+func labelOK(s string, empty bool) bool {
+	for i := range len(s) {
+		ch := s[i]
+		if (ch < 'a' || ch > 'z') && (ch < 'A' || ch > 'Z') && (ch < '0' || ch > '9') && ch != '.' && ch != '_' && ch != '-' {
+			return false
+		}
+	}
+	return len(s) <= 63 && (empty || s != "")
+}
+
+// change carries out what an operator asks of one member.
+func (c *Core) change(now time.Time, e Event) ([]Effect, error) {
+	find := func(id sigma.MachineID) (*member, error) {
+		if m := c.members[id]; m != nil {
+			return m, nil
+		}
+		return nil, &sigma.Error{Op: "machines.Step", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no machine %.80s", id), Hint: "sigma machine ls lists them"}
+	}
+	switch e := e.(type) {
+	case Cordon:
+		m, err := find(e.ID)
+		if err != nil || m.Cordoned == e.On && !m.Draining {
+			return nil, err
+		}
+		m.Cordoned, m.Draining = e.On, m.Draining && e.On
+		return []Effect{SaveMember{m.copy()}}, nil
+	case DrainStart:
+		m, err := find(e.ID)
+		if err != nil {
+			return nil, err
+		}
+		m.Cordoned, m.Draining = true, true
+		return []Effect{SaveMember{m.copy()}, Drain{m.ID}}, nil
+	case Label:
+		m, err := find(e.ID)
+		if err != nil {
+			return nil, err
+		}
+		return c.label(m, e.Labels)
+	case Control:
+		m, err := find(e.ID)
+		if err != nil || m.Control == e.On {
+			return nil, err
+		}
+		return c.control(m, e.On)
+	case Remove:
+		m, err := find(e.ID)
+		if err != nil {
+			return nil, err
+		}
+		return c.remove(m, e.Force)
+	}
+	return nil, sigma.Errorf("machines.Step", sigma.KindUnsupported, "%T is no event", e)
+}
+
+func (c *Core) label(m *member, labels map[string]string) ([]Effect, error) {
+	all := maps.Clone(m.Labels)
+	if all == nil {
+		all = map[string]string{}
+	}
+	if err := checkLabels(labels); err != nil {
+		return nil, err
+	}
+	for name, value := range labels {
+		if value == "" {
+			delete(all, name)
+		} else {
+			all[name] = value
+		}
+	}
+	if err := checkLabels(all); err != nil {
+		return nil, err
+	}
+	m.Labels = all
+	return []Effect{SaveMember{m.copy()}}, nil
+}
+
+func (c *Core) controls() (n int) {
+	for _, m := range c.members {
+		if m.Control {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *Core) control(m *member, on bool) ([]Effect, error) {
+	const op = "machines.Control"
+	switch n := c.controls(); {
+	case on && n >= ControlMax:
+		return nil, sigma.Errorf(op, sigma.KindBusy, "there are %d control machines", ControlMax)
+	case on && m.Lost:
+		return nil, sigma.Errorf(op, sigma.KindUnavailable, "machine %s is lost", m.ID)
+	case !on && n == 1:
+		return nil, sigma.Errorf(op, sigma.KindInvalid, "machine %s is the last control machine", m.ID)
+	case !on && m.ID == c.self:
+		return nil, sigma.Errorf(op, sigma.KindInvalid, "machine %s is the judge; let another control machine take over first", m.ID)
+	}
+	_, save := c.next()
+	m.Control = on
+	delete(c.reported, m.ID)
+	return []Effect{save, SaveMember{m.copy()}, c.publish()}, nil
+}
+
+func (c *Core) remove(m *member, force bool) ([]Effect, error) {
+	const op = "machines.Remove"
+	switch {
+	case m.Control:
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("machine %s holds a part of the control plane", m.ID), Hint: "move it first: sigma machine control"}
+	case !m.Lost && !m.Draining && !force:
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("machine %s may run procs", m.ID), Hint: "drain it first (sigma machine drain), or use --force and lose them"}
+	}
+	epoch, save := c.next()
+	out := []Effect{save, DropMember{m.ID}}
+	if !m.Lost {
+		out = append(out, Lost{m.ID, m.Incarnation, sigma.Epoch(epoch), "it was removed"})
+	}
+	delete(c.members, m.ID)
+	delete(c.reported, m.ID)
+	return append(out, c.publish()), nil
+}

@@ -1,0 +1,265 @@
+package machines
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/sigma"
+)
+
+// Store keeps what must survive the judge. Implementations refuse (KindStale) what a judge says after another took over.
+type Store interface {
+	// Save carries out Save and Drop effects, in order, and returns when they are durable.
+	Save(ctx context.Context, effects []Effect) error
+}
+
+// RegistryConfig is what a Registry is made of.
+type RegistryConfig struct {
+	Core      Config
+	Authority *identity.Authority
+	Store     Store
+	// Act carries out the effects that are not the Store's, in order. It must not block for long: no beat is judged meanwhile.
+	Act func(Effect)
+	Log *slog.Logger
+}
+
+// Registry is the shell around a Core: it checks proofs, saves, certifies, and lets time pass. If it cannot save it ends, since what it knows and what is known would differ; whoever
+// takes over begins with what was saved. Safe for concurrent use.
+type Registry struct {
+	cfg        RegistryConfig
+	core       *Core // Run's
+	challenges *identity.Challenges
+	requests   chan request
+	over       chan struct{} // closed when Run has ended
+
+	mu    sync.Mutex
+	heard map[sigma.MachineID]hearing // mu; since the last tick
+}
+
+type hearing struct {
+	incarnation sigma.Incarnation
+	at          time.Time
+}
+
+// request is something for Run to do.
+type request struct {
+	do   func(now time.Time) ([]Effect, error)
+	done chan result // has room for one
+}
+
+type result struct {
+	effects []Effect
+	err     error
+}
+
+// NewRegistry checks the configuration. Nothing runs yet.
+func NewRegistry(now time.Time, cfg RegistryConfig) (*Registry, error) {
+	if cfg.Authority == nil || cfg.Store == nil {
+		return nil, sigma.Errorf("machines.NewRegistry", sigma.KindInvalid, "the configuration lacks an authority or a store")
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	core, err := New(now, cfg.Core)
+	if err != nil {
+		return nil, err
+	}
+	return &Registry{cfg: cfg, core: core, challenges: identity.NewChallenges(), requests: make(chan request), over: make(chan struct{}), heard: map[sigma.MachineID]hearing{}}, nil
+}
+
+// Run judges until ctx ends (nil) or something cannot be saved.
+func (r *Registry) Run(ctx context.Context) error {
+	defer close(r.over)
+	tick := time.NewTicker(r.core.timing.Tick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			if _, err := r.carryOut(ctx, r.tick); err != nil {
+				return err
+			}
+		case q := <-r.requests:
+			effects, err := q.do(time.Now())
+			if err != nil { // the asker's mistake; nothing has changed
+				q.done <- result{nil, err}
+				continue
+			}
+			effects, err = r.carryOut(ctx, func(time.Time) []Effect { return effects })
+			q.done <- result{effects, err}
+			if err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// tick hands over what was heard, and judges.
+func (r *Registry) tick(now time.Time) (out []Effect) {
+	r.mu.Lock()
+	heard := r.heard
+	r.heard = make(map[sigma.MachineID]hearing, len(heard))
+	r.mu.Unlock()
+	for id, h := range heard {
+		out = append(out, r.core.heardBy(now, Evidence{id, h.incarnation, now.Sub(h.at)})...)
+	}
+	return append(out, r.core.tick(now)...)
+}
+
+// carryOut saves first and acts then.
+func (r *Registry) carryOut(ctx context.Context, step func(now time.Time) []Effect) ([]Effect, error) {
+	effects := step(time.Now())
+	var keep, rest []Effect
+	for _, f := range effects {
+		switch f.(type) {
+		case SaveEpoch, SaveMember, DropMember, SaveToken, DropToken:
+			keep = append(keep, f)
+		default:
+			rest = append(rest, f)
+		}
+	}
+	if len(keep) > 0 {
+		if err := r.cfg.Store.Save(ctx, keep); err != nil {
+			return nil, sigma.Wrap("machines.Registry", "", err)
+		}
+	}
+	for _, f := range rest {
+		if l, ok := f.(Lost); ok {
+			r.cfg.Log.Info("machine is lost", "machine", l.ID, "incarnation", uint64(l.Incarnation), "fence", uint64(l.Fence), "why", l.Why)
+		}
+		if r.cfg.Act != nil {
+			r.cfg.Act(f)
+		}
+	}
+	return rest, nil
+}
+
+// ask has Run do something and waits for it. The outcome is unknown (KindLost) if Run ends meanwhile.
+func (r *Registry) ask(ctx context.Context, do func(now time.Time) ([]Effect, error)) ([]Effect, error) {
+	q := request{do, make(chan result, 1)}
+	select {
+	case r.requests <- q:
+	case <-r.over:
+		return nil, sigma.Errorf("machines.Registry", sigma.KindUnavailable, "this machine no longer decides about membership")
+	case <-ctx.Done():
+		return nil, sigma.Wrap("machines.Registry", "", ctx.Err())
+	}
+	select {
+	case got := <-q.done:
+		return got.effects, got.err
+	case <-r.over:
+		select {
+		case got := <-q.done:
+			return got.effects, got.err
+		default:
+		}
+		return nil, sigma.Errorf("machines.Registry", sigma.KindLost, "the decision about membership was broken off")
+	}
+}
+
+// Do takes an operator's or observer's event.
+func (r *Registry) Do(ctx context.Context, e Event) error {
+	_, err := r.ask(ctx, func(now time.Time) ([]Effect, error) { return r.core.Step(now, e) })
+	return err
+}
+
+// View runs look while nothing changes. It must not keep the core.
+func (r *Registry) View(ctx context.Context, look func(*Core)) error {
+	_, err := r.ask(ctx, func(time.Time) ([]Effect, error) { look(r.core); return nil, nil })
+	return err
+}
+
+// Hear notes a beat. It never waits, whatever else is going on, so a store that is slow makes nobody silent.
+func (r *Registry) Hear(id sigma.MachineID, inc sigma.Incarnation, at time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.heard) < identity.MembersMax {
+		r.heard[id] = hearing{inc, at}
+	}
+}
+
+// Challenge implements link.Enroller.
+func (r *Registry) Challenge(context.Context) (identity.Challenge, error) {
+	return r.challenges.New(time.Now()), nil
+}
+
+// Found makes the first machine of the system and its certificate.
+func (r *Registry) Found(ctx context.Context, q Request, key []byte) (*identity.Grant, error) {
+	effects, err := r.ask(ctx, func(now time.Time) ([]Effect, error) { return r.core.Step(now, Found{q}) })
+	if err != nil {
+		return nil, err
+	}
+	return r.grant(effects, key)
+}
+
+// Enrol implements link.Enroller: it checks every proof, then has the core decide.
+func (r *Registry) Enrol(ctx context.Context, e *identity.Enrolment) (*identity.Grant, error) {
+	now := time.Now()
+	if err := e.CheckKey(r.cfg.Authority.System(), now); err != nil {
+		return nil, err
+	}
+	labels, err := parseLabels(e.Labels)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.challenges.Use(now, e.Challenge); err != nil {
+		return nil, err
+	}
+	q := Request{ID: e.Machine, Key: identity.KeyFingerprint(e.Key), Address: e.Address, Version: e.Version, Labels: labels, CPU: e.CPU, Memory: e.Memory}
+	effects, err := r.ask(ctx, func(now time.Time) ([]Effect, error) {
+		return r.core.Step(now, Enrol{q, e.Token, e.Token != "" && e.CheckToken(r.core.TokenKey(e.Token))})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return r.grant(effects, e.Key)
+}
+
+func (r *Registry) grant(effects []Effect, key []byte) (*identity.Grant, error) {
+	g := &identity.Grant{Authorities: [][]byte{r.cfg.Authority.Certificate()}}
+	var err error
+	for _, f := range effects {
+		switch f := f.(type) {
+		case Publish:
+			g.Control = nil
+			for _, m := range f.Members {
+				if m.Control {
+					g.Control = append(g.Control, m)
+				}
+			}
+		case Certify:
+			g.Certificate, err = r.cfg.Authority.Issue(time.Now(), identity.Subject{Machine: f.Member.ID, Incarnation: f.Member.Incarnation, Epoch: f.Epoch}, key)
+		}
+	}
+	return g, err
+}
+
+// Renew certifies a life that goes on once more. The peer is who its link says, and key is the one it showed.
+func (r *Registry) Renew(ctx context.Context, peer identity.Subject, key []byte) ([]byte, error) {
+	if identity.KeyFingerprint(key) != peer.Key {
+		return nil, sigma.Errorf("machines.Renew", sigma.KindPermission, "a certificate is renewed for the same key only")
+	}
+	var epoch uint64
+	if _, err := r.ask(ctx, func(time.Time) ([]Effect, error) { epoch = r.core.epoch; return nil, r.core.MayRenew(peer) }); err != nil {
+		return nil, err
+	}
+	return r.cfg.Authority.Issue(time.Now(), identity.Subject{Machine: peer.Machine, Incarnation: peer.Incarnation, Epoch: epoch}, key)
+}
+
+// parseLabels reads name=value.
+func parseLabels(list []string) (map[string]string, error) {
+	labels := make(map[string]string, len(list))
+	for _, l := range list {
+		name, value, ok := strings.Cut(l, "=")
+		if _, twice := labels[name]; !ok || value == "" || twice {
+			return nil, &sigma.Error{Op: "machines.Enrol", Kind: sigma.KindInvalid, Msg: "labels are name=value, each name once", Hint: "as in zone=a"}
+		}
+		labels[name] = value
+	}
+	return labels, nil
+}
