@@ -15,10 +15,10 @@ GOBUILD = CGO_ENABLED=0 go build -trimpath
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: help setup build demo test unit system fuzz bench lint install clean
+.PHONY: help setup build demo test unit system test-vm fuzz bench lint install clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
 
 setup: ## install missing Debian packages, check for Go and Rust
 	@scripts/setup
@@ -43,6 +43,9 @@ unit: ## go test ./..., which needs no root
 
 system: setup build ## the tests that need root
 	@$(TESTRUN) system
+
+test-vm: ## the container tests on Debian 12's kernel (6.1, cgroup v2) in qemu: half an hour
+	@$(TESTRUN) vm
 
 fuzz: ## every fuzz target for FUZZ (10s) each
 	@$(TESTRUN) -fuzztime $(FUZZ) fuzz

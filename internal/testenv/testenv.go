@@ -27,11 +27,21 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// How long parts may take on a busy machine before a test gives up.
+// How long parts may take on a busy machine before a test gives up, times Slow.
 const (
 	cliMax  = 90 * time.Second
 	pollMax = 20 * time.Second
 )
+
+// Slow is how many times longer than usual a test should wait before it gives up: SIGMA_TEST_SLOW, which scripts/test-vm sets where it emulates the
+// processor; 1 without it. It changes no check.
+func Slow() time.Duration {
+	n, err := strconv.Atoi(os.Getenv("SIGMA_TEST_SLOW"))
+	if err != nil {
+		return 1
+	}
+	return time.Duration(min(max(n, 1), 100))
+}
 
 // Options say what to boot.
 type Options struct {
@@ -159,7 +169,7 @@ func (s *System) CLI(tb testing.TB, args ...string) (stdout, stderr string, code
 }
 
 func (s *System) cli(args ...string) (stdout, stderr string, code int, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), cliMax)
+	ctx, cancel := context.WithTimeout(context.Background(), cliMax*Slow())
 	defer cancel()
 	cmd := s.Command(ctx, args...)
 	var out, errs bytes.Buffer
@@ -170,7 +180,7 @@ func (s *System) cli(args ...string) (stdout, stderr string, code int, err error
 		err = nil
 	}
 	if ctx.Err() != nil {
-		err = fmt.Errorf("did not end within %v", cliMax)
+		err = fmt.Errorf("did not end within %v", cliMax*Slow())
 	}
 	if cmd.ProcessState != nil {
 		code = cmd.ProcessState.ExitCode()
@@ -342,14 +352,14 @@ func (s *System) LogTail(n int) string {
 func Eventually(tb testing.TB, what string, check func() error) {
 	tb.Helper()
 	if err := poll(check); err != nil {
-		tb.Fatalf("not within %v: %s: %v", pollMax, what, err)
+		tb.Fatalf("not within %v: %s: %v", pollMax*Slow(), what, err)
 	}
 }
 
 func poll(check func() error) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(pollMax); ; <-tick.C {
+	for deadline := time.Now().Add(pollMax * Slow()); ; <-tick.C {
 		err := check()
 		if err == nil || time.Now().After(deadline) {
 			return err

@@ -1,5 +1,6 @@
 // Command testrun runs every test of sigmaOS, one part after the other, and counts them: format, vet, Go unit tests, the launcher's Rust tests,
-// a short run of each fuzz target, and the system tests, which need root. `make test` calls it after a build.
+// a short run of each fuzz target, and the system tests, which need root. `make test` calls it after a build. The part vm, which runs only if it is named,
+// repeats the tests of containers on a stock kernel in a virtual machine.
 //
 // It promises that its last line is "N passed, N failed, N skipped", that it exits with 1 if a test failed, if a part could not run or
 // ran nothing, that no part runs longer than its bound, and that nothing it started outlives it. It runs in the root of the repository.
@@ -62,6 +63,7 @@ func allParts(fuzzTime time.Duration) []part {
 		{"rust", 15 * time.Minute, runRust},
 		{"fuzz", 15*time.Minute + 100*fuzzTime, func(ctx context.Context, r *recorder) { runFuzz(ctx, r, fuzzTime) }},
 		{"system", 30 * time.Minute, runSystem},
+		{vmPart, 2 * time.Hour, runVM},
 	}
 }
 
@@ -73,7 +75,7 @@ func partNames(parts []part) []string {
 	return names
 }
 
-// choose picks the named parts in their own order; none named means all.
+// choose picks the named parts in their own order; none named means all but the one in a virtual machine.
 func choose(all []part, names []string) ([]part, error) {
 	for _, n := range names {
 		if !slices.Contains(partNames(all), n) {
@@ -81,7 +83,7 @@ func choose(all []part, names []string) ([]part, error) {
 		}
 	}
 	if len(names) == 0 {
-		return all, nil
+		return slices.DeleteFunc(slices.Clone(all), func(p part) bool { return p.name == vmPart }), nil
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(p part) bool { return !slices.Contains(names, p.name) }), nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -93,6 +94,28 @@ test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; 
 	}
 }
 
+func TestParseVM(t *testing.T) {
+	const mark = "\x16"
+	sections := map[string]Counts{
+		"@@ rust launcher\ntest a ... ok\ntest b ... FAILED\n@@ end 101\n":                                             {Passed: 1, Failed: 1},
+		"@@ go test/x\n" + mark + "=== RUN   TestA\n" + mark + "--- PASS: TestA (0.00s)\n" + mark + "PASS\n@@ end 0\n": {Passed: 1},
+		"@@ go test/x\npanic: no\n@@ end 2\n":                                                                          {Failed: 1},
+		"@@ rust launcher\ntest a ... ok\n":                                                                            {Passed: 1, Failed: 1}, // it stopped there
+		"@@ go test/x\n" + mark + "=== RUN   TestA\n" + mark + "=== NAME  TestA\n    a.go:1: no\n" + mark + "--- FAIL: TestA (0.00s)\n" + mark + "FAIL\n@@ end 1\n": {Failed: 1},
+	}
+	for text, want := range sections {
+		r, _ := newTestRecorder()
+		done := parseVM(r, strings.NewReader("booting\n"+text+"@@ done\n"))
+		if got := r.tally.count(); got != want || done != strings.Contains(text, "@@ end") {
+			t.Errorf("%q: got %v, done: %v; want %v", text, got, done, want)
+		}
+	}
+	r, _ := newTestRecorder()
+	if parseVM(r, strings.NewReader("booting\n")) {
+		t.Error("a machine that told nothing is done")
+	}
+}
+
 func TestReportEndsWithTheCounts(t *testing.T) {
 	r, _ := newTestRecorder()
 	for i := range 20 {
@@ -166,7 +189,7 @@ func TestChoose(t *testing.T) {
 	if err != nil || strings.Join(partNames(got), " ") != "gofmt unit" {
 		t.Errorf("got %v, %v", partNames(got), err)
 	}
-	if got, err := choose(all, nil); err != nil || len(got) != len(all) {
+	if got, err := choose(all, nil); err != nil || len(got) != len(all)-1 || slices.Contains(partNames(got), vmPart) {
 		t.Errorf("no names: got %v, %v", partNames(got), err)
 	}
 	if _, err := choose(all, []string{"units"}); err == nil {

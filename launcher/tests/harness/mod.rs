@@ -452,29 +452,11 @@ fn build_dir() -> PathBuf {
     dir
 }
 
-const RUST: &str = "fn main() { println!(\"hello rust {}\", std::thread::spawn(|| 7).join().unwrap()) }";
-const GO: &str = r#"package main
-
-import (
-	"fmt"
-	"os"
-	"os/signal"
-	"syscall"
-	"time"
-)
-
-func main() {
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGUSR1)
-	c := make(chan int)
-	go func() { time.Sleep(time.Millisecond); c <- 7 }()
-	os.Open("/etc/passwd")
-	fmt.Println("hello go", <-c)
-}
-"#;
-
 pub fn rust_program() -> Option<File> {
     let flags = ["--edition", "2024", "-O", "-C", "target-feature=+crt-static", "-o"];
-    build("hello.rs", RUST, |source, out| Command::new("rustc").args(flags).arg(out).arg(source).status())
+    build("hello.rs", include_str!("../../testdata/hello.rs"), |source, out| {
+        Command::new("rustc").args(flags).arg(out).arg(source).status()
+    })
 }
 
 pub fn go_program() -> Option<File> {
@@ -482,7 +464,7 @@ pub fn go_program() -> Option<File> {
         let mut go = Command::new("go");
         go.args(["build", "-o"]).arg(out).arg(source).env("CGO_ENABLED", "0").current_dir(build_dir()).status()
     };
-    build("hello.go", GO, build_go)
+    build("hello.go", include_str!("../../testdata/hello.go"), build_go)
 }
 
 /// Builds a program and opens it; None without a compiler. The files are removed at once: a program is

@@ -1,0 +1,3 @@
+fn main() {
+    println!("hello rust {}", std::thread::spawn(|| 7).join().unwrap())
+}
