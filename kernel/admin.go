@@ -13,7 +13,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// The sockets in the kernel's data directory. They are mode 0600 and, because a mode can be changed, checked by peer credentials as well.
+// The sockets in the kernel's data directory. They are mode 0600, in rootless mode 0660, and, because a mode can be changed, checked by peer credentials as well. In rootless mode
+// the one user who is uid 0 here is who started the launcher: any other is not mapped.
 const (
 	adminSocket = "admin.sock" // SOCK_SEQPACKET: the sigma dialect, with file descriptors
 	plainSocket = "9p.sock"    // SOCK_STREAM: any 9P2000.L client
@@ -30,7 +31,11 @@ func (k *Kernel) listenAdmin() error {
 		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 			return sigma.Wrap("kernel.listenAdmin", path, err)
 		}
-		old := unix.Umask(0o177)
+		mask := 0o177
+		if k.cfg.Rootless {
+			mask = 0o117
+		}
+		old := unix.Umask(mask)
 		l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
 		unix.Umask(old)
 		if err != nil {

@@ -39,11 +39,14 @@ type Config struct {
 	Programs []Program     // the boot set
 	Data     string        // directory that is the kernel's own
 	UIDBase  uint32        // first of the uids that belong to this instance (docs/internals/launcher-protocol.md)
+	UIDs     uint32        // how many they are; 0 = 2^20
 	Memory   sigma.Bytes   // for best-effort procs; 0 = three quarters of the machine's
 	// AllowWeaken lets an environment entry SIGMA_WEAKEN=bits of a descriptor take protections off that proc. The launcher must allow it too. Tests only.
 	AllowWeaken bool
-	Log         *slog.Logger
-	Ready       func() // called once, when the boot set is up and the admin socket listens
+	// Rootless says that an ordinary user started the launcher: the admin sockets are also for the group of the data directory, by which that user reaches them.
+	Rootless bool
+	Log      *slog.Logger
+	Ready    func() // called once, when the boot set is up and the admin socket listens
 }
 
 // Program is one of the boot set.
@@ -98,6 +101,9 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.UIDs == 0 {
+		cfg.UIDs = 1 << 20
 	}
 	if cfg.Memory == 0 {
 		total, err := machineMemory()

@@ -23,7 +23,6 @@ import (
 const (
 	pidsMax    = 512
 	noFileMax  = 4096
-	gidFirst   = 1 << 19 // from UIDBase: gids of realms; below are the uids that the launcher chooses
 	cpuShares  = 1024
 	fetchLimit = time.Minute     // for a program's bytes to come
 	logLimit   = 5 * time.Second // for the last output of a proc that has ended to be stored
@@ -265,13 +264,13 @@ func (f *procFiles) closeOurs() {
 	}
 }
 
-// gid is the realm's group.
+// gid is the realm's group: of the upper half of the range, below which are the uids that the launcher chooses.
 func (k *Kernel) gid(realm sigma.RealmID) uint32 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	g, ok := k.gids[realm]
 	if !ok {
-		g = k.cfg.UIDBase + gidFirst + uint32(len(k.gids))
+		g = k.cfg.UIDBase + k.cfg.UIDs/2 + uint32(len(k.gids))
 		k.gids[realm] = g
 	}
 	return g

@@ -54,6 +54,20 @@ func dataError(dir string, kind sigma.Kind, msg, hint string) error {
 	return &sigma.Error{Op: "sigma.data", Kind: kind, Msg: fmt.Sprintf("data directory %.200s %s", dir, msg), Hint: hint}
 }
 
+// defaultData is where DATA is if nobody says: below the home directory for an ordinary user, as the XDG base directory specification has it.
+func (a *app) defaultData() string {
+	if os.Geteuid() == 0 {
+		return dataDefault
+	}
+	if dir := a.getenv("XDG_DATA_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "sigmaos")
+	}
+	if home := a.getenv("HOME"); filepath.IsAbs(home) {
+		return filepath.Join(home, ".local/share/sigmaos")
+	}
+	return dataDefault
+}
+
 // prepareData makes DATA, or checks that what is there is one.
 func prepareData(dir string) error {
 	st, err := os.Stat(dir)
@@ -73,7 +87,11 @@ func prepareData(dir string) error {
 			return err
 		}
 	}
-	if err := os.Chmod(dir, 0o711); err != nil { // MkdirAll is subject to umask
+	mode := fs.FileMode(0o711)
+	if os.Geteuid() != 0 {
+		mode = 0o700 // the launcher's child and this user reach what is below as its owner
+	}
+	if err := os.Chmod(dir, mode); err != nil { // MkdirAll is subject to umask
 		return explainWrite(dir, err)
 	}
 	var space unix.Statfs_t

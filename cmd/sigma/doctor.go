@@ -59,7 +59,7 @@ nothing. Exit code 1 if something is missing.`,
 
 func (a *app) doctor() error {
 	m := thisMachine()
-	findings := []finding{m.platform(), m.kernel(), m.root(), m.landlock(), m.seccomp(), m.cgroups(), m.namespaces(), m.memory(), a.disk(), programsFinding(), a.active(m)}
+	findings := []finding{m.platform(), m.kernel(), m.root(), rootlessFinding(), m.landlock(), m.seccomp(), m.cgroups(), m.namespaces(), m.memory(), a.disk(), programsFinding(), a.active(m)}
 	findings = append(findings, m.hardening()...)
 	code := exitOK
 	if slices.ContainsFunc(findings, func(f finding) bool { return f.State == findingMissing }) {
@@ -137,7 +137,7 @@ func (m machine) root() finding {
 	if os.Geteuid() == 0 {
 		return finding{Check: "root", State: findingOK, Found: "this is root"}
 	}
-	return finding{Check: "root", State: findingWeak, Found: "this is user " + strconv.Itoa(os.Geteuid()), Advice: "sigma up and most other verbs need root: use sudo"}
+	return finding{Check: "root", State: findingWeak, Found: "this is user " + strconv.Itoa(os.Geteuid()), Advice: "sigma up and most other verbs need root: use sudo, or sigma up --rootless, which protects less"}
 }
 
 func (m machine) landlock() finding {

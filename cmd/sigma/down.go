@@ -94,5 +94,9 @@ func signalLauncher(pid int, s syscall.Signal) {
 }
 
 func notRunning(dir string) error {
-	return &sigma.Error{Op: "sigma.running", Kind: sigma.KindUnavailable, Msg: "no sigmaOS is running on " + dir, Hint: "start it with: " + commandOn("up --detach", dir)}
+	verb := "up --detach"
+	if os.Geteuid() != 0 {
+		verb = "up --rootless --detach"
+	}
+	return &sigma.Error{Op: "sigma.running", Kind: sigma.KindUnavailable, Msg: "no sigmaOS is running on " + dir, Hint: "start it with: " + commandOn(verb, dir)}
 }

@@ -17,7 +17,7 @@ import (
 
 // Where things are unless a flag or the environment says otherwise.
 const (
-	dataDefault = "/var/lib/sigma"
+	dataDefault = "/var/lib/sigma"    // root's; an ordinary user's is told by app.defaultData
 	adminSocket = "sigmad/admin.sock" // below DATA
 )
 
@@ -80,7 +80,7 @@ func (a *app) root() *cobra.Command {
 isolated procs, and reads and writes a realm's files.
 
 Everything but "sigma version", "sigma doctor" and "sigma help" needs root, because
-the admin socket is root's.`,
+the admin socket is root's, unless the system was started with "sigma up --rootless".`,
 		Example: `  sudo sigma up --detach           # start sigmaOS on this machine
   sudo sigma run ./hello           # run a static executable as a proc
   sudo sigma mkdir /s3/in          # make a bucket
@@ -98,7 +98,7 @@ the admin socket is root's.`,
 	root.SetFlagErrorFunc(flagError)
 	f := root.PersistentFlags()
 	f.StringVar(&a.addr, "addr", a.getenv("SIGMA_ADDR"), "admin `SOCKET` of the system (env SIGMA_ADDR; default DATA/"+adminSocket+")")
-	f.StringVar(&a.data, "data", orElse(a.getenv("SIGMA_DATA"), dataDefault), "`DIR` that holds all state of the system (env SIGMA_DATA)")
+	f.StringVar(&a.data, "data", orElse(a.getenv("SIGMA_DATA"), a.defaultData()), "`DIR` that holds all state of the system (env SIGMA_DATA)")
 	f.BoolVar(&a.json, "json", false, "print JSON instead of text")
 	root.SetUsageTemplate(usageTemplate)
 	a.addCommands(root)

@@ -31,12 +31,14 @@ type upOptions struct {
 	detach  bool
 	machine string
 	weaken  bool
+	// by an ordinary user
+	rootless bool
 }
 
 func newUpCommand(a *app) *cobra.Command {
 	var o upOptions
 	cmd := &cobra.Command{
-		Use:   "up [--detach] [--data DIR] [--machine NAME]",
+		Use:   "up [--detach] [--rootless] [--data DIR] [--machine NAME]",
 		Short: "Start sigmaOS on this machine",
 		Long: `Start sigmaOS on this machine and stay until SIGINT or SIGTERM stops it in an
 orderly way, or, with --detach, return as soon as it is ready.
@@ -44,9 +46,14 @@ orderly way, or, with --detach, return as soon as it is ready.
 All state is below DATA, which is made if it does not exist. One system can run on
 a DATA at a time. What the system prints goes to DATA/sigma.log.
 
-The programs launcher, sigmad, named, besched and s3d must lie beside sigma.`,
+The programs launcher, sigmad, named, besched and s3d must lie beside sigma.
+
+With --rootless an ordinary user can do it, for development on a machine of one's own:
+procs are contained in a user namespace. What is weaker than under root is said at
+each start and by "sigma doctor".`,
 		Example: `  sudo sigma up --detach
-  sudo sigma up --data /srv/sigma --machine host-1`,
+  sudo sigma up --data /srv/sigma --machine host-1
+  sigma up --rootless --detach`,
 		Args:        between(0, 0),
 		Annotations: map[string]string{ownSignals: ""},
 		RunE:        func(cmd *cobra.Command, _ []string) error { return a.up(cmd.Context(), o) },
@@ -54,6 +61,7 @@ The programs launcher, sigmad, named, besched and s3d must lie beside sigma.`,
 	f := cmd.Flags()
 	f.BoolVarP(&o.detach, "detach", "d", false, "return when the system is ready and leave it running")
 	f.StringVar(&o.machine, "machine", "", "`NAME` of this machine in sigmaOS (default: the host name)")
+	f.BoolVar(&o.rootless, "rootless", false, "start it as an ordinary user, less protected than under root")
 	f.BoolVar(&o.weaken, "weaken", false, "let tests take protections off procs")
 	f.MarkHidden("weaken")
 	return cmd
@@ -66,8 +74,11 @@ func (a *app) up(ctx context.Context, o upOptions) error {
 	if err := sigma.MachineID(o.machine).Check(); err != nil {
 		return withCode(exitUsage, err)
 	}
-	if os.Geteuid() != 0 {
-		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindPermission, Msg: "starting sigmaOS needs root", Hint: "sudo sigma up"}
+	switch root := os.Geteuid() == 0; {
+	case root && o.rootless:
+		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindInvalid, Msg: "--rootless is for ordinary users, and this is root", Hint: "sigma up"})
+	case !root && !o.rootless:
+		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindPermission, Msg: "starting sigmaOS needs root", Hint: "sudo sigma up; or, with weaker protections: sigma up --rootless"}
 	}
 	dir, err := a.dataDir()
 	if err != nil {
@@ -85,7 +96,7 @@ func (a *app) up(ctx context.Context, o upOptions) error {
 		return err
 	}
 	where := ""
-	if dir != dataDefault {
+	if dir != a.defaultData() {
 		where = " --data " + dir
 	}
 	if o.detach {
@@ -135,6 +146,11 @@ func (a *app) boot(ctx context.Context, dir string, o upOptions) (_ *booting, er
 	if err != nil {
 		return nil, err
 	}
+	user, err := a.startRootless(o)
+	if err != nil {
+		return nil, err
+	}
+	defer user.close()
 	if err := prepareData(dir); err != nil {
 		return nil, err
 	}
@@ -171,10 +187,16 @@ func (a *app) boot(ctx context.Context, dir string, o upOptions) (_ *booting, er
 	if o.weaken {
 		args = append(args, "--weaken")
 	}
+	if user != nil {
+		args = append(args, user.argument(5)...)
+	}
 	b.cmd = exec.Command(programs["launcher"], args...)
 	b.cmd.Dir, b.cmd.Env = "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	b.cmd.Stdout, b.cmd.Stderr = b.log, b.log
 	b.cmd.ExtraFiles = []*os.File{b.lock, w}
+	if user != nil {
+		b.cmd.ExtraFiles = append(b.cmd.ExtraFiles, user.theirs)
+	}
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := b.cmd.Start(); err != nil {
 		return nil, sigma.Wrap("sigma.boot", programs["launcher"], err)
@@ -183,7 +205,11 @@ func (a *app) boot(ctx context.Context, dir string, o upOptions) (_ *booting, er
 		b.cmd.Wait()
 		close(b.exited)
 	}()
-	if err := writeHolder(b.lock, b.cmd.Process.Pid); err != nil {
+	err = writeHolder(b.lock, b.cmd.Process.Pid)
+	if err == nil && user != nil {
+		err = user.mapIDs(b.cmd.Process.Pid)
+	}
+	if err != nil {
 		b.stop(stopTimeout)
 		return nil, err
 	}

@@ -37,6 +37,7 @@ func run(log *slog.Logger) error {
 	instance := flag.String("instance", "", "eight hexadecimal digits that tell this sigmaOS from others on the host")
 	programs := flag.String("programs", "", "the boot set, comma separated, in the order of its file descriptors")
 	weaken := flag.Bool("weaken", false, "let SIGMA_WEAKEN in a descriptor's environment take protections off (tests only)")
+	rootless := flag.Uint("rootless", 0, "run by an ordinary user, in a user namespace with so many uids from 1 on (0 = by root)")
 	fuse := flag.Int("fuse", 0, "number of the file descriptor of binfs's FUSE device; the next one is the root of its mount (0 = there is none)")
 	flag.Parse()
 
@@ -55,8 +56,11 @@ func run(log *slog.Logger) error {
 		say("error: not started by the launcher")
 		return err
 	}
-	cfg := kernel.Config{Machine: sigma.MachineID(*machine), Control: control, Data: "/data", Log: log, UIDBase: 0x40000000 + uint32(number%1024)<<20, AllowWeaken: *weaken,
+	cfg := kernel.Config{Machine: sigma.MachineID(*machine), Control: control, Data: "/data", Log: log, UIDBase: 0x40000000 + uint32(number%1024)<<20, UIDs: 1 << 20, AllowWeaken: *weaken,
 		Ready: func() { say("ready") }}
+	if *rootless > 0 {
+		cfg.UIDBase, cfg.UIDs, cfg.Rootless = 1, uint32(*rootless), true
+	}
 	for i, name := range strings.Split(*programs, ",") {
 		syscall.CloseOnExec(firstFile + 2*i)
 		syscall.CloseOnExec(firstFile + 2*i + 1)

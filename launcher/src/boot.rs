@@ -22,7 +22,14 @@ pub fn sigmad(
     for (index, program) in config.programs.iter().enumerate() {
         let file = sys::openat(libc::AT_FDCWD, &program.path, libc::O_RDONLY).map_err(Error::Program)?;
         let name = CString::new(program.name.as_str()).map_err(|_| Error::Data(Errno(libc::EINVAL)))?;
-        let dir = own_directory(&data, &name, bounds.base + 1 + index as u32).map_err(Error::Data)?;
+        let uid = bounds.base + 1 + index as u32;
+        // The user is not root outside, and reaches the admin sockets as the group of sigmad's directory. Nobody
+        // else of that group comes that far: the directory above is the user's alone.
+        let (gid, mode) = match &config.rootless {
+            Some(_) if index == config.sigmad() => (0, 0o2750),
+            _ => (uid, 0o700),
+        };
+        let dir = own_directory(&data, &name, uid, gid, mode).map_err(Error::Data)?;
         programs.push((program.name.as_str(), file, dir));
     }
     let (_, program, dir) = programs.remove(config.sigmad());
@@ -68,6 +75,9 @@ fn arguments(config: &Config, programs: &str) -> Vec<CString> {
     let text = |s: &str| CString::new(s).unwrap_or_default();
     let mut argv = vec![text("sigmad"), text("--machine"), config.machine.clone()];
     argv.extend(["--instance", &config.instance, "--programs", programs].map(text));
+    if let Some(rootless) = &config.rootless {
+        argv.extend(["--rootless", &rootless.uids.to_string()].map(text));
+    }
     if config.weaken {
         argv.push(text("--weaken"));
     }
@@ -85,15 +95,15 @@ fn open_data(config: &Config) -> sys::Result<OwnedFd> {
     if data.metadata()?.uid() != 0 { Err(Errno(libc::EPERM)) } else { Ok(data.into()) }
 }
 
-/// Makes a program's directory and gives it to its uid; returns it as O_PATH.
-fn own_directory(data: &OwnedFd, name: &CString, uid: u32) -> sys::Result<OwnedFd> {
+/// Makes a program's directory and gives it to its owner; returns it as O_PATH.
+fn own_directory(data: &OwnedFd, name: &CString, uid: u32, gid: u32, mode: u32) -> sys::Result<OwnedFd> {
     match sys::mkdirat(data.as_raw_fd(), name, 0o700) {
         Ok(()) | Err(Errno(libc::EEXIST)) => {}
         Err(errno) => return Err(errno),
     }
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let dir = File::from(sys::openat(data.as_raw_fd(), name, flags)?);
-    fchown(&dir, Some(uid), Some(uid))?;
-    dir.set_permissions(Permissions::from_mode(0o700))?;
+    fchown(&dir, Some(uid), Some(gid))?;
+    dir.set_permissions(Permissions::from_mode(mode))?;
     sys::openat(dir.as_raw_fd(), c".", libc::O_PATH | libc::O_DIRECTORY)
 }

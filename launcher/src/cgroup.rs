@@ -15,6 +15,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 pub mod meter;
+mod place;
+
+pub use place::Place;
 
 type Result<T> = std::result::Result<T, Errno>;
 
@@ -46,6 +49,11 @@ enum Controller {
 
 const CONTROLLERS: [(Controller, &str); 3] =
     [(Controller::Memory, "memory"), (Controller::Pids, "pids"), (Controller::Cpu, "cpu")];
+
+/// Those of our controllers that are named.
+fn among(names: &[&str]) -> Vec<Controller> {
+    CONTROLLERS.iter().filter(|(_, name)| names.contains(name)).map(|(c, _)| *c).collect()
+}
 
 /// One mounted hierarchy and those of our controllers that it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,10 +106,8 @@ pub enum Entry {
 
 impl Cgroups {
     /// Finds the hierarchies, removes what a dead instance of the name left, makes our root in each.
-    pub fn open(instance: &str) -> std::result::Result<Cgroups, Error> {
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").map_err(|e| Error::Cgroup(e.into()))?;
-        let controllers_of = |path: &Path| std::fs::read_to_string(path.join("cgroup.controllers")).unwrap_or_default();
-        let (version, hierarchies) = find(&mounts, controllers_of).ok_or(Error::Cgroup(Errno(libc::ENODEV)))?;
+    pub fn open(instance: &str, place: &Place) -> std::result::Result<Cgroups, Error> {
+        let (version, hierarchies) = place.hierarchies()?;
         let name = format!("sigma-{instance}");
         let cgroups = Cgroups { version, hierarchies, name, groups: HashMap::new(), free: HashMap::new(), named: 0 };
         cgroups.remove_all().map_err(Error::Sweep)?;
@@ -162,6 +168,10 @@ impl Cgroups {
 
     /// Makes the leaf enforce these limits from now on; writes only what is different.
     pub fn limit(&self, leaf: &mut Leaf, limits: &Limits) -> Result<()> {
+        if self.hierarchies.is_empty() {
+            leaf.limits = limits.clone();
+            return Ok(());
+        }
         for setting in settings(self.version, &leaf.limits, limits) {
             let Some(dir) = self.dir_of(leaf, setting.controller) else { return Err(Errno(libc::ENODEV)) };
             match write_file(dir, &leaf.name, setting.file, &setting.value) {
@@ -214,7 +224,12 @@ impl Cgroups {
     pub fn release_leaf(&mut self, leaf: &Leaf, usage: &Usage) -> Result<()> {
         let room = self.free.values().map(VecDeque::len).sum::<usize>() < FREE_MAX;
         // v2 cannot set its peak back.
-        if self.version == Version::V1 && leaf.reusable && usage.memory_left <= LEFT_MAX && room {
+        if self.version == Version::V1
+            && !self.hierarchies.is_empty()
+            && leaf.reusable
+            && usage.memory_left <= LEFT_MAX
+            && room
+        {
             self.free.entry(leaf.group.clone()).or_default().push_back(Leaf {
                 group: leaf.group.clone(),
                 name: leaf.name.clone(),
@@ -308,18 +323,15 @@ fn find(mountinfo: &str, controllers_of: impl Fn(&Path) -> String) -> Option<(Ve
         let mut right = right.split(' ');
         let kind = right.next()?;
         let options = right.nth(1)?;
-        let among = |names: Vec<&str>| -> Vec<Controller> {
-            CONTROLLERS.iter().filter(|(_, name)| names.contains(name)).map(|(c, _)| *c).collect()
-        };
         match kind {
             "cgroup2" => {
-                let controllers = among(controllers_of(&path).split_whitespace().collect());
+                let controllers = among(&controllers_of(&path).split_whitespace().collect::<Vec<_>>());
                 if controllers.len() == CONTROLLERS.len() {
                     return Some((Version::V2, vec![Hierarchy { path, controllers }]));
                 }
             }
             "cgroup" => {
-                let controllers = among(options.split(',').collect());
+                let controllers = among(&options.split(',').collect::<Vec<_>>());
                 // The same hierarchy may be mounted twice.
                 if !controllers.is_empty() && !v1.iter().any(|h| h.controllers == controllers) {
                     v1.push(Hierarchy { path, controllers });

@@ -1,6 +1,8 @@
 //! The command line, as `sigma up` writes it.
 
 use crate::error::Error;
+use crate::plan::{PROC_FIRST, UIDS};
+use crate::rootless::Rootless;
 use std::ffi::{CString, OsString};
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStringExt;
@@ -24,6 +26,7 @@ pub struct Config {
     pub lock_fd: RawFd,
     pub ready_fd: RawFd,
     pub weaken: bool,
+    pub rootless: Option<Rootless>,
     pub programs: Vec<Program>,
 }
 
@@ -38,6 +41,7 @@ impl Config {
             lock_fd: -1,
             ready_fd: -1,
             weaken: false,
+            rootless: None,
             programs: Vec::new(),
         };
         let mut args = args.map(OsString::into_vec);
@@ -54,6 +58,7 @@ impl Config {
                 b"--instance" => config.set_instance(&value)?,
                 b"--lock-fd" => config.lock_fd = descriptor(&value)?,
                 b"--ready-fd" => config.ready_fd = descriptor(&value)?,
+                b"--rootless" => config.rootless = Some(rootless(&value)?),
                 b"--program" => config.programs.push(program(&value)?),
                 _ => return Err(Error::Usage("unknown flag")),
             }
@@ -98,6 +103,25 @@ fn descriptor(value: &CString) -> Result<RawFd, Error> {
     number.filter(|fd| *fd >= 3).ok_or(Error::Usage("a descriptor is a number from 3 on"))
 }
 
+/// FD:UIDS:CGROUP. FD is 0 where the namespace has been made; CGROUP is a path or empty.
+fn rootless(value: &CString) -> Result<Rootless, Error> {
+    let wrong = Error::Usage("--rootless wants FD:UIDS:CGROUP");
+    let text = value.to_str().map_err(|_| wrong)?;
+    let mut parts = text.splitn(3, ':');
+    let mut next = || parts.next().ok_or(wrong);
+    let fd = Some(next()?)
+        .filter(|fd| *fd != "0")
+        .map(|fd| descriptor(&CString::new(fd).map_err(|_| wrong)?))
+        .transpose()?;
+    // Below are init and the programs; the upper half is for the realms' gids.
+    let uids = next()?.parse().ok().filter(|uids| (4 * PROC_FIRST..=UIDS).contains(uids)).ok_or(wrong)?;
+    let cgroup = Some(next()?).filter(|path| !path.is_empty()).map(CString::new).transpose().map_err(|_| wrong)?;
+    if cgroup.as_ref().is_some_and(|path| path.as_bytes()[0] != b'/') {
+        return Err(wrong);
+    }
+    Ok(Rootless { fd, uids, cgroup })
+}
+
 fn program(value: &CString) -> Result<Program, Error> {
     let wrong = Error::Usage("--program wants NAME=PATH, the name of a-z, 0-9 and -");
     let text = value.to_str().map_err(|_| wrong)?;
@@ -126,6 +150,19 @@ mod tests {
         assert_eq!(config.instance_number, 0x40a);
         assert_eq!(config.sigmad(), 1);
         assert!(config.weaken);
+    }
+
+    #[test]
+    fn rootless_is_told_uids_and_cgroup() {
+        let rootless =
+            |value: &str| parse(&format!("{GOOD} --program sigmad=/s --rootless {value}")).map(|c| c.rootless);
+        let got = rootless("5:65536:/sys/fs/cgroup/a:b").unwrap().unwrap();
+        assert_eq!((got.fd, got.uids, got.cgroup.as_deref()), (Some(5), 65536, Some(c"/sys/fs/cgroup/a:b")));
+        assert_eq!(rootless("0:65536:").unwrap().unwrap().fd, None);
+        assert_eq!(rootless("5:65536:").unwrap().unwrap().cgroup, None);
+        for value in ["5", "5:65536", "x:65536:", "5:1024:", "5:1048577:", "5:65536:relative"] {
+            assert!(matches!(rootless(value), Err(Error::Usage(_))), "{value}");
+        }
     }
 
     #[test]

@@ -114,6 +114,7 @@ steps! {
     34 Template "template" "cannot make the template namespaces";
     35 Sweep "sweep" "cannot remove what a dead instance left";
     36 Loop "loop" "the event loop failed";
+    37 UserNamespace "user-namespace" "cannot make a user namespace";
 }
 
 /// One line with the whole chain of causes.
@@ -139,7 +140,7 @@ mod tests {
 
     #[test]
     fn records_rebuild_the_same_error() {
-        for number in 1..=36 {
+        for number in 1..=37 {
             let err = Error::from_record(number, libc::EPERM);
             assert_eq!(err.number(), number);
             assert_eq!(err.errno(), libc::EPERM);

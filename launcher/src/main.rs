@@ -16,6 +16,7 @@ mod parking;
 mod plan;
 mod proc;
 mod protocol;
+mod rootless;
 mod supervisor;
 mod sys;
 mod uids;

@@ -4,7 +4,7 @@ use crate::error::{Errno, Error};
 use crate::protocol::Start;
 use std::ffi::CString;
 
-/// Every instance owns this many uids.
+/// Every instance owns this many uids; a rootless one may have fewer.
 pub const UIDS: u32 = 1 << 20;
 /// The first of them that a proc may have; below are init and the programs.
 pub const PROC_FIRST: u32 = 1024;
@@ -87,12 +87,19 @@ impl Plan {
 pub struct Bounds {
     /// The first uid of the instance.
     pub base: u32,
+    /// How many it has.
+    pub uids: u32,
     pub weaken: bool,
 }
 
 impl Bounds {
     pub fn new(instance: u32, weaken: bool) -> Bounds {
-        Bounds { base: 0x4000_0000 + (instance % 1024) * UIDS, weaken }
+        Bounds { base: 0x4000_0000 + (instance % 1024) * UIDS, uids: UIDS, weaken }
+    }
+
+    /// In a user namespace 0 is the user, and these follow.
+    pub fn rootless(uids: u32, weaken: bool) -> Bounds {
+        Bounds { base: 1, uids, weaken }
     }
 }
 
@@ -188,7 +195,7 @@ fn check_weaken(bits: u32, bounds: Bounds) -> Result<Weaken, Error> {
 }
 
 fn check_ids(profile: Profile, uid: u32, gid: u32, bounds: Bounds) -> Result<(), Error> {
-    let procs = bounds.base + PROC_FIRST..bounds.base + UIDS;
+    let procs = bounds.base + PROC_FIRST..bounds.base + bounds.uids;
     let programs = bounds.base + 1..bounds.base + PROC_FIRST;
     let legal = match profile {
         Profile::Sigma => (uid == 0 || procs.contains(&uid)) && procs.contains(&gid),

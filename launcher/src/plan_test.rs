@@ -20,7 +20,7 @@ fn start() -> Start {
 
 type Change = fn(&mut Start);
 
-const BOUNDS: Bounds = Bounds { base: 0x4010_0000, weaken: true };
+const BOUNDS: Bounds = Bounds { base: 0x4010_0000, uids: UIDS, weaken: true };
 
 /// What a plan says, case by case, is compared with testdata/plans.txt. A change there is a change
 /// of behaviour; REWRITE=1 writes the file anew.

@@ -1,7 +1,7 @@
 //! The event loop: requests in, records out, children reaped, everything removed at the end.
 
 use crate::boot;
-use crate::cgroup::Cgroups;
+use crate::cgroup::{Cgroups, Place};
 use crate::config::Config;
 use crate::error::{Errno, Error, chain, log};
 use crate::factory::Factory;
@@ -11,6 +11,7 @@ use crate::parking::Need;
 use crate::plan::{self, Bounds, Plan, SIGMAD_ID};
 use crate::proc::Proc;
 use crate::protocol::{self, MESSAGE_MAX, Reply, Request, Start};
+use crate::rootless;
 use crate::sys::{self, Epoll, Waited, socket};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -80,6 +81,9 @@ pub struct Supervisor {
 
 /// Runs until sigmad has ended and nothing is left. Returns the exit code.
 pub fn run(config: &Config) -> Result<i32, Error> {
+    if let Some(rootless) = &config.rootless {
+        rootless::enter(rootless)?;
+    }
     boot::claim(config.lock_fd)?;
     boot::claim(config.ready_fd)?;
     sys::cred::set_undumpable().map_err(Error::Loop)?;
@@ -91,7 +95,8 @@ pub fn run(config: &Config) -> Result<i32, Error> {
     // When a program has been executed the launcher is woken, often on the CPU on which the program now runs.
     // As an equal it would wait for the end of the program's slice, some 0.3 ms, before it could say so.
     sys::go_first();
-    let cgroups = Cgroups::open(&config.instance)?;
+    let place = Place::of(config.rootless.as_ref());
+    let cgroups = Cgroups::open(&config.instance, &place)?;
     let mut supervisor = match Supervisor::new(config, cgroups) {
         Ok((supervisor, sigmad, fds)) => {
             let mut supervisor = supervisor;
@@ -100,7 +105,7 @@ pub fn run(config: &Config) -> Result<i32, Error> {
         }
         Err(error) => {
             // Nothing runs yet; what remains to be undone are the empty cgroups.
-            let _ = Cgroups::open(&config.instance).and_then(|c| c.remove_all().map_err(Error::Sweep));
+            let _ = Cgroups::open(&config.instance, &place).and_then(|c| c.remove_all().map_err(Error::Sweep));
             return Err(error);
         }
     };
@@ -114,7 +119,10 @@ pub fn run(config: &Config) -> Result<i32, Error> {
 
 impl Supervisor {
     fn new(config: &Config, cgroups: Cgroups) -> Result<(Supervisor, Plan, Vec<OwnedFd>), Error> {
-        let bounds = Bounds::new(config.instance_number, config.weaken);
+        let bounds = match &config.rootless {
+            Some(rootless) => Bounds::rootless(rootless.uids, config.weaken),
+            None => Bounds::new(config.instance_number, config.weaken),
+        };
         let (status, reporter) = sys::pipe().map_err(Error::Loop)?;
         let factory = Factory::new(cgroups, &config.data, bounds, reporter)?;
         let (control, peer) = socket::pair().map_err(Error::Loop)?;

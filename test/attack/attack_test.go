@@ -16,7 +16,7 @@ import (
 // Goal: no attempt succeeds, each that counts is shown to be a real one, and the daemons are as well after each group as before.
 func TestAttacks(t *testing.T) {
 	testenv.RequireRoot(t)
-	ctx, cancel := context.WithTimeout(t.Context(), testMax)
+	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
 	defer cancel()
 	p := build(t)
 	plain, weak := newArena(ctx, t, p, testenv.Options{}), newArena(ctx, t, p, testenv.Options{Weaken: true, Machine: "weak"})

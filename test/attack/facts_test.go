@@ -32,7 +32,7 @@ func status(t *testing.T, pid int) map[string]string {
 // Goal: what the host sees of procs and daemons is what the documents promise, whatever they themselves find.
 func TestContainment(t *testing.T) {
 	testenv.RequireRoot(t)
-	ctx, cancel := context.WithTimeout(t.Context(), testMax)
+	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
 	defer cancel()
 	a := newArena(ctx, t, build(t), testenv.Options{})
 	processes := map[string]int{"a proc": a.hostPID(t, a.sibling), "a proc of another realm": a.hostPID(t, a.stranger)}

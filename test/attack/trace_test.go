@@ -32,7 +32,7 @@ func TestTracedMapper(t *testing.T) {
 	if err != nil {
 		t.Skip("skipped: strace is not installed; run: make setup")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testMax)
+	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
 	defer cancel()
 	a := newArena(ctx, t, build(t), testenv.Options{})
 	text := strings.Repeat("a word and another ", 1000)

@@ -29,7 +29,7 @@ func connect(t *testing.T, id sigma.RealmID) *realm {
 	ctx := testContext(t)
 	c := s.Connect(ctx, t, id)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), testMax) // the test's own is over
+		ctx, cancel := context.WithTimeout(context.Background(), testMax*testenv.Slow()) // the test's own is over
 		defer cancel()
 		list, _ := c.List(ctx, false)
 		for _, p := range list {

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { os.Exit(shared.Main(m)) }
 const testMax = time.Minute
 
 func testContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), testMax)
+	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -34,7 +34,7 @@ func raw(t *testing.T, s *testenv.System, socket string) *net.UnixConn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(patience))
+	c.SetDeadline(time.Now().Add(patience * testenv.Slow()))
 	return c
 }
 
@@ -235,7 +235,7 @@ func TestEndlessMessages(t *testing.T) {
 		for range 10 {
 			select {
 			case <-sent:
-			case <-time.After(patience):
+			case <-time.After(patience * testenv.Slow()):
 				t.Fatal("a flood did not end with its connection")
 			}
 		}

@@ -201,7 +201,7 @@ func (x *soak) die(name string) {
 
 // answered waits until no waiter waits.
 func (x *soak) answered() {
-	late := time.After(answerMost)
+	late := time.After(answerMost * testenv.Slow())
 	for x.waiting > 0 {
 		select {
 		case a := <-x.answers:

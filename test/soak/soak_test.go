@@ -102,7 +102,7 @@ func TestSoak(t *testing.T) {
 	n := setting(t, "SIGMA_SOAK_ROUNDS", rounds)
 	seed := setting(t, "SIGMA_SOAK_SEED", rand.Uint64())
 	t.Logf("%d rounds; to repeat: SIGMA_SOAK_ROUNDS=%d SIGMA_SOAK_SEED=%d", n, n, seed)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(n)*roundMax)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(n)*roundMax*testenv.Slow())
 	defer cancel()
 	s := machine.Get(t)
 	x := &soak{t: t, ctx: ctx, s: s, c: s.Connect(ctx, t, sigma.DefaultRealm), random: rand.New(rand.NewPCG(seed, 0)), live: map[sigma.ProcID]*proc{}, ended: map[sigma.ProcID]sigma.Status{}, killed: map[string]uint32{}, answers: make(chan answer, 16), done: map[string]int{}}
