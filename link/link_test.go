@@ -451,6 +451,21 @@ func TestRelay(t *testing.T) {
 	a.Close()
 }
 
+// BenchmarkDial is what one link costs from dialling to closing, both ends in one process.
+func BenchmarkDial(b *testing.B) {
+	s := newSystem(b)
+	m1 := s.hosts["m1"].node
+	m1.cfg.Serve = func(context.Context, *Link) {}
+	b.ReportAllocs()
+	for b.Loop() {
+		l, err := m1.Dial(s.ctx, "m1", Target{ToService, "x"}, proc)
+		if err != nil {
+			b.Fatal(err)
+		}
+		l.Close()
+	}
+}
+
 // TestEnrolmentsBound: many that ask at once are told that they are too many.
 func TestEnrolmentsBound(t *testing.T) {
 	s := newSystem(t)

@@ -16,7 +16,7 @@ import (
 
 // system is a system of some machines in this process, over loopback.
 type system struct {
-	t         *testing.T
+	t         testing.TB
 	ctx       context.Context
 	authority *identity.Authority
 	registry  *machines.Registry
@@ -55,7 +55,7 @@ func patient() machines.Timing {
 }
 
 // newSystem founds a system with machine m1.
-func newSystem(t *testing.T) *system {
+func newSystem(t testing.TB) *system {
 	t.Helper()
 	a, err := identity.NewAuthority(time.Now())
 	if err != nil {

@@ -15,6 +15,9 @@
 // # Further words, each with one meaning
 //
 //	machine     a host; never called a node
+//	incarnation one life of a machine, from its registration until its sigmad ends or it is declared lost (Incarnation)
+//	roster      who is a member: the machines, their keys, addresses and lives
+//	judge       the control machine that decides which machines are lost
 //	sigmad      the sigmaOS kernel of a machine: schedd, dialproxy, binfs, ux in one process without privilege
 //	launcher    the small Rust program that keeps root and makes contained processes
 //	program     an executable file; a proc runs one program
@@ -36,5 +39,6 @@
 //	proc.go      procs: descriptor, status      file.go      trees and files, what servers implement
 //	endpoint.go  endpoints                      namespace.go what programs use: paths in, answers out
 //	realm.go     realms                         error.go     Error, Kind
+//	machine.go   machines
 //	timing.go    phases of a start
 package sigma
