@@ -15,6 +15,7 @@ import (
 //
 //   - bwrap: empty network, a PID namespace with an init, IPC, UTS, cgroup and mount namespaces, an empty root with the program read-only, no capabilities, a session of its
 //     own. It does less than a proc's start: no cgroup with limits, no filter of system calls, no Landlock, no uid of its own.
+//   - docker: the same by its own words, with a daemon of the bench's own (docker.go).
 //   - runc and crun: the same namespaces, an empty read-only root with /proc (which they need themselves), a uid of its own, no capabilities, no_new_privs, limits of memory and
 //     processes in a cgroup, an allow list of system calls of about the length of ours. They do less than a proc's start: no Landlock, no init in the PID namespace.
 //
@@ -29,20 +30,27 @@ func containers() []container {
 }
 
 // installMax is how long installing a peer may take: it counts for --quick.
-const installMax = 15 * time.Second
+const installMax = 20 * time.Second
 
-// find returns where the container's program is, installing it if it has to.
-func (c container) find(ctx context.Context) (string, error) {
-	if path, err := exec.LookPath(c.name); err == nil {
+// find returns where a program is, installing its Debian package if it has to.
+func find(ctx context.Context, name, pack string) (string, error) {
+	if path, err := exec.LookPath(name); err == nil {
 		return path, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, installMax)
 	defer cancel()
-	if out, err := exec.CommandContext(ctx, "apt-get", "install", "-qq", "-y", "--no-install-recommends", c.pack).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "apt-get", "install", "-qq", "-y", "--no-install-recommends", pack).CombinedOutput(); err != nil {
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-		return "", fmt.Errorf("is not installed, and apt-get install %s fails: %w: %.200s", c.pack, err, lines[len(lines)-1])
+		return "", fmt.Errorf("is not installed, and apt-get install %s fails: %w: %.200s", pack, err, lines[len(lines)-1])
 	}
-	return exec.LookPath(c.name)
+	return exec.LookPath(name)
+}
+
+// hybridUnified is where the second version of cgroups is mounted beside the first. crun refuses to run there, so it is shown a machine that has the first only.
+const hybridUnified = "/sys/fs/cgroup/unified"
+
+func withoutUnified() []string {
+	return []string{"unshare", "--mount", "sh", "-c", "umount " + hybridUnified + ` && exec "$0" "$@"`}
 }
 
 func bwrapCommand(_ *Run, path, program string) ([]string, error) {
@@ -60,9 +68,11 @@ access faccessat2 stat lstat statx readlink readlinkat getcwd statfs fstatfs get
 // ociCommand writes a bundle, as the runtimes want it.
 func ociCommand(r *Run, path, program string) ([]string, error) {
 	name := filepath.Base(path)
-	dir := filepath.Join(r.dir, "bundle-"+name)
-	if err := os.MkdirAll(filepath.Join(dir, "rootfs", "proc"), 0o755); err != nil {
-		return nil, err
+	dir := filepath.Join(r.dir, "bundle-"+name+"-"+filepath.Base(program))
+	for _, d := range []string{"proc", "dev"} { // crun wants to find both
+		if err := os.MkdirAll(filepath.Join(dir, "rootfs", d), 0o755); err != nil {
+			return nil, err
+		}
 	}
 	bytes, err := os.ReadFile(program)
 	if err == nil {

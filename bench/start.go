@@ -3,12 +3,12 @@ package bench
 import (
 	"bytes"
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,35 +18,46 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-//go:embed programs/start.c
-var startSource string
-
 // startBench: how long does it take from Spawn to the first line of main of an isolated proc that is warm (its program is on the machine)? Starts follow one another, each
 // after the end of the one before; the program tells the monotonic clock at its first line, which is the spawner's clock too. The floor and first peer is the least that Linux
 // needs: posix_spawn of the same static program from a small C program, without any isolation. The others are containers (see there), posix_spawned by the same
-// program, which counts until the first line of main too. Expected: a few times the floor, most of it namespaces and cgroup; bwrap some ms, runc and crun ten and more.
+// program, which counts until the first line of main too. Expected: a few times the floor, most of it namespaces and cgroup; bwrap some ms, runc and crun ten and more, docker a hundred
+// and more. Programs in Go and Python, which take their time before the first line, are started beside the C program by us, posix_spawn and runc; to each container
+// they are the same static files. Where the time of ours goes is told by the traces that sigmad keeps (sigma inspect --timing).
 func startBench() Bench {
-	return Bench{Name: "start", Question: "how long from Spawn to the first line of main of a warm, isolated proc?",
-		Metrics: []string{"warm_start_p50_ms", "warm_start_p99_ms", "cpu_ms_per_start"}, run: runStart}
+	metrics := []string{"warm_start_p50_ms", "warm_start_p99_ms", "cpu_ms_per_start"}
+	for _, l := range languages() {
+		metrics = append(metrics, l.name+"_start_p50_ms")
+	}
+	for _, phase := range phases() {
+		metrics = append(metrics, "phase_"+phase+"_p50_ms")
+	}
+	return Bench{Name: "start", Question: "how long from Spawn to the first line of main of a warm, isolated proc?", Metrics: metrics, run: runStart}
 }
 
 // startArm is one way to start.
 type startArm struct {
 	name    string
-	command []string  // what the C program is to spawn; nil: itself
-	n       int       // starts per block
-	all     []float64 // ms
-	p50     []float64 // ms, per block
-	cpu     []float64 // ms per start, per block
+	wrap    []string             // what the C program that spawns is run by, if it needs other surroundings
+	command []string             // what the C program is to spawn; nil: itself
+	daemon  func() time.Duration // processor time of what works for the command elsewhere; nil: nothing does
+	n       int                  // starts per block
+	all     []float64            // ms
+	p50     []float64            // ms, per block
+	cpu     []float64            // ms per start, per block
 }
 
+// startArms start one program.
 type startArms struct {
 	r       *Run
 	s       *system
+	spawner string // path of the C program
 	local   string // path of the program here
 	program string // and in the realm
 	ours    startArm
 	peers   []*startArm // posix_spawn is the first
+	docker  *dockerd
+	ids     []sigma.ProcID // of ours
 }
 
 func runStart(ctx context.Context, r *Run) error {
@@ -58,60 +69,106 @@ func runStart(ctx context.Context, r *Run) error {
 	if err != nil {
 		return err
 	}
-	a := &startArms{r: r, local: local, ours: startArm{name: "ours", n: n}, peers: []*startArm{{name: "posix_spawn", n: n}}}
-	a.findPeers(ctx, n)
+	a := &startArms{r: r, spawner: local, local: local, ours: startArm{name: "ours", n: n}, peers: []*startArm{{name: "posix_spawn", n: n}}}
+	for _, c := range containers() {
+		a.addContainer(ctx, c, n/10)
+	}
+	if a.docker, err = r.startDocker(ctx, local); err != nil {
+		r.note("skipped docker: %v", err)
+	} else {
+		defer a.docker.stop()
+		a.add(ctx, &startArm{name: "docker", n: max(1, n/100), command: a.docker.run(), daemon: a.docker.cpu})
+	}
 	if a.s, err = r.boot(ctx); err != nil {
 		return err
 	}
 	defer a.s.down()
-	if a.program, err = a.s.install(ctx, a.local, "start"); err != nil {
-		return err
+	all := []*startArms{a}
+	for _, l := range languages() {
+		if x, err := a.inLanguage(ctx, l, n); err != nil {
+			r.note("skipped %s: %v", l.name, err)
+		} else {
+			all = append(all, x)
+		}
 	}
-	if err := a.oursBlock(ctx, 10, false); err != nil { // warm
-		return err
-	}
-	r.note("%d blocks of %d starts each, of containers fewer", blocks, n)
-	arms := []func() error{func() error { return a.oursBlock(ctx, n, true) }}
-	for _, p := range a.peers {
-		arms = append(arms, func() error { return a.peerBlock(ctx, p) })
+	r.note("%d blocks of %d starts each, of containers and in other languages fewer", blocks, n)
+	var arms []func() error
+	for _, x := range all {
+		if x.program, err = a.s.install(ctx, x.local, filepath.Base(x.local)); err != nil {
+			return err
+		}
+		if err := x.oursBlock(ctx, 10, false); err != nil { // warm
+			return err
+		}
+		arms = append(arms, func() error { return x.oursBlock(ctx, x.ours.n, true) })
+		for _, p := range x.peers {
+			arms = append(arms, func() error { return x.peerBlock(ctx, p) })
+		}
 	}
 	if err := interleave(blocks, arms...); err != nil {
 		return err
 	}
-	return a.report()
+	if err := a.report(); err != nil {
+		return err
+	}
+	for i, x := range all[1:] {
+		if err := x.reportLanguage(i); err != nil {
+			return err
+		}
+	}
+	return a.reportPhases(ctx)
 }
 
-// buildStart compiles programs/start.c and returns where it is.
-func (r *Run) buildStart(ctx context.Context) (string, error) {
-	local := filepath.Join(r.dir, "start")
-	if err := os.WriteFile(local+".c", []byte(startSource), 0o644); err != nil {
-		return "", err
+// inLanguage makes arms for a program in another language. The containers are few here: what one adds to a start does not depend on the language.
+func (a *startArms) inLanguage(ctx context.Context, l language, n int) (*startArms, error) {
+	local, err := l.build(a.r, ctx)
+	if err != nil {
+		return nil, err
 	}
-	if out, err := exec.CommandContext(ctx, "cc", "-static", "-O2", "-o", local, local+".c").CombinedOutput(); err != nil {
-		return "", fmt.Errorf("cannot build the program to start: %w\n%s", err, out)
+	x := &startArms{r: a.r, s: a.s, spawner: a.spawner, local: local, ours: startArm{name: "ours-" + l.name, n: n / 5}}
+	if err := x.add(ctx, &startArm{name: "posix_spawn", n: n / 5, command: []string{local}}); err != nil {
+		return nil, err
 	}
-	return local, nil
-}
-
-// findPeers tries each container once; one that does not run here is no peer.
-func (a *startArms) findPeers(ctx context.Context, n int) {
 	for _, c := range containers() {
-		path, err := c.find(ctx)
-		var p *startArm
-		if err == nil {
-			p = &startArm{name: c.name, n: n / 10}
-			p.command, err = c.command(a.r, path, a.local)
+		if c.name == "runc" {
+			x.addContainer(ctx, c, n/40)
 		}
-		if err == nil {
-			_, _, err = a.spawn(ctx, p, 1)
-		}
-		if err != nil {
-			a.r.note("skipped %s: %v", c.name, err)
-			continue
-		}
-		a.peers = append(a.peers, p)
 	}
-	a.r.note("skipped docker: it needs a running dockerd, which this bench does not start")
+	for _, p := range x.peers {
+		p.name += "-" + l.name
+	}
+	return x, nil
+}
+
+// addContainer installs a container's program if it has to.
+func (a *startArms) addContainer(ctx context.Context, c container, n int) {
+	path, err := find(ctx, c.name, c.pack)
+	p := &startArm{name: c.name, n: max(1, n)}
+	if err == nil {
+		p.command, err = c.command(a.r, path, a.local)
+	}
+	if err != nil {
+		a.r.note("skipped %s: %v", c.name, err)
+		return
+	}
+	a.add(ctx, p)
+}
+
+// add tries a peer once; one that does not run here is no peer.
+func (a *startArms) add(ctx context.Context, p *startArm) error {
+	_, _, err := a.spawn(ctx, p, 1)
+	if _, stat := os.Stat(hybridUnified); err != nil && p.name == "crun" && stat == nil {
+		p.wrap = withoutUnified()
+		if _, _, err = a.spawn(ctx, p, 1); err == nil {
+			a.r.note("crun refuses machines that have both versions of cgroups; it is run where it sees the first only")
+		}
+	}
+	if err != nil {
+		a.r.note("skipped %s: %v", p.name, err)
+		return err
+	}
+	a.peers = append(a.peers, p)
+	return nil
 }
 
 func (a *startArms) report() error {
@@ -126,6 +183,19 @@ func (a *startArms) report() error {
 			if err := a.r.print(l); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// reportLanguage prints the start of a program in a language.
+func (a *startArms) reportLanguage(i int) error {
+	o, floor := &a.ours, a.peers[0]
+	for _, p := range a.peers {
+		l := Line{Metric: languages()[i].name + "_start_p50_ms", Unit: "ms", Ours: median(o.all), Peer: strings.TrimSuffix(p.name, "-"+languages()[i].name), Theirs: pointer(median(p.all)),
+			Ratio: pointer(median(ratios(p.p50, o.p50))), Floor: pointer(median(floor.all)), N: len(o.all)}
+		if err := a.r.print(l); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -175,6 +245,7 @@ func (a *startArms) oursBlock(ctx context.Context, n int, count bool) error {
 	if !count {
 		return nil
 	}
+	a.ids = append(a.ids, ids...)
 	a.r.add(&a.ours, ms, cpu, n)
 	return nil
 }
@@ -199,7 +270,13 @@ func (r *Run) add(a *startArm, ms []float64, cpu time.Duration, n int) {
 
 // spawn has the C program start the peer's command n times.
 func (a *startArms) spawn(ctx context.Context, p *startArm, n int) (ms []float64, cpu time.Duration, err error) {
-	cmd := exec.CommandContext(ctx, a.local, append([]string{"spawn", strconv.Itoa(n)}, p.command...)...)
+	args := slices.Concat(p.wrap, []string{a.spawner, "spawn", strconv.Itoa(n)}, p.command)
+	daemon := p.daemon
+	if daemon == nil {
+		daemon = func() time.Duration { return 0 }
+	}
+	cpu = -daemon()
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	out, err := cmd.Output()
@@ -213,5 +290,5 @@ func (a *startArms) spawn(ctx context.Context, p *startArm, n int) (ms []float64
 		}
 		ms = append(ms, float64(ns)/1e6)
 	}
-	return ms, cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), nil
+	return ms, cpu + daemon() + cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), nil
 }
