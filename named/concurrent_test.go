@@ -293,7 +293,8 @@ func TestWatchUnderLoad(t *testing.T) {
 		cancel()
 		group.Wait()
 		synctest.Wait()
-		if after := runtime.NumGoroutine(); after > before {
+		// Those of the runtime and of other tests come and go; one for each watch would be 100.
+		if after := runtime.NumGoroutine(); after > before+50 {
 			t.Errorf("%d goroutines, %d before", after, before)
 		}
 		l, _ := root.slot.leader(t.Context())

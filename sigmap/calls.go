@@ -161,17 +161,15 @@ func (c *Coder) ProcInfo(p *sigma.ProcInfo) {
 	c.Usage(&p.Usage)
 }
 
-// Timing is a counted list, so that there can be more phases later.
+// Timing is a list of one duration for each phase.
 func (c *Coder) Timing(t *sigma.Timing) {
 	n := len(t)
-	c.Count(&n, 8)
-	for i := 0; i < n && c.err == nil; i++ {
-		var other time.Duration // a phase of a later version
-		d := &other
-		if i < len(t) {
-			d = &t[i]
-		}
-		c.Duration(d)
+	if c.Count(&n, 8); n != len(t) {
+		c.Fail("a start has another number of phases")
+		return
+	}
+	for i := range t {
+		c.Duration(&t[i])
 	}
 }
 
