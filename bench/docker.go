@@ -25,6 +25,7 @@ type dockerd struct {
 	client string // path of the docker command
 	cmd    *exec.Cmd
 	ended  chan error
+	made   []string // directories of its programs that were not there before, deepest first
 }
 
 const (
@@ -40,6 +41,11 @@ func (r *Run) startDocker(ctx context.Context, program string) (d *dockerd, err 
 		return nil, err
 	}
 	d = &dockerd{r: r, dir: filepath.Join(r.dir, "docker"), group: filepath.Base(r.dir) + "-docker", ended: make(chan error, 1)}
+	for _, dir := range []string{"/run/docker/plugins", "/run/docker", "/run/containerd/s", "/run/containerd", "/etc/docker/key.json"} { // there is no option for them
+		if _, err := os.Stat(dir); err != nil {
+			d.made = append(d.made, dir)
+		}
+	}
 	if d.client, err = find(ctx, "docker", "docker.io"); err != nil {
 		return nil, err
 	}
@@ -228,6 +234,9 @@ func (d *dockerd) stop() {
 		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], d.dir+"/") {
 			unix.Unmount(f[4], unix.MNT_DETACH)
 		}
+	}
+	for _, dir := range d.made {
+		os.Remove(dir)
 	}
 	os.RemoveAll(d.dir)
 }

@@ -13,7 +13,7 @@ const clockMonotonic = 1
 func main() {
 	var t syscall.Timespec
 	if _, _, no := syscall.Syscall(syscall.SYS_CLOCK_GETTIME, clockMonotonic, uintptr(unsafe.Pointer(&t)), 0); no != 0 {
-		os.Exit(1)
+		return // the missing line tells
 	}
 	os.Stdout.WriteString(strconv.FormatInt(t.Nano(), 10) + "\n")
 }
