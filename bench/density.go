@@ -130,7 +130,12 @@ func kibField(path, name string) float64 {
 
 // charged is what the kernel charges to the system's cgroups, and the launcher's own memory, in KiB.
 func (a *densityArms) charged() float64 {
-	sum := kibField(fmt.Sprintf("/proc/%d/smaps_rollup", a.s.pid), "Pss")
+	sum := 0.0
+	for _, p := range a.s.family() {
+		if a.s.launcher(p) {
+			sum += kibField(fmt.Sprintf("/proc/%d/smaps_rollup", p.pid), "Pss")
+		}
+	}
 	for _, root := range a.s.cgroupRoots() {
 		for _, file := range []string{"/memory.usage_in_bytes", "/memory.current"} {
 			sum += number(root+file) / 1024

@@ -38,7 +38,7 @@ func (s *system) footprint() footprint {
 			open, _ := os.ReadDir(filepath.Join(dir, "fd"))
 			f.files += len(open)
 		}
-		if p.daemon() || p.pid == s.pid { // the launcher's files grow with what it keeps ready
+		if p.daemon() || s.launcher(p) { // the launcher's files grow with what it keeps ready
 			f.memory[p.name] += kibField(filepath.Join(dir, "smaps_rollup"), "Pss")
 		}
 	}

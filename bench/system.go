@@ -23,7 +23,7 @@ const realm = "bench"
 type system struct {
 	r    *Run
 	data string
-	pid  int // of the launcher, the parent of everything
+	pid  int // of the keeper, the parent of everything
 	*sdk.Client
 }
 
@@ -97,14 +97,14 @@ func (s *system) cpu() (sum time.Duration) {
 	return sum
 }
 
-// cpuByPart divides it: this process, the launcher and each daemon, and what ran in or became procs.
+// cpuByPart divides it: this process, the launcher with its keeper, and each daemon, and what ran in or became procs.
 func (s *system) cpuByPart() map[string]time.Duration {
 	var self syscall.Rusage
 	syscall.Getrusage(syscall.RUSAGE_SELF, &self)
 	parts := map[string]time.Duration{"bench": time.Duration(self.Utime.Nano() + self.Stime.Nano())}
 	for _, p := range s.family() {
 		switch {
-		case p.pid == s.pid:
+		case s.launcher(p):
 			parts["launcher"] += p.own
 			parts["procs"] += p.children
 		case p.daemon():
@@ -149,7 +149,12 @@ func readProcess(pid int) (process, bool) {
 	return p, true
 }
 
-// family lists the launcher and all that descend from it.
+// launcher reports whether p is the keeper or the launcher that it started.
+func (s *system) launcher(p process) bool {
+	return p.pid == s.pid || p.parent == s.pid && p.name == "launcher"
+}
+
+// family lists the keeper and all that descend from it.
 func (s *system) family() (out []process) {
 	all := map[int]process{}
 	entries, _ := os.ReadDir("/proc")

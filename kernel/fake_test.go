@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"net"
 	"os"
 	"sync"
@@ -22,15 +23,15 @@ import (
 type machine struct {
 	t       *testing.T
 	k       *Kernel
-	control *net.UnixConn
-	realms  *memRealms // named's
-	objects *memRealms // s3d's
+	keeper  *net.UnixConn // the keeper's end
+	realms  *memRealms    // named's
+	objects *memRealms    // s3d's
 	procs   chan *fakeProc
 	down    context.CancelFunc
 	over    chan error // closed when Run has returned
 
-	sending sync.Mutex
 	mu      sync.Mutex
+	control *net.UnixConn        // mu; of the launcher that lives
 	running map[uint64]*fakeProc // mu
 	uids    map[uint32]uint64    // mu; of running procs, to the launch
 }
@@ -111,15 +112,15 @@ func boot(t *testing.T) *machine {
 	}
 	m := &machine{t: t, realms: &memRealms{trees: map[sigma.RealmID]*memfs.Tree{}}, objects: &memRealms{trees: map[sigma.RealmID]*memfs.Tree{}, auto: true}, procs: make(chan *fakeProc, 1000),
 		over: make(chan error, 1), running: map[uint64]*fakeProc{}, uids: map[uint32]uint64{}}
-	control, err := session.UnixConn(ours)
+	keeper, err := session.UnixConn(ours)
 	if err == nil {
-		m.control, err = session.UnixConn(theirs)
+		m.keeper, err = session.UnixConn(theirs)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	ready := make(chan struct{})
-	cfg := Config{Machine: "m1", Control: control, Data: t.TempDir(), Memory: sigma.GiB, Ready: func() { close(ready) }}
+	cfg := Config{Machine: "m1", Keeper: keeper, Data: t.TempDir(), Memory: sigma.GiB, Ready: func() { close(ready) }}
 	for _, name := range []string{serviceNamed, serviceBesched, serviceS3} {
 		null, err := os.Open(os.DevNull)
 		if err != nil {
@@ -131,7 +132,7 @@ func boot(t *testing.T) *machine {
 	if m.k, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
-	go m.launcher()
+	m.launcher()
 	ctx, down := context.WithCancel(context.Background())
 	m.down = down
 	go func() { m.over <- m.k.Run(ctx); close(m.over) }()
@@ -143,16 +144,55 @@ func boot(t *testing.T) *machine {
 	t.Cleanup(func() {
 		down()
 		<-m.over
+		m.keeper.Close()
+		m.mu.Lock()
+		defer m.mu.Unlock()
 		m.control.Close()
 	})
 	return m
 }
 
-// launcher answers sigmad until it closes the control socket.
+// launcher starts a launcher.
 func (m *machine) launcher() {
+	m.t.Helper()
+	theirs, ours, err := session.FilePair(syscall.SOCK_SEQPACKET)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer theirs.Close()
+	control, err := session.UnixConn(ours)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.mu.Lock()
+	m.control = control
+	m.mu.Unlock()
+	if _, _, err := m.keeper.WriteMsgUnix([]byte{32, 0, 1, 0}, syscall.UnixRights(int(theirs.Fd())), nil); err != nil {
+		m.t.Fatal(err)
+	}
+	go m.launch(control)
+}
+
+// die ends the launcher and what it runs, as kill -9 does.
+func (m *machine) die() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.control.Close()
+	for id, p := range m.running {
+		delete(m.running, id)
+		delete(m.uids, p.uid)
+		go p.exit(9)
+	}
+}
+
+// launch answers sigmad until it closes the control socket.
+func (m *machine) launch(control *net.UnixConn) {
 	buf, oob := make([]byte, 64<<10), make([]byte, 1024)
 	for {
-		n, oobn, _, _, err := m.control.ReadMsgUnix(buf, oob)
+		n, oobn, _, _, err := control.ReadMsgUnix(buf, oob)
+		if errors.Is(err, net.ErrClosed) { // it died
+			return
+		}
 		if err != nil || n == 0 {
 			m.mu.Lock()
 			defer m.mu.Unlock()
@@ -237,8 +277,8 @@ func (m *machine) start(b, oob []byte) {
 }
 
 func (m *machine) send(b []byte) {
-	m.sending.Lock()
-	defer m.sending.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.control.Write(b)
 }
 

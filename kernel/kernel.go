@@ -35,7 +35,7 @@ const Version = "0.1.0-dev"
 // Config says what a machine has.
 type Config struct {
 	Machine  sigma.MachineID
-	Control  *net.UnixConn // to the launcher
+	Keeper   *net.UnixConn // to the keeper, which gives the control sockets of launchers
 	Programs []Program     // the boot set
 	Data     string        // directory that is the kernel's own
 	UIDBase  uint32        // first of the uids that belong to this instance (docs/internals/launcher-protocol.md)
@@ -59,7 +59,7 @@ type Program struct {
 // Kernel is one running sigmad.
 type Kernel struct {
 	cfg      Config
-	launcher *launch.Launcher
+	keeper   *launch.Keeper
 	proxy    *dialproxy.Proxy
 	bin      *binfs.Cache
 	ux       *ux.Tree
@@ -75,6 +75,8 @@ type Kernel struct {
 	nextLaunch atomic.Uint64
 
 	mu       sync.Mutex
+	launcher *launch.Launcher                  // mu; nil between the death of one and the start of the next
+	comes    chan struct{}                     // mu; closed when there is a launcher
 	core     *schedd.Core                      // mu
 	wake     map[sigma.ProcID]chan struct{}    // mu; closed at the next change of a proc
 	notice   map[sigma.ProcID]chan struct{}    // mu; closed when a proc shall go
@@ -123,7 +125,7 @@ func New(cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, launcher: launch.New(cfg.Control), proxy: dialproxy.New(cfg.Machine), bin: bin, ux: scratch, services: map[string]*service{}, meters: newMeters(), start: time.Now(),
+	k := &Kernel{cfg: cfg, keeper: launch.NewKeeper(cfg.Keeper), comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), bin: bin, ux: scratch, services: map[string]*service{}, meters: newMeters(), start: time.Now(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
@@ -139,7 +141,7 @@ func New(cfg Config) (*Kernel, error) {
 	return k, nil
 }
 
-// Run boots the machine and serves until ctx ends, Down is called, or the launcher is gone. Before it returns, services were asked to end in an orderly way.
+// Run boots the machine and serves until ctx ends, Down is called, or the keeper is gone. Before it returns, services were asked to end in an orderly way.
 func (k *Kernel) Run(ctx context.Context) error {
 	ctx, k.down = context.WithCancel(ctx)
 	defer k.down()
@@ -148,7 +150,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	work := context.WithoutCancel(ctx) // launcher events are needed until the services have ended
 	work, stopWork := context.WithCancel(work)
 	defer stopWork()
-	go func() { events <- k.launcher.Run(work, k.launchEvent) }()
+	go func() { events <- k.launchers(work) }()
 
 	for _, s := range k.services {
 		k.sessions.Go(func() { s.supervise(ctx) })

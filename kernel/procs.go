@@ -53,7 +53,7 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 		l := k.newLogsLocked(p.Realm, p.ID)
 		k.sessions.Go(func() { k.startProc(&p, l) })
 	case schedd.Kill:
-		go k.launcher.Kill(f.Proc.Launch)
+		go k.kill(f.Proc.Launch)
 	case schedd.Notice:
 		ch := k.noticeLocked(f.Proc.ID) // stays closed, so that a later WaitEvict returns at once
 		select {
@@ -62,7 +62,7 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 			close(ch)
 		}
 		if f.Signal != 0 {
-			go k.launcher.Signal(f.Proc.Launch, f.Signal)
+			go k.signal(f.Proc.Launch, f.Signal)
 		}
 	case schedd.Wake:
 		if ch := k.wake[f.ID]; ch != nil {
@@ -157,7 +157,7 @@ func (k *Kernel) tryStart(p *schedd.Proc, l *procLogs) error {
 		Env:    append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm), "SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, p.Descriptor.Env...),
 		Passed: []launch.Passed{{File: files.outW, Target: 1}, {File: files.errW, Target: 2}, {File: files.system, Target: 3}}}
 	k.step(schedd.LaunchAsked{ID: p.ID, Launch: id})
-	if err := k.launcher.Start(req); err != nil {
+	if err := k.launch(ctx, req); err != nil {
 		k.unregister(id)
 		files.closeOurs()
 		return err
@@ -189,21 +189,33 @@ func (k *Kernel) procEvent(id sigma.ProcID, launchID uint64, started chan struct
 		files.conn.Close()
 		close(started)
 	case launch.Exited:
-		k.metrics.exited.Add(1)
-		k.proxy.CloseProc(id)
-		files.conn.Close() // a session that outlives its proc has nobody at the other end
-		go func() {        // not here, where the launcher's other events wait
-			select {
-			case <-files.logged: // so that who learns of the end can read all that was written
-			case <-time.After(logLimit):
-			}
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			k.stepLocked(schedd.Gone{ID: id, Exit: e})
-			k.endedLocked(id)
-		}()
+		k.procGone(id, files, schedd.Gone{ID: id, Exit: e})
+	case launch.Lost:
+		k.procGone(id, files, schedd.LauncherDied{ID: id})
+		select {
+		case <-started:
+		default:
+			close(started)
+		}
 	}
 	k.unregister(launchID)
+}
+
+// procGone ends what a proc had. Its end is told when its output is complete, which is not waited for here, where the launcher's other events wait.
+func (k *Kernel) procGone(id sigma.ProcID, files *procFiles, e schedd.Event) {
+	k.metrics.exited.Add(1)
+	k.proxy.CloseProc(id)
+	files.conn.Close() // a session that outlives its proc has nobody at the other end
+	go func() {
+		select {
+		case <-files.logged: // so that who learns of the end can read all that was written
+		case <-time.After(logLimit):
+		}
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.stepLocked(e)
+		k.endedLocked(id)
+	}()
 }
 
 // wallTime turns the launcher's CLOCK_MONOTONIC into a time.

@@ -89,6 +89,8 @@ func (s *service) run(ctx context.Context) error {
 		switch e := e.(type) {
 		case launch.Failed:
 			result <- e.Err()
+		case launch.Lost:
+			result <- sigma.Errorf("kernel.service", sigma.KindLost, "the launcher died")
 		case launch.Exited:
 			result <- sigma.Errorf("kernel.service", sigma.KindLost, "exit code %d, signal %d", e.Wait.ExitStatus(), max(0, int(e.Wait.Signal())))
 		}
@@ -101,7 +103,7 @@ func (s *service) run(ctx context.Context) error {
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	s.k.sessions.Go(func() { s.k.serve(serving, conn, p) })
-	err = s.k.launcher.Start(launch.Request{ID: id, Profile: launch.ProfileSystem, UID: s.uid, GID: s.uid, PidsMax: 256, CPUShares: 4096, NoFile: 65536,
+	err = s.k.launch(ctx, launch.Request{ID: id, Profile: launch.ProfileSystem, UID: s.uid, GID: s.uid, PidsMax: 256, CPUShares: 4096, NoFile: 65536,
 		Group: "system/" + s.name, Args: []string{s.name}, Program: s.program.File, Dir: s.program.Dir,
 		Passed: []launch.Passed{{File: os.Stderr, Target: 1}, {File: os.Stderr, Target: 2}, {File: serviceEnd, Target: 3}}})
 	if err != nil {
@@ -167,7 +169,7 @@ func (s *service) terminate() {
 	id := s.launch
 	s.mu.Unlock()
 	if id != 0 {
-		s.k.launcher.Signal(id, syscall.SIGTERM)
+		s.k.signal(id, syscall.SIGTERM)
 	}
 }
 
@@ -234,32 +236,4 @@ func (k *Kernel) status() (out []sigmap.Service) {
 		s.mu.Unlock()
 	}
 	return append(out, sigmap.Service{Name: "sigmad", State: "running", Since: k.start})
-}
-
-// register takes the events of a launch; unregister ends that.
-func (k *Kernel) register(handle func(launch.Event)) uint64 {
-	id := k.nextLaunch.Add(1)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.children[id] = handle
-	return id
-}
-
-func (k *Kernel) unregister(id uint64) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.children, id)
-}
-
-func (k *Kernel) launchEvent(e launch.Event) {
-	if m, ok := e.(launch.Metered); ok {
-		k.meters.answer(m)
-		return
-	}
-	k.mu.Lock()
-	handle := k.children[e.ProcID()]
-	k.mu.Unlock()
-	if handle != nil {
-		handle(e)
-	}
 }

@@ -122,7 +122,11 @@ func (k *Kernel) usageOf(ctx context.Context, realm sigma.RealmID, id sigma.Proc
 	if !running {
 		return u, nil
 	}
-	m, err := k.meters.read(ctx, k.launcher, launched)
+	l := k.living()
+	if l == nil { // it died, and the proc with it
+		return u, nil
+	}
+	m, err := k.meters.read(ctx, l, launched)
 	if err != nil {
 		return sigma.Usage{}, err
 	}

@@ -52,7 +52,7 @@ type Request struct {
 	Passed    []Passed
 }
 
-// Event is Started, Failed, Exited or Metered.
+// Event is Started, Failed, Exited, Metered or Lost.
 type Event interface{ ProcID() uint64 }
 
 // Started says that the program executes.
@@ -86,6 +86,12 @@ type Metered struct {
 	Memory, MemoryPeak sigma.Bytes
 	Tasks              uint32 // processes and threads
 }
+
+// Lost says that the launcher died, and what it ran with it. Run does not say it: who runs it does, of each launch that is not over.
+type Lost struct{ ID uint64 }
+
+// ProcID is the request's.
+func (e Lost) ProcID() uint64 { return e.ID }
 
 // ProcID is the request's.
 func (e Started) ProcID() uint64 { return e.ID }
@@ -191,10 +197,11 @@ func (l *Launcher) send(b, oob []byte) error {
 	return nil
 }
 
-// Run hands every event to handle, in order, until ctx ends or the launcher is gone.
+// Run hands every event to handle, in order, until ctx ends or the launcher is gone (KindLost). The connection is closed then.
 func (l *Launcher) Run(ctx context.Context, handle func(Event)) error {
 	stop := context.AfterFunc(ctx, func() { l.conn.Close() })
 	defer stop()
+	defer l.conn.Close()
 	buf := make([]byte, messageMax)
 	for {
 		n, err := l.conn.Read(buf)

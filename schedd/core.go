@@ -129,6 +129,8 @@ type (
 		ID   sigma.ProcID
 		Exit launch.Exited
 	}
+	// LauncherDied: the launcher that ran it, or was about to, is dead, and so are its processes.
+	LauncherDied struct{ ID sigma.ProcID }
 	// CalledStarted, CalledExited: the proc said so.
 	CalledStarted struct{ ID sigma.ProcID }
 	// CalledExited records the status it wants.
@@ -164,6 +166,7 @@ func (LaunchAsked) event()   {}
 func (NotLaunched) event()   {}
 func (Launched) event()      {}
 func (Gone) event()          {}
+func (LauncherDied) event()  {}
 func (CalledStarted) event() {}
 func (CalledExited) event()  {}
 func (WaitsEvict) event()    {}
@@ -348,6 +351,15 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		}
 		p.Usage = sigma.Usage{UserTime: e.Exit.User, SystemTime: e.Exit.Sys, MemoryPeak: e.Exit.MemoryPeak}
 		return c.end(now, p, statusOf(p, e.Exit))
+	case LauncherDied:
+		if p.State == sigma.ProcQueued {
+			return nil
+		}
+		s := sigma.Status{Code: sigma.StatusCrashed, ExitCode: 137, Msg: "the launcher died, and the proc with it"}
+		if p.exited != nil {
+			s = statusOf(p, launch.Exited{Wait: syscall.WaitStatus(syscall.SIGKILL)}) // what it said stands
+		}
+		return c.end(now, p, s)
 	case CalledStarted:
 		return c.markStarted(now, p)
 	case CalledExited:
@@ -379,6 +391,8 @@ func idOf(e Event) sigma.ProcID {
 	case Launched:
 		return e.ID
 	case Gone:
+		return e.ID
+	case LauncherDied:
 		return e.ID
 	case CalledStarted:
 		return e.ID

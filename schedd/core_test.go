@@ -22,7 +22,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the scripts do now into th
 // Scripts: a line is an event, the indented lines after it what it caused and how the proc is then. Each event comes one second after the last.
 //
 //	spawn PROC REALM MEMORY [call]   assigned|asked|launched|started|killed|timer|wait|unwait PROC   evict PROC SECONDS
-//	exited PROC CODE MESSAGE         not-launched PROC KIND   gone PROC exit|signal NUMBER [oom]     lost   age DURATION
+//	exited PROC CODE MESSAGE         not-launched PROC KIND   gone PROC exit|signal NUMBER [oom]     lost   age DURATION   launcher-died PROC
 //	leased|recalled
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
@@ -137,6 +137,8 @@ func event(t *testing.T, w []string) Event {
 		return WaitsEvict{id, 1}
 	case "unwait":
 		return WaitsEvict{id, -1}
+	case "launcher-died":
+		return LauncherDied{id}
 	case "lost":
 		return SchedulerLost{}
 	case "gone":

@@ -23,7 +23,7 @@ import (
 // DATA, the directory that holds all state of one machine's system. The rules here keep a slip of the keyboard from damaging another directory: a directory that
 // has something in it is only taken if it was a DATA before, because up changes its mode and its programs write below it.
 const (
-	lockName     = "lock"      // flock'ed while a system runs; its text is the launcher's pid
+	lockName     = "lock"      // flock'ed while a system runs; its text is the keeper's pid
 	instanceName = "instance"  // 8 hex digits, from which the launcher derives uids and cgroup names
 	logName      = "sigma.log" // what launcher, sigmad and services print
 	logMax       = 64 << 20    // bytes; a longer log is put aside at the next start
@@ -257,7 +257,7 @@ func writeHolder(f *os.File, pid int) error {
 	return nil
 }
 
-// running tells whether a system holds DATA's lock, and the launcher's pid. free takes and gives back the lock, so it is asked sparingly.
+// running tells whether a system holds DATA's lock, and the keeper's pid. free takes and gives back the lock, so it is asked sparingly.
 func running(dir string) (pid int, held bool, err error) {
 	path := filepath.Join(dir, lockName)
 	f, err := os.OpenFile(path, os.O_RDWR, 0)

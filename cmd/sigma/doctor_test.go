@@ -101,13 +101,14 @@ func TestActive(t *testing.T) {
 	good := "NoNewPrivs:\t1\nSeccomp:\t2\nCapEff:\t0000000000000000\nUid:\t70000\t70000\t70000\t70000\n"
 	m := host(map[string]string{
 		"/proc/1/status":  "Name:\tinit\nPPid:\t0\n",
-		"/proc/10/status": "Name:\tlauncher\nPPid:\t1\nUid:\t0\t0\t0\t0\n",
-		"/proc/11/status": "Name:\tsigmad\nPPid:\t10\n" + good,
+		"/proc/9/status":  "Name:\tkeeper\nPPid:\t1\nUid:\t0\t0\t0\t0\n",
+		"/proc/10/status": "Name:\tlauncher\nPPid:\t9\nUid:\t0\t0\t0\t0\n",
+		"/proc/11/status": "Name:\tsigmad\nPPid:\t9\n" + good,
 		"/proc/12/status": "Name:\tproc\nPPid:\t11\nNoNewPrivs:\t1\nSeccomp:\t0\nCapEff:\t0000000000000000\nUid:\t0\t0\t0\t0\n",
 		"/proc/13/status": "Name:\tdone\nState:\tZ (zombie)\nPPid:\t10\n",
 		"/proc/14/status": "Name:\tother\nPPid:\t1\n",
 	})
-	ps := m.descendants(10)
+	ps := m.descendants(9)
 	if len(ps) != 2 || ps[0].pid != 11 || ps[1].pid != 12 {
 		t.Fatalf("got %+v", ps)
 	}

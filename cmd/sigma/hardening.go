@@ -289,8 +289,8 @@ func (p hostProcess) lacks() (out []string) {
 	return out
 }
 
-// descendants lists what the launcher has started and what came of that, without what has ended.
-func (m machine) descendants(launcher int) (out []hostProcess) {
+// descendants lists what a keeper and its launcher have started and what came of that, without themselves and what has ended.
+func (m machine) descendants(keeper int) (out []hostProcess) {
 	all := map[int]hostProcess{}
 	for _, name := range m.list("/proc") {
 		pid, err := strconv.Atoi(name)
@@ -306,11 +306,11 @@ func (m machine) descendants(launcher int) (out []hostProcess) {
 	}
 	parent := func(p hostProcess) int { n, _ := strconv.Atoi(p.fields["PPid"]); return n }
 	for pid, p := range all {
-		if pid == launcher || strings.HasPrefix(p.fields["State"], "Z") {
+		if pid == keeper || parent(p) == keeper && p.fields["Name"] == "launcher" || strings.HasPrefix(p.fields["State"], "Z") {
 			continue
 		}
 		for at, hops := parent(p), 0; at > 1 && hops < 64; at, hops = parent(all[at]), hops+1 {
-			if at == launcher {
+			if at == keeper {
 				out = append(out, p)
 				break
 			}

@@ -13,7 +13,7 @@ import (
 type statusJSON struct {
 	Running  bool          `json:"running"`
 	Data     string        `json:"data"`
-	PID      int           `json:"pid,omitempty"` // of the launcher
+	PID      int           `json:"pid,omitempty"` // of the keeper, the parent of everything
 	Machine  string        `json:"machine,omitempty"`
 	Version  string        `json:"version,omitempty"`
 	Services []serviceJSON `json:"services"`

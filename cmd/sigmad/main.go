@@ -19,9 +19,9 @@ import (
 
 // File descriptors that the launcher passes.
 const (
-	controlFile = 3
-	readyFile   = 4
-	firstFile   = 5 // then two for each program: its executable and its data directory
+	keeperFile = 3
+	readyFile  = 4
+	firstFile  = 5 // then two for each program: its executable and its data directory
 )
 
 func main() {
@@ -51,12 +51,12 @@ func run(log *slog.Logger) error {
 		say("error: bad instance")
 		return fmt.Errorf("instance %q: %w", *instance, err)
 	}
-	control, err := session.UnixConn(os.NewFile(controlFile, "launcher"))
+	keeper, err := session.UnixConn(os.NewFile(keeperFile, "keeper"))
 	if err != nil {
 		say("error: not started by the launcher")
 		return err
 	}
-	cfg := kernel.Config{Machine: sigma.MachineID(*machine), Control: control, Data: "/data", Log: log, UIDBase: 0x40000000 + uint32(number%1024)<<20, UIDs: 1 << 20, AllowWeaken: *weaken,
+	cfg := kernel.Config{Machine: sigma.MachineID(*machine), Keeper: keeper, Data: "/data", Log: log, UIDBase: 0x40000000 + uint32(number%1024)<<20, UIDs: 1 << 20, AllowWeaken: *weaken,
 		Ready: func() { say("ready") }}
 	if *rootless > 0 {
 		cfg.UIDBase, cfg.UIDs, cfg.Rootless = 1, uint32(*rootless), true

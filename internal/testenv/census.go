@@ -109,8 +109,8 @@ func (s *System) Census() Census {
 	c := Census{}
 	nets := map[string]bool{}
 	for _, p := range s.processes() {
-		if p.name == "launcher" && (p.cgroup == "" || spare(p.cgroup)) {
-			c["process launcher or one of its spares"] = 1
+		if p.name == "launcher" && (p.cgroup == "" || spare(p.cgroup)) || p.name == "keeper" && p.cgroup == "" {
+			c["process keeper, launcher or one of its spares"] = 1
 		} else {
 			c[fmt.Sprintf("process %s %s", p.cgroup, p.name)]++
 		}

@@ -302,9 +302,12 @@ func (s *System) Install(ctx context.Context, tb testing.TB, c *sdk.Client, loca
 	return path
 }
 
-// PID finds a daemon of the system ("launcher", "sigmad", "named", "besched", "s3d"); 0 if it does not run.
+// PID finds a daemon of the system ("keeper", "launcher", "sigmad", "named", "besched", "s3d"); 0 if it does not run.
 func (s *System) PID(name string) int {
-	if name == "launcher" {
+	switch name {
+	case "launcher":
+		return launcherOf(s.PID("keeper"))
+	case "keeper":
 		if !s.Running() {
 			return 0
 		}
@@ -315,6 +318,18 @@ func (s *System) PID(name string) int {
 	for _, p := range s.processes() {
 		if p.name == name && (p.cgroup == "launcher/sigmad" || strings.HasPrefix(p.cgroup, "system/"+name)) {
 			return p.pid
+		}
+	}
+	return 0
+}
+
+// launcherOf finds the launcher proper among a keeper's children, which are otherwise sigmad's.
+func launcherOf(keeper int) int {
+	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", keeper, keeper))
+	for _, child := range strings.Fields(string(children)) {
+		name, _ := os.ReadFile("/proc/" + child + "/comm")
+		if pid, err := strconv.Atoi(child); err == nil && strings.TrimSpace(string(name)) == "launcher" {
+			return pid
 		}
 	}
 	return 0

@@ -1,26 +1,59 @@
-//! A stand-in for sigmad in the tests: relays every record, with its descriptors, between the launcher
-//! (3) and the test (4), so that the test itself plays sigmad from outside of the container.
+//! A stand-in for sigmad in the tests: relays every record, with its descriptors, between the launcher, whose
+//! socket comes from the keeper (3), and the test (4), so that the test itself plays sigmad from outside of the
+//! container. When the launcher dies, the test gets a record of four zeroes, and then those of the next one.
 //! A record of the test's that starts with 0xff ends it with the code in the next byte.
 
 use std::os::fd::RawFd;
 
-const LAUNCHER: RawFd = 3;
+const KEEPER: RawFd = 3;
 const TEST: RawFd = 4;
 
 fn main() {
     loop {
-        let mut polls = [LAUNCHER, TEST].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-        // SAFETY: two valid entries are passed, with their count.
-        unsafe { libc::poll(polls.as_mut_ptr(), 2, -1) };
-        for (poll, to) in polls.iter().zip([TEST, LAUNCHER]) {
-            if poll.revents != 0 {
-                relay(poll.fd, to);
+        let launcher = next_launcher();
+        loop {
+            let mut polls = [launcher, TEST].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+            // SAFETY: two valid entries are passed, with their count.
+            unsafe { libc::poll(polls.as_mut_ptr(), 2, -1) };
+            if polls[0].revents != 0 && !relay(launcher, TEST) {
+                break;
             }
+            if polls[1].revents != 0 && !relay(TEST, launcher) {
+                std::process::exit(0);
+            }
+        }
+        // SAFETY: the pointer is to four live bytes; nobody else uses the launcher's number.
+        unsafe {
+            libc::close(launcher);
+            libc::send(TEST, [0u8; 4].as_ptr().cast(), 4, libc::MSG_NOSIGNAL);
         }
     }
 }
 
-fn relay(from: RawFd, to: RawFd) {
+/// Waits for the launcher that the keeper starts.
+fn next_launcher() -> RawFd {
+    let mut bytes = [0u8; 64];
+    let mut control = [0u64; 16];
+    let mut iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: msghdr is plain numbers and pointers, for which all zeroes is a value.
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = control.as_mut_ptr().cast();
+    msg.msg_controllen = size_of_val(&control);
+    // SAFETY: every pointer in msg is to a live local; a header of the control buffer is valid, if there is one.
+    unsafe {
+        let len = libc::recvmsg(KEEPER, &mut msg, 0);
+        let header = libc::CMSG_FIRSTHDR(&msg);
+        if len != 4 || bytes[..4] != [32, 0, 1, 0] || header.is_null() {
+            std::process::exit(1);
+        }
+        libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()
+    }
+}
+
+/// Passes one record on; false at the end.
+fn relay(from: RawFd, to: RawFd) -> bool {
     let mut bytes = vec![0u8; 70_000];
     let mut control = [0u64; 256];
     let mut iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -33,7 +66,7 @@ fn relay(from: RawFd, to: RawFd) {
     // SAFETY: every pointer in msg is to a live local.
     let len = unsafe { libc::recvmsg(from, &mut msg, 0) };
     if len <= 0 {
-        std::process::exit(0);
+        return false;
     }
     if from == TEST && bytes[0] == 0xff {
         std::process::exit(bytes[1] as i32);
@@ -44,6 +77,7 @@ fn relay(from: RawFd, to: RawFd) {
         libc::sendmsg(to, &msg, libc::MSG_NOSIGNAL);
     }
     close_passed(&msg);
+    true
 }
 
 fn close_passed(msg: &libc::msghdr) {

@@ -10,11 +10,24 @@ use std::fs::{File, Permissions};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 
-/// The plan for sigmad and its descriptors in the order of a START, its control socket among them.
+/// The group of sigmad's own cgroup, which no START can have.
+pub const GROUP: &str = "launcher";
+
+/// What this instance may grant.
+pub fn bounds(config: &Config) -> Bounds {
+    match &config.rootless {
+        Some(rootless) => Bounds::rootless(rootless.uids, config.weaken),
+        None => Bounds::new(config.instance_number, config.weaken),
+    }
+}
+
+/// The plan for sigmad and its descriptors in the order of a START, among them the socket from which it takes its
+/// control sockets, and the one on which it says that the system is ready.
 pub fn sigmad(
     config: &Config,
     bounds: Bounds,
-    control: OwnedFd,
+    keeper: OwnedFd,
+    ready: OwnedFd,
     fuse: Option<&Fuse>,
 ) -> Result<(Plan, Vec<OwnedFd>), Error> {
     let data = open_data(config).map_err(Error::Data)?;
@@ -43,11 +56,8 @@ pub fn sigmad(
             targets.push(target);
         }
     }
-    fds.push(control);
-    targets.push(3);
-    // SAFETY: `sigma up` opened it for us under this number; nobody else here uses it.
-    fds.push(unsafe { OwnedFd::from_raw_fd(config.ready_fd) });
-    targets.push(4);
+    fds.extend([keeper, ready]);
+    targets.extend([3, 4]);
 
     let names: Vec<&str> = programs.iter().map(|(name, _, _)| *name).collect();
     let mut argv = arguments(config, &names.join(","));
@@ -84,9 +94,11 @@ fn arguments(config: &Config, programs: &str) -> Vec<CString> {
     argv
 }
 
-/// Descriptors that came by number must not leak into every child.
-pub fn claim(fd: RawFd) -> Result<(), Error> {
-    sys::set_cloexec(fd).map_err(|_| Error::Usage("--lock-fd or --ready-fd is not open"))
+/// Takes a descriptor that came by number, which must not leak into every child.
+pub fn claim(fd: RawFd) -> Result<OwnedFd, Error> {
+    sys::set_cloexec(fd).map_err(|_| Error::Usage("--lock-fd or --ready-fd is not open"))?;
+    // SAFETY: `sigma up` opened it for us under this number; nobody else here uses it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn open_data(config: &Config) -> sys::Result<OwnedFd> {

@@ -105,16 +105,29 @@ pub enum Entry {
 }
 
 impl Cgroups {
-    /// Finds the hierarchies, removes what a dead instance of the name left, makes our root in each.
-    pub fn open(instance: &str, place: &Place) -> std::result::Result<Cgroups, Error> {
+    /// Finds the hierarchies, removes what a dead instance of the name left but for one group, makes our root in
+    /// each.
+    pub fn open(instance: &str, place: &Place, but: Option<&str>) -> std::result::Result<Cgroups, Error> {
+        let cgroups = Cgroups::sweep(instance, place, but)?;
+        for hierarchy in &cgroups.hierarchies {
+            enable(cgroups.version, &hierarchy.path).map_err(Error::Cgroup)?;
+            let root = hierarchy.path.join(&cgroups.name);
+            make(&root).and_then(|()| enable(cgroups.version, &root)).map_err(Error::Cgroup)?;
+        }
+        Ok(cgroups)
+    }
+
+    /// Kills everything in the instance's cgroups, but for one group, and removes them.
+    pub fn sweep(instance: &str, place: &Place, but: Option<&str>) -> std::result::Result<Cgroups, Error> {
         let (version, hierarchies) = place.hierarchies()?;
         let name = format!("sigma-{instance}");
         let cgroups = Cgroups { version, hierarchies, name, groups: HashMap::new(), free: HashMap::new(), named: 0 };
-        cgroups.remove_all().map_err(Error::Sweep)?;
         for hierarchy in &cgroups.hierarchies {
-            enable(version, &hierarchy.path).map_err(Error::Cgroup)?;
             let root = hierarchy.path.join(&cgroups.name);
-            make(&root).and_then(|()| enable(version, &root)).map_err(Error::Cgroup)?;
+            match but {
+                None => remove_tree(&root).map_err(Error::Sweep)?,
+                Some(but) => remove_below(&root, but).map_err(Error::Sweep)?,
+            }
         }
         Ok(cgroups)
     }
@@ -286,11 +299,6 @@ impl Cgroups {
         }
     }
 
-    /// Kills everything in the instance's cgroups and removes them.
-    pub fn remove_all(&self) -> Result<()> {
-        self.hierarchies.iter().try_for_each(|hierarchy| remove_tree(&hierarchy.path.join(&self.name)))
-    }
-
     fn open_group(&mut self, group: &str) -> Result<()> {
         if self.groups.contains_key(group) {
             return Ok(());
@@ -435,18 +443,24 @@ fn kill_members(path: &Path) -> usize {
     pids.filter(|pid| *pid != sys::getpid()).filter(|pid| sys::kill(*pid, libc::SIGKILL).is_ok()).count()
 }
 
-/// Removes a tree of cgroups, children first, killing what is in them. Bounded: 5 s of patience.
-fn remove_tree(path: &Path) -> Result<()> {
+/// Removes the cgroups below one, but for the one of this name.
+fn remove_below(path: &Path, but: &str) -> Result<()> {
     let entries = match std::fs::read_dir(path) {
         Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(err) => return Err(err.into()),
         Ok(entries) => entries,
     };
     for entry in entries.flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) && entry.file_name() != but {
             remove_tree(&entry.path())?;
         }
     }
+    Ok(())
+}
+
+/// Removes a tree of cgroups, children first, killing what is in them. Bounded: 5 s of patience.
+fn remove_tree(path: &Path) -> Result<()> {
+    remove_below(path, "")?;
     for attempt in 0..1000 {
         match std::fs::remove_dir(path) {
             Ok(()) => return Ok(()),

@@ -1,15 +1,15 @@
 //! The file system through which sigmad shows programs whose bytes are not all there yet (binfs).
 //!
-//! Only root may mount, so the launcher does, once: a mount that is attached nowhere, so that no path leads to it.
+//! Only root may mount, so the keeper does, once: a mount that is attached nowhere, so that no path leads to it.
 //! sigmad gets the device, on which it answers the kernel's requests, and the mount's root, beneath which it opens
-//! programs. The launcher itself never looks into it: each look would wait for sigmad.
+//! programs. The keeper itself never looks into it: each look would wait for sigmad.
 
 use crate::error::Errno;
 use crate::sys::{self, Result, mount};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Both stay open as long as the launcher lives, so that what pages from them outlives a sigmad.
+/// Both stay open as long as the keeper lives, so that what pages from them outlives a sigmad.
 pub struct Fuse {
     pub device: OwnedFd,
     pub root: OwnedFd,

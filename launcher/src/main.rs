@@ -10,6 +10,7 @@ mod factory;
 mod filter;
 mod fuse;
 mod init;
+mod keeper;
 mod landlock;
 mod namespaces;
 mod parking;
@@ -23,7 +24,7 @@ mod uids;
 
 fn main() {
     let config = config::Config::parse(std::env::args_os().skip(1));
-    let code = config.and_then(|config| supervisor::run(&config)).unwrap_or_else(|error| {
+    let code = config.and_then(|config| keeper::run(&config)).unwrap_or_else(|error| {
         error::log(&error::chain(&error));
         match error {
             error::Error::Usage(_) => 64,

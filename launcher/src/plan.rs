@@ -8,7 +8,7 @@ use std::ffi::CString;
 pub const UIDS: u32 = 1 << 20;
 /// The first of them that a proc may have; below are init and the programs.
 pub const PROC_FIRST: u32 = 1024;
-/// The id under which the launcher itself runs sigmad.
+/// The id under which the keeper runs sigmad.
 pub const SIGMAD_ID: u64 = u64::MAX;
 
 /// What a zero in the message stands for: everything has a limit.
@@ -148,7 +148,7 @@ impl Limits {
     }
 }
 
-/// The plan by which the launcher starts sigmad itself: `targets` are the numbers its descriptors get.
+/// The plan by which the keeper starts sigmad: `targets` are the numbers its descriptors get.
 pub fn sigmad(bounds: Bounds, index: u32, targets: Vec<i32>, binfs: Option<i32>, argv: Vec<CString>) -> Plan {
     Plan {
         id: SIGMAD_ID,
@@ -156,7 +156,7 @@ pub fn sigmad(bounds: Bounds, index: u32, targets: Vec<i32>, binfs: Option<i32>,
         weaken: Weaken(0),
         uid: bounds.base + 1 + index,
         gid: bounds.base + 1 + index,
-        group: "launcher".into(),
+        group: crate::boot::GROUP.into(),
         leaf: "sigmad".into(),
         limits: Limits { pids: PIDS_DEFAULT, memory: None, cpu_shares: SHARES_DEFAULT },
         // sigmad holds sockets of every proc of the machine.
@@ -208,7 +208,7 @@ fn check_group(group: &[u8]) -> Result<String, Error> {
     let legal = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-';
     let elements: Vec<&[u8]> = group.split(|byte| *byte == b'/').collect();
     let each = |element: &&[u8]| (1..=63).contains(&element.len()) && element.iter().all(legal);
-    if elements.len() > 4 || !elements.iter().all(each) || elements[0] == b"launcher" {
+    if elements.len() > 4 || !elements.iter().all(each) || elements[0] == crate::boot::GROUP.as_bytes() {
         return refuse(libc::EINVAL);
     }
     Ok(String::from_utf8_lossy(group).into_owned())

@@ -4,7 +4,6 @@ use crate::cgroup::meter::Reading;
 use crate::cgroup::{Leaf, Usage};
 use crate::child::Report;
 use crate::error::{Errno, Error};
-use crate::plan::SIGMAD_ID;
 use crate::protocol::{FLAG_KILLED, FLAG_OOM, Reply};
 use crate::sys::{self, Waited, socket};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -74,10 +73,6 @@ impl Proc {
             waited: None,
             loose: false,
         }
-    }
-
-    pub fn is_sigmad(&self) -> bool {
-        self.id == SIGMAD_ID
     }
 
     /// Reads what the report socket has. At its end the program either runs or never will: then

@@ -173,6 +173,11 @@ pub fn encode(reply: &Reply) -> Vec<u8> {
     out
 }
 
+/// The keeper's record that a control socket comes with, to sigmad and to the launcher.
+pub fn control() -> Vec<u8> {
+    [32u16.to_le_bytes(), VERSION.to_le_bytes()].concat()
+}
+
 fn head(out: &mut Vec<u8>, kind: u16, id: u64) {
     out.extend(kind.to_le_bytes());
     out.extend(VERSION.to_le_bytes());

@@ -1,26 +1,20 @@
-//! The event loop: requests in, records out, children reaped, everything removed at the end.
+//! The launcher proper: requests in, records out, children reaped, everything removed at the end.
 
 use crate::boot;
 use crate::cgroup::{Cgroups, Place};
 use crate::config::Config;
 use crate::error::{Errno, Error, chain, log};
 use crate::factory::Factory;
-use crate::fuse::Fuse;
 use crate::init::Status;
 use crate::parking::Need;
-use crate::plan::{self, Bounds, Plan, SIGMAD_ID};
+use crate::plan::{self, Bounds, Plan};
 use crate::proc::Proc;
 use crate::protocol::{self, MESSAGE_MAX, Reply, Request, Start};
-use crate::rootless;
 use crate::sys::{self, Epoll, Waited, socket};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 const SECOND: u64 = 1_000_000_000;
-/// How long sigmad may take to end after SIGTERM.
-const GRACE: u64 = 10 * SECOND;
-/// How long a sigmad that closed its socket may take to end by itself, so that its status is known.
-const CLOSED_GRACE: u64 = SECOND;
 /// How long killed processes may take to vanish (uninterruptible I/O) before the launcher gives up.
 const KILL_PATIENCE: u64 = 20 * SECOND;
 /// Requests served per turn, so that exits are not starved by a flood of starts.
@@ -35,23 +29,22 @@ const BUSY_RETRY_MS: i32 = 2;
 const QUIET_MS: i32 = 1;
 
 /// The hard limit on descriptors below which the launcher does not work.
-const NOFILE_MIN: u64 = 2048;
+pub const NOFILE_MIN: u64 = 2048;
 
-/// sigmad could not be started.
-const EXIT_START: i32 = 71;
+/// sigmad or the launcher could not be started.
+pub const EXIT_START: i32 = 71;
 /// sigmad broke the protocol.
-const EXIT_PROTOCOL: i32 = 70;
+pub const EXIT_PROTOCOL: i32 = 70;
 
 const CONTROL: u64 = 0;
 const SIGNALS: u64 = 1;
+const KEEPER: u64 = 2;
 /// Report sockets are known by init's pid, above the fixed tokens.
 const REPORTS: u64 = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// sigmad has until this time to end by itself.
-    Ending(u64),
     /// Everything has been killed; gone it should be by this time.
     Killing(u64),
 }
@@ -60,7 +53,9 @@ pub struct Supervisor {
     bounds: Bounds,
     factory: Factory,
     epoll: Epoll,
-    /// None once sigmad has closed its end.
+    /// Where control sockets come from.
+    keeper: OwnedFd,
+    /// None before the first has come, and once sigmad has closed its end.
     control: Option<OwnedFd>,
     signals: OwnedFd,
     status: OwnedFd,
@@ -70,8 +65,6 @@ pub struct Supervisor {
     /// Ended, but a cgroup of theirs was still busy.
     busy: Vec<u64>,
     outbox: VecDeque<Vec<u8>>,
-    /// Held, not used.
-    _fuse: Option<Fuse>,
     phase: Phase,
     /// Nothing has happened since the last turn.
     quiet: bool,
@@ -79,71 +72,34 @@ pub struct Supervisor {
     buffer: Vec<u8>,
 }
 
-/// Runs until sigmad has ended and nothing is left. Returns the exit code.
-pub fn run(config: &Config) -> Result<i32, Error> {
-    if let Some(rootless) = &config.rootless {
-        rootless::enter(rootless)?;
-    }
-    boot::claim(config.lock_fd)?;
-    boot::claim(config.ready_fd)?;
-    sys::cred::set_undumpable().map_err(Error::Loop)?;
-    sys::ignore_sigpipe();
-    // Each proc that is being started costs a few descriptors, and children use numbers above 1000.
-    if sys::set_limit(libc::RLIMIT_NOFILE as i32, 1 << 20).map_err(Error::Limits)? < NOFILE_MIN {
-        return Err(Error::Limits(Errno(libc::EMFILE)));
-    }
+/// Runs until the keeper ends it. Returns the exit code.
+pub fn run(config: &Config, keeper: OwnedFd) -> Result<i32, Error> {
     // When a program has been executed the launcher is woken, often on the CPU on which the program now runs.
     // As an equal it would wait for the end of the program's slice, some 0.3 ms, before it could say so.
     sys::go_first();
-    let place = Place::of(config.rootless.as_ref());
-    let cgroups = Cgroups::open(&config.instance, &place)?;
-    let mut supervisor = match Supervisor::new(config, cgroups) {
-        Ok((supervisor, sigmad, fds)) => {
-            let mut supervisor = supervisor;
-            supervisor.start_sigmad(sigmad, fds)?;
-            supervisor
-        }
-        Err(error) => {
-            // Nothing runs yet; what remains to be undone are the empty cgroups.
-            let _ = Cgroups::open(&config.instance, &place).and_then(|c| c.remove_all().map_err(Error::Sweep));
-            return Err(error);
-        }
-    };
+    let mut supervisor = Supervisor::new(config, keeper)?;
     let result = supervisor.serve();
     supervisor.kill_all();
-    if let Err(errno) = supervisor.factory.cgroups.remove_all() {
-        log(&chain(&Error::Sweep(errno)));
-    }
     result.map(|()| supervisor.code)
 }
 
 impl Supervisor {
-    fn new(config: &Config, cgroups: Cgroups) -> Result<(Supervisor, Plan, Vec<OwnedFd>), Error> {
-        let bounds = match &config.rootless {
-            Some(rootless) => Bounds::rootless(rootless.uids, config.weaken),
-            None => Bounds::new(config.instance_number, config.weaken),
-        };
+    fn new(config: &Config, keeper: OwnedFd) -> Result<Supervisor, Error> {
+        let cgroups = Cgroups::open(&config.instance, &Place::of(config.rootless.as_ref()), Some(boot::GROUP))?;
+        let bounds = boot::bounds(config);
         let (status, reporter) = sys::pipe().map_err(Error::Loop)?;
         let factory = Factory::new(cgroups, &config.data, bounds, reporter)?;
-        let (control, peer) = socket::pair().map_err(Error::Loop)?;
-        for end in [&control, &peer] {
-            // Room for some hundred starts in flight. With less, which root in a container may have to
-            // live with, sigmad waits a little more.
-            let _ = socket::set_send_buffer(end, 1 << 20);
-        }
         let signals = sys::signalfd(&[libc::SIGCHLD, libc::SIGTERM, libc::SIGINT]).map_err(Error::Loop)?;
         let epoll = Epoll::new().map_err(Error::Loop)?;
-        for (fd, token) in [(&control, CONTROL), (&signals, SIGNALS)] {
+        for (fd, token) in [(&keeper, KEEPER), (&signals, SIGNALS)] {
             epoll.add(fd.as_raw_fd(), libc::EPOLLIN, token).map_err(Error::Loop)?;
         }
-        let fuse =
-            Fuse::mount().inspect_err(|errno| log(&format!("no FUSE, programs are fetched whole: {errno}"))).ok();
-        let (sigmad, fds) = boot::sigmad(config, bounds, peer, fuse.as_ref())?;
-        let supervisor = Supervisor {
+        Ok(Supervisor {
             bounds,
             factory,
             epoll,
-            control: Some(control),
+            keeper,
+            control: None,
             signals,
             status,
             procs: HashMap::new(),
@@ -151,22 +107,11 @@ impl Supervisor {
             by_key: HashMap::new(),
             busy: Vec::new(),
             outbox: VecDeque::new(),
-            _fuse: fuse,
             phase: Phase::Running,
             quiet: false,
-            code: EXIT_START,
+            code: 0,
             buffer: vec![0; MESSAGE_MAX],
-        };
-        Ok((supervisor, sigmad, fds))
-    }
-
-    fn start_sigmad(&mut self, plan: Plan, fds: Vec<OwnedFd>) -> Result<(), Error> {
-        let started = self.factory.start(plan, &[], fds, sys::monotonic_ns());
-        let sigmad = started.inspect_err(|_| {
-            let _ = self.factory.cgroups.remove_all();
-        })?;
-        self.adopt(sigmad);
-        Ok(())
+        })
     }
 
     fn serve(&mut self) -> Result<(), Error> {
@@ -176,6 +121,7 @@ impl Supervisor {
             for (token, ready) in events.iter().copied() {
                 match token {
                     CONTROL => self.on_control(ready),
+                    KEEPER => self.on_keeper(),
                     SIGNALS => self.on_signals(),
                     _ => self.on_report((token - REPORTS) as i32),
                 }
@@ -183,7 +129,6 @@ impl Supervisor {
             for id in std::mem::take(&mut self.busy) {
                 self.finish(id);
             }
-            self.advance();
             self.prepare(events.is_empty());
         }
         Ok(())
@@ -209,7 +154,7 @@ impl Supervisor {
 
     fn finished(&self) -> bool {
         match self.phase {
-            Phase::Running | Phase::Ending(_) => false,
+            Phase::Running => false,
             Phase::Killing(deadline) => {
                 self.procs.is_empty() && !self.factory.leaving() || sys::monotonic_ns() > deadline
             }
@@ -229,17 +174,7 @@ impl Supervisor {
                 (None, Some(tick)) => until(tick),
                 (None, None) => -1,
             },
-            Phase::Ending(deadline) | Phase::Killing(deadline) => until(deadline),
-        }
-    }
-
-    /// Moves on when a deadline has passed.
-    fn advance(&mut self) {
-        if let Phase::Ending(deadline) = self.phase
-            && sys::monotonic_ns() > deadline
-        {
-            log("sigmad did not end in time");
-            self.kill_all();
+            Phase::Killing(deadline) => until(deadline),
         }
     }
 
@@ -248,6 +183,27 @@ impl Supervisor {
         self.factory.discard_parked();
         if !matches!(self.phase, Phase::Killing(_)) {
             self.phase = Phase::Killing(sys::monotonic_ns() + KILL_PATIENCE);
+        }
+    }
+
+    /// The keeper sends a control socket for each sigmad, and ends us by closing its end.
+    fn on_keeper(&mut self) {
+        let mut record = [0; 64];
+        match socket::receive(self.keeper.as_raw_fd(), &mut record) {
+            Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
+            Ok(received) if received.len > 0 => {
+                let Some(control) = received.fds.into_iter().next() else { return };
+                self.close_control();
+                match self.epoll.add(control.as_raw_fd(), libc::EPOLLIN, CONTROL) {
+                    Ok(()) => self.control = Some(control),
+                    Err(errno) => log(&format!("cannot take a control socket: {errno}")),
+                }
+            }
+            _ => {
+                let _ = self.epoll.remove(self.keeper.as_raw_fd());
+                self.close_control();
+                self.kill_all();
+            }
         }
     }
 
@@ -263,15 +219,15 @@ impl Supervisor {
             if self.outbox.len() >= OUTBOX_MAX {
                 // Who closes the socket without having read will not read; and a hang-up cannot be masked.
                 if ready & libc::EPOLLHUP as u32 != 0 {
-                    self.on_closed();
+                    self.close_control();
                 }
                 return;
             }
             let received = match socket::receive(control.as_raw_fd(), &mut self.buffer) {
                 Err(Errno(libc::EAGAIN | libc::EINTR)) => return,
-                Err(_) => return self.on_closed(),
+                Err(_) => return self.close_control(),
                 // A record without bytes is not one of ours either way.
-                Ok(received) if received.len == 0 => return self.on_closed(),
+                Ok(received) if received.len == 0 => return self.close_control(),
                 Ok(received) => received,
             };
             let now = sys::monotonic_ns();
@@ -301,7 +257,7 @@ impl Supervisor {
             _ if !fds.is_empty() => Err(Error::Malformed("descriptors without a START")),
             // The proc may have ended while the message was under way, so an unknown id is no error.
             Request::Kill { id } => {
-                if let Some(proc) = self.procs.get_mut(&id).filter(|proc| !proc.is_sigmad()) {
+                if let Some(proc) = self.procs.get_mut(&id) {
                     if !proc.killed {
                         proc.at_kill = self.factory.cgroups.read_meter(&proc.leaf);
                     }
@@ -384,7 +340,7 @@ impl Supervisor {
             }
             None => std::mem::take(&mut proc.held),
         };
-        if let Some(reply) = started.filter(|_| id != SIGMAD_ID) {
+        if let Some(reply) = started {
             self.send(&reply);
         }
         drop(held);
@@ -395,14 +351,11 @@ impl Supervisor {
         while sys::read(self.signals.as_raw_fd(), &mut info).is_ok() {
             match u32::from_le_bytes([info[0], info[1], info[2], info[3]]) as i32 {
                 libc::SIGCHLD => self.reap(),
-                _ if self.phase == Phase::Running => {
+                // Not the way to end it, but one that leaves nothing: the keeper starts another.
+                _ => {
                     log("told to end");
-                    self.phase = Phase::Ending(sys::monotonic_ns() + GRACE);
-                    if let Some(Err(_)) = self.procs.get(&SIGMAD_ID).map(|sigmad| sigmad.signal(libc::SIGTERM)) {
-                        self.kill_all();
-                    }
+                    self.kill_all();
                 }
-                _ => {}
             }
         }
     }
@@ -451,38 +404,10 @@ impl Supervisor {
             Err(errno) => log(&format!("cannot remove a cgroup of {id}: {errno}")),
         }
         let reply = proc.last_word(waited, usage);
-        let (key, sigmad) = (proc.key, proc.is_sigmad());
-        if sigmad {
-            self.on_sigmad_end(&reply);
-        } else {
-            self.send(&reply);
-        }
+        let key = proc.key;
+        self.send(&reply);
         self.by_key.remove(&key);
         self.procs.remove(&id);
-    }
-
-    fn on_sigmad_end(&mut self, reply: &Reply) {
-        match reply {
-            Reply::Exited { wait_status, .. } if self.code != EXIT_PROTOCOL => {
-                self.code = match libc::WIFEXITED(*wait_status) {
-                    true => libc::WEXITSTATUS(*wait_status),
-                    false => 128 + libc::WTERMSIG(*wait_status),
-                };
-            }
-            Reply::Failed { error, .. } => log(&format!("sigmad did not start: {}", chain(error))),
-            _ => {}
-        }
-        self.close_control();
-        self.kill_all();
-    }
-
-    /// sigmad has closed its socket. It is most likely ending: its status is worth a moment's wait.
-    fn on_closed(&mut self) {
-        self.close_control();
-        self.procs.values().filter(|proc| !proc.is_sigmad()).for_each(Proc::kill);
-        if self.phase == Phase::Running {
-            self.phase = Phase::Ending(sys::monotonic_ns() + CLOSED_GRACE);
-        }
     }
 
     fn close_control(&mut self) {

@@ -307,6 +307,12 @@ pub fn go_first() {
     }
 }
 
+/// Names this process as ps shows it.
+pub fn set_name(name: &CStr) {
+    // SAFETY: the name is terminated; the kernel copies up to 16 bytes of it.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+}
+
 /// Lowers a limit to the value, or as far below it as it already was: raising the hard limit takes
 /// a capability that root in a container may lack. Returns what holds now.
 pub fn set_limit(resource: c_int, value: u64) -> Result<u64> {

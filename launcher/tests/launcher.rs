@@ -303,6 +303,25 @@ fn a_new_launcher_sweeps_what_a_killed_one_left() {
 }
 
 #[test]
+fn a_killed_launcher_takes_its_procs_along_and_another_serves() {
+    let mut machine = machine!();
+    for round in 0..2 {
+        let (mut reader, writer) = pipe();
+        let mut start = machine.hello(10 * round, &["tree"]);
+        start.targets = vec![1];
+        machine.start(&start, &victim(), &[writer.as_raw_fd()]);
+        drop(writer);
+        assert!(matches!(machine.reply(), Reply::Started { .. }));
+        machine.kill_launcher();
+        // Its parked children and the whole tree are gone, or this would wait for ever.
+        reader.read_to_end(&mut Vec::new()).unwrap();
+        assert_eq!(machine.run(10 * round + 1, &["hello"]).0, "hello test\n");
+    }
+    assert_eq!(machine.kill_launchers().code(), Some(72), "five times in a row are too often");
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
 fn sigterm_ends_everything() {
     let mut machine = machine!();
     machine.start(&machine.hello(1, &["pause"]), &victim(), &[]);

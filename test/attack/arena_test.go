@@ -231,10 +231,12 @@ func lines(t *testing.T, out string) (ls []line) {
 }
 
 // daemonNames are those that nothing may harm.
-func daemonNames() []string { return []string{"launcher", "sigmad", "named", "besched", "s3d"} }
+func daemonNames() []string {
+	return []string{"keeper", "launcher", "sigmad", "named", "besched", "s3d"}
+}
 
 // daemons gives their processes.
-func (a *arena) daemons() (pids [5]int) {
+func (a *arena) daemons() (pids [6]int) {
 	for i, name := range daemonNames() {
 		pids[i] = a.PID(name)
 	}

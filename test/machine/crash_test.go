@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -103,7 +104,7 @@ func check(t *testing.T, c *sdk.Client, dir string, records []record) {
 
 // Every acknowledged write is there after sigmad, and with it the whole system, was killed; nothing of the dead instance's is.
 func TestKillSigmad(t *testing.T) {
-	for _, victim := range []string{"sigmad", "launcher"} {
+	for _, victim := range []string{"sigmad", "keeper"} {
 		t.Run(victim, func(t *testing.T) {
 			s := testenv.Boot(t, testenv.Options{})
 			ctx := testContext(t)
@@ -173,6 +174,90 @@ func TestKillSigmad(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Everything that the launcher runs dies with it, and everybody who waits hears so; names, objects and new procs go on with the next one, and nothing is left of the dead one's.
+func TestKillLauncher(t *testing.T) {
+	r := connect(t, defaultRealm)
+	for _, dir := range []string{"/kept", "/s3/kept"} {
+		if err := r.MkdirAll(r.ctx, dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sigmad, keeper := r.s.PID("sigmad"), r.s.PID("keeper")
+	r.s.Must(t, "run", program(t, "hello.c"))
+	before := services(r.s.Census())
+	for range 2 {
+		var ds []sigma.Descriptor
+		for _, args := range [][]string{{"ignore"}, {"stay"}, {"leave"}} {
+			ds = append(ds, r.descriptor("probe.c", args...))
+		}
+		large := r.descriptor("probe.c", "stay")
+		large.Memory = sigma.Bytes(r.metric("sigma_schedd_memory_capacity_bytes")) &^ 0xffff
+		running := r.spawn(ds...)
+		queued := r.spawn(large)[0]
+		for _, id := range running {
+			if err := r.WaitStart(r.ctx, id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		waiters := make(chan sigma.Status, len(running))
+		for _, id := range running {
+			go func() {
+				st, err := r.WaitExit(r.ctx, id)
+				if err != nil {
+					t.Errorf("wait for %s: %v", id, err)
+				}
+				waiters <- st
+			}()
+		}
+		r.s.Kill9(t, "launcher")
+		for range running {
+			if st := <-waiters; st.Code != sigma.StatusCrashed || !strings.Contains(st.Msg, "launcher") {
+				t.Errorf("a proc that ran: %+v, want crashed", st)
+			}
+		}
+		if st := r.wait(queued); st.Code != sigma.StatusLost {
+			t.Errorf("a queued proc: %+v, want lost", st)
+		}
+		for _, dir := range []string{"/kept", "/s3/kept"} {
+			testenv.Eventually(t, dir+" can be written", func() error {
+				_, err := r.Put(r.ctx, dir+"/file", nil, sigma.PutOptions{})
+				return err
+			})
+		}
+		testenv.Eventually(t, "a proc runs", func() error {
+			ids, err := r.Spawn(r.ctx, r.descriptor("probe.c", "exit", "5"))
+			if err != nil {
+				return err
+			}
+			if st, err := r.WaitExit(r.ctx, ids[0]); err != nil || st.ExitCode != 5 {
+				return fmt.Errorf("%+v: %w", st, err)
+			}
+			return nil
+		})
+	}
+	if s, k := r.s.PID("sigmad"), r.s.PID("keeper"); s != sigmad || k != keeper {
+		t.Errorf("sigmad was %d and is %d, the keeper was %d and is %d", sigmad, s, keeper, k)
+	}
+	testenv.Eventually(t, "nothing is left of the dead launchers'", func() error {
+		if more := services(r.s.Census()).Beyond(before); len(more) > 0 {
+			return fmt.Errorf("%q", more)
+		}
+		return nil
+	})
+	if err := errors.Join(r.RemoveAll(r.ctx, "/kept"), r.RemoveAll(r.ctx, "/s3/kept")); err != nil {
+		t.Error(err)
+	}
+}
+
+// services is a census in which a service that was started again is the same.
+func services(c testenv.Census) testenv.Census {
+	out := testenv.Census{}
+	for what, n := range c {
+		out[regexp.MustCompile(`(system/[a-z0-9]+)/[0-9]+`).ReplaceAllString(what, "$1/N")] += n
+	}
+	return out
 }
 
 // The same for the services alone, which sigmad starts again. Who wrote meanwhile gets an error, or waits and gets on.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"sigmaos.dev/internal/testenv"
@@ -132,6 +133,7 @@ func (x *soak) judge(a answer) {
 	case st.Code == k.ends && st.ExitCode == k.code && k.ends != sigma.StatusNone:
 	case st.Code == sigma.StatusEvicted && p.ended:
 	case st.Code == sigma.StatusLost && p.fault:
+	case st.Code == sigma.StatusCrashed && p.fault && strings.Contains(st.Msg, "launcher"):
 	case st.Code == sigma.StatusError && p.fault && (st.Kind.Retryable() || st.Kind == sigma.KindLost): // it could not be started
 	default:
 		x.t.Errorf("%s %q ended as %+v (evicted or killed: %v, a service died: %v)", a.id, k.args, st, p.ended, p.fault)
@@ -180,6 +182,34 @@ func (x *soak) crash(name string) {
 	x.s.Kill9(x.t, name)
 }
 
+// crashLauncher kills the launcher, and with it all procs and services. Too many deaths in a short time would end the system.
+func (x *soak) crashLauncher() {
+	x.launchers = slices.DeleteFunc(x.launchers, func(at time.Time) bool { return time.Since(at) > 12*time.Second })
+	if len(x.launchers) == 3 {
+		return
+	}
+	testenv.Eventually(x.t, "all services run", x.restless)
+	x.launchers = append(x.launchers, time.Now())
+	x.done["kill -9 launcher"]++
+	for name, s := range x.services() {
+		if name != "sigmad" {
+			x.killed[name] = s.Restarts
+		}
+	}
+	for _, p := range x.live {
+		p.fault = true
+	}
+	x.s.Kill9(x.t, "launcher")
+}
+
+// restless is nil when all services run.
+func (x *soak) restless() error {
+	if !x.calm() {
+		return errors.New("one does not")
+	}
+	return nil
+}
+
 // die kills the whole system, whose waiters must hear of it, and starts it again.
 func (x *soak) die(name string) {
 	x.done["kill -9 "+name]++
@@ -215,12 +245,7 @@ func (x *soak) answered() {
 
 // finish ends all procs, and waits for all waiters.
 func (x *soak) finish() {
-	testenv.Eventually(x.t, "all services run", func() error {
-		if !x.calm() {
-			return errors.New("one does not")
-		}
-		return nil
-	})
+	testenv.Eventually(x.t, "all services run", x.restless)
 	for id := range x.live {
 		x.end("kill", id)
 	}

@@ -1,7 +1,7 @@
 //go:build system
 
-// Package soak does to one system, in random order, whatever ends things: procs that exit, crash, run out of memory or are evicted or killed, services and whole systems that die
-// by kill -9. At the end every waiter was answered truly, nothing is left over, and the system is usable.
+// Package soak does to one system, in random order, whatever ends things: procs that exit, crash, run out of memory or are evicted or killed, services, launchers and whole systems that
+// die by kill -9. At the end every waiter was answered truly, nothing is left over, and the system is usable.
 //
 // SIGMA_SOAK_ROUNDS says how many rounds (50; 1000 is for a night), SIGMA_SOAK_SEED repeats the order of an earlier run, whose seed is in its log. The
 // rounds are the same then; the timing, and so what they meet, is not.
@@ -93,6 +93,9 @@ type soak struct {
 	waiting int
 	killed  map[string]uint32 // services, and how often each had been restarted before
 	dying   bool              // the whole system is being killed
+
+	launchers []time.Time // when launchers were killed
+
 	answers chan answer
 	waiters sync.WaitGroup
 	done    map[string]int // what was done, for the log
@@ -178,9 +181,11 @@ func (x *soak) round() {
 		x.end("kill", x.any())
 	case at < 80:
 		x.pause()
-	case at < 96:
+	case at < 92:
 		x.crash([]string{"besched", "s3d", "named"}[x.random.IntN(3)])
+	case at < 96:
+		x.crashLauncher()
 	default:
-		x.die([]string{"launcher", "sigmad"}[x.random.IntN(2)])
+		x.die([]string{"keeper", "sigmad"}[x.random.IntN(2)])
 	}
 }

@@ -106,6 +106,12 @@ unsafe fn take_control(header: *const libc::cmsghdr, received: &mut Received) {
     }
 }
 
+/// Ends the connection for both sides, whoever else has copies of the descriptors.
+pub fn shut_down(fd: &OwnedFd) {
+    // SAFETY: shutdown takes plain numbers.
+    unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RDWR) };
+}
+
 /// Sends one record; false: the peer's buffer is full, nothing was sent.
 pub fn send(fd: RawFd, record: &[u8]) -> Result<bool> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;

@@ -125,10 +125,16 @@ impl Machine {
         Machine { launcher, instance, base, dir, socket: Some(ours), early: RefCell::default() }
     }
 
-    /// Kills the launcher as a crash would, then boots another in its place.
+    /// Kills the keeper as a crash would, then boots another in its place when the launcher has died with it.
     pub fn crash_and_reboot(mut self) -> Machine {
+        let launcher = self.launcher_pid().expect("the launcher runs");
         self.launcher.kill().unwrap();
         self.launcher.wait().unwrap();
+        // Where there is a lock, whoever starts the next would wait for that.
+        let name = || std::fs::read_to_string(format!("/proc/{launcher}/cmdline")).unwrap_or_default();
+        while name().contains(&self.instance) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let (dir, instance) = (std::mem::take(&mut self.dir), std::mem::take(&mut self.instance));
         Machine::boot_in(dir, instance, &[])
     }
@@ -165,6 +171,40 @@ impl Machine {
 
     pub fn signal(&self, id: u64, signo: i32) {
         self.send(&[&[3, 0, 1, 0], &id.to_le_bytes()[..], &signo.to_le_bytes()].concat(), &[]);
+    }
+
+    /// Kills the launcher proper, and returns when sigmad has heard of it.
+    pub fn kill_launcher(&self) {
+        assert!(self.kill_launcher_if_any(), "the launcher runs");
+        let early: Vec<_> = self.early.borrow_mut().drain(..).collect();
+        assert!(early.into_iter().chain(std::iter::repeat_with(|| self.receive())).any(|record| record == [0; 4]));
+    }
+
+    /// Of the launcher proper, which is a child of the keeper that the test started.
+    fn launcher_pid(&self) -> Option<i32> {
+        let keeper = self.launcher.id();
+        let children = std::fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).unwrap_or_default();
+        let is_launcher = |pid: &i32| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            name.trim() == "launcher"
+        };
+        children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_launcher)
+    }
+
+    fn kill_launcher_if_any(&self) -> bool {
+        // SAFETY: kill takes plain numbers; the process is a child of this test's keeper.
+        self.launcher_pid().is_some_and(|pid| unsafe { libc::kill(pid, libc::SIGKILL) } == 0)
+    }
+
+    /// Kills each launcher as soon as there is one, until the system has ended.
+    pub fn kill_launchers(&mut self) -> ExitStatus {
+        loop {
+            if let Some(status) = self.launcher.try_wait().unwrap() {
+                return status;
+            }
+            self.kill_launcher_if_any();
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Asks what a proc uses now.
