@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -163,10 +163,17 @@ func (k *Kernel) tryStart(p *schedd.Proc, l *procLogs) error {
 		return err
 	}
 	k.sessions.Go(func() { k.serve(k.ctx, files.conn, who) })
-	var logs sync.WaitGroup
-	logs.Go(func() { l.out.Copy(files.outR); files.outR.Close() })
-	logs.Go(func() { l.err.Copy(files.errR); files.errR.Close() })
-	go func() { logs.Wait(); close(files.logged) }() // ends with the proc, which may outlive Run
+	left := new(atomic.Int32)
+	left.Store(2)
+	keep := func(l *output.Log, r *os.File) { // ends with the proc, which may outlive Run
+		l.Copy(r)
+		r.Close()
+		if left.Add(-1) == 0 {
+			close(files.logged)
+		}
+	}
+	go keep(l.out, files.outR)
+	go keep(l.err, files.errR)
 	files.closeTheirs()
 	select {
 	case <-started: // the program's file is needed until it has been executed

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -57,22 +58,68 @@ func New(path string, budget *Budget) *Log {
 	return &Log{path: path, budget: budget, version: 1, changed: make(chan struct{}), modified: time.Now()}
 }
 
+// buffers are for output that has come. Most procs are silent most of the time, and a buffer for each stream would be most of what sigmad holds for one that sleeps.
+var buffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
+
 // Copy reads r to its end into the log, then marks the end.
 func (l *Log) Copy(r io.Reader) {
-	buf := make([]byte, 4<<10)
-	for {
-		n, err := r.Read(buf)
-		if n > 0 {
-			l.write(buf[:n])
-			if n == len(buf) && n < 64<<10 {
-				buf = make([]byte, 16*len(buf)) // a stream that fills its buffer is worth a larger one
-			}
-		}
-		if err != nil {
-			break
-		}
+	raw := rawOf(r)
+	for l.copySome(r, raw) == nil {
 	}
 	l.End()
+}
+
+// copySome waits until r has something, without a buffer if r is a file that can be waited for, and takes it.
+func (l *Log) copySome(r io.Reader, raw syscall.RawConn) (err error) {
+	var buf *[64 << 10]byte
+	n := 0
+	read := func(from func([]byte) (int, error)) bool {
+		buf = buffers.Get().(*[64 << 10]byte)
+		if n, err = from(buf[:]); err == syscall.EAGAIN {
+			buffers.Put(buf)
+			buf, err = nil, nil
+			return false
+		}
+		return true
+	}
+	if raw == nil {
+		read(r.Read)
+	} else if failed := raw.Read(func(fd uintptr) bool { return read(func(p []byte) (int, error) { return readFile(int(fd), p) }) }); failed != nil {
+		err = failed // closed
+	}
+	if buf != nil {
+		if n > 0 {
+			l.write(buf[:n])
+		}
+		buffers.Put(buf)
+	}
+	return err
+}
+
+// rawOf gives nil for what is no file.
+func rawOf(r io.Reader) syscall.RawConn {
+	f, ok := r.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	return raw
+}
+
+func readFile(fd int, p []byte) (int, error) {
+	for {
+		n, err := syscall.Read(fd, p)
+		switch {
+		case err == syscall.EINTR:
+		case n == 0 && err == nil:
+			return 0, io.EOF
+		default:
+			return max(n, 0), err
+		}
+	}
 }
 
 // End marks the end of the log, of one that nothing was ever written to too. Once is enough.

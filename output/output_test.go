@@ -59,6 +59,42 @@ func TestReadAndRemove(t *testing.T) {
 }
 
 // Goal: a writer without end is read to its end, but only LogMax is kept, and only what is left of the realm's budget.
+// All that comes through a pipe is kept, in pieces of any size, until its end or until our end is closed.
+func TestCopyOfPipe(t *testing.T) {
+	for _, closing := range []string{"theirs", "ours"} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := New(filepath.Join(t.TempDir(), "a"), new(Budget))
+		over := make(chan struct{})
+		go func() { l.Copy(r); close(over) }()
+		text := strings.Repeat("0123456789", 20_000)
+		for _, piece := range []string{text[:1], text[1:100], text[100:]} {
+			if _, err := w.WriteString(piece); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f := l.File("a", 1)
+		for v := sigma.Version(1); l.Written() < uint64(len(text)); {
+			if v, err = f.(sigma.Watcher).Watch(t.Context(), v); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if closing == "theirs" {
+			w.Close()
+		} else {
+			r.Close()
+		}
+		<-over
+		w.Close()
+		r.Close()
+		if got := read(t, f, len(text), 0); got != text {
+			t.Errorf("%s end closed: got %d bytes, want %d", closing, len(got), len(text))
+		}
+	}
+}
+
 func TestBounds(t *testing.T) {
 	dir := t.TempDir()
 	budget := new(Budget)
