@@ -245,8 +245,13 @@ func Check(r io.ReaderAt, size int64) error {
 		return damaged
 	}
 	for ; len(headers) > 0; headers = headers[headerSize:] {
-		if elf.ProgType(le.Uint32(headers)) == elf.PT_INTERP {
+		switch elf.ProgType(le.Uint32(headers)) {
+		case elf.PT_INTERP:
 			return no("dynamically linked", "link it statically: gcc -static, CGO_ENABLED=0 go build, or Rust with -C target-feature=+crt-static")
+		case elf.PT_LOAD: // beyond the end there would be no pages, and the program would die of that at any time
+			if from, bytes := le.Uint64(headers[8:]), le.Uint64(headers[32:]); from > uint64(size) || bytes > uint64(size)-from {
+				return damaged
+			}
 		}
 	}
 	return nil

@@ -75,23 +75,24 @@ type Kernel struct {
 	nextLaunch atomic.Uint64
 
 	mu       sync.Mutex
-	launcher *launch.Launcher                  // mu; nil between the death of one and the start of the next
-	comes    chan struct{}                     // mu; closed when there is a launcher
-	core     *schedd.Core                      // mu
-	wake     map[sigma.ProcID]chan struct{}    // mu; closed at the next change of a proc
-	notice   map[sigma.ProcID]chan struct{}    // mu; closed when a proc shall go
-	timers   map[sigma.ProcID]*time.Timer      // mu; that kill procs; at most one of each
-	logs     map[sigma.ProcID]*procLogs        // mu
-	budgets  map[sigma.RealmID]*output.Budget  // mu; of logs
-	children map[uint64]func(launch.Event)     // mu; by launch id
-	names    map[sigma.RealmID]*realmNames     // mu
-	trees    map[sigma.RealmID]*realmTree      // mu; the kernel's own view of realms
-	stores   map[sigma.RealmID]*session.Client // mu; to the object store, for trees
-	removing map[sigma.RealmID]bool            // mu; realms that are being removed
-	open     map[*tree]bool                    // mu; the sessions there are
-	gids     map[sigma.RealmID]uint32          // mu
-	failing  time.Time                         // mu; when counting failures began
-	failures int                               // mu; of requests, since then
+	launcher *launch.Launcher                    // mu; nil between the death of one and the start of the next
+	comes    chan struct{}                       // mu; closed when there is a launcher
+	core     *schedd.Core                        // mu
+	wake     map[sigma.ProcID]chan struct{}      // mu; closed at the next change of a proc
+	notice   map[sigma.ProcID]chan struct{}      // mu; closed when a proc shall go
+	fetching map[sigma.ProcID]context.CancelFunc // mu; of starts that have not come to the launcher's answer
+	timers   map[sigma.ProcID]*time.Timer        // mu; that kill procs; at most one of each
+	logs     map[sigma.ProcID]*procLogs          // mu
+	budgets  map[sigma.RealmID]*output.Budget    // mu; of logs
+	children map[uint64]func(launch.Event)       // mu; by launch id
+	names    map[sigma.RealmID]*realmNames       // mu
+	trees    map[sigma.RealmID]*realmTree        // mu; the kernel's own view of realms
+	stores   map[sigma.RealmID]*session.Client   // mu; to the object store, for trees
+	removing map[sigma.RealmID]bool              // mu; realms that are being removed
+	open     map[*tree]bool                      // mu; the sessions there are
+	gids     map[sigma.RealmID]uint32            // mu
+	failing  time.Time                           // mu; when counting failures began
+	failures int                                 // mu; of requests, since then
 }
 
 type procLogs struct{ out, err *output.Log }
@@ -126,7 +127,7 @@ func New(cfg Config) (*Kernel, error) {
 		return nil, err
 	}
 	k := &Kernel{cfg: cfg, keeper: launch.NewKeeper(cfg.Keeper), comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), bin: bin, ux: scratch, services: map[string]*service{}, meters: newMeters(), start: time.Now(),
-		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, logs: map[sigma.ProcID]*procLogs{},
+		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
 	for i, p := range cfg.Programs {

@@ -51,7 +51,13 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 	case schedd.Start:
 		p := *f.Proc
 		l := k.newLogsLocked(p.Realm, p.ID)
-		k.sessions.Go(func() { k.startProc(&p, l) })
+		ctx, cancel := context.WithTimeout(k.ctx, fetchLimit)
+		k.fetching[p.ID] = cancel
+		k.sessions.Go(func() { k.startProc(ctx, &p, l) })
+	case schedd.Abandon:
+		if cancel := k.fetching[f.ID]; cancel != nil {
+			cancel()
+		}
 	case schedd.Kill:
 		go k.kill(f.Proc.Launch)
 	case schedd.Notice:
@@ -120,8 +126,13 @@ func (k *Kernel) noticeLocked(id sigma.ProcID) chan struct{} {
 }
 
 // startProc fetches the program and asks the launcher for the proc (architecture §5, point 3).
-func (k *Kernel) startProc(p *schedd.Proc, l *procLogs) {
-	if err := k.tryStart(p, l); err != nil {
+func (k *Kernel) startProc(ctx context.Context, p *schedd.Proc, l *procLogs) {
+	err := k.tryStart(ctx, p, l)
+	k.mu.Lock()
+	k.fetching[p.ID]()
+	delete(k.fetching, p.ID)
+	k.mu.Unlock()
+	if err != nil {
 		l.out.End()
 		l.err.End()
 		k.metrics.failed.Add(1)
@@ -129,9 +140,7 @@ func (k *Kernel) startProc(p *schedd.Proc, l *procLogs) {
 	}
 }
 
-func (k *Kernel) tryStart(p *schedd.Proc, l *procLogs) error {
-	ctx, cancel := context.WithTimeout(k.ctx, fetchLimit)
-	defer cancel()
+func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) error {
 	tree, err := k.tree(p.Realm)
 	if err != nil {
 		return err

@@ -43,6 +43,7 @@ type Proc struct {
 	forgotten  bool           // nobody can find it any more
 	evicting   bool           // it was asked to go, or is being killed
 	noticed    bool           // it was given notice
+	asked      bool           // the launcher was asked for it
 	killing    bool           // it was killed, or is to be as soon as it has been launched
 	grace      *time.Duration // to be asked to go as soon as it has been launched
 	evictable  int            // calls of WaitEvict that wait
@@ -68,6 +69,8 @@ type (
 	Start struct{ Proc *Proc }
 	// Kill ends its processes.
 	Kill struct{ Proc *Proc }
+	// Abandon: the proc is not wanted any more while its program is being fetched. NotLaunched follows, or Launched if it is too late.
+	Abandon struct{ ID sigma.ProcID }
 	// Notice tells the proc to go: answers its WaitEvict calls, or sends the signal if there are none.
 	Notice struct {
 		Proc   *Proc
@@ -90,6 +93,7 @@ func (Enqueue) effect() {}
 func (Dequeue) effect() {}
 func (Start) effect()   {}
 func (Kill) effect()    {}
+func (Abandon) effect() {}
 func (Notice) effect()  {}
 func (Wake) effect()    {}
 func (Timer) effect()   {}
@@ -327,13 +331,15 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		c.queued--
 		return []Effect{c.place(now, p)}
 	case LaunchAsked:
-		p.Launch = e.Launch
+		p.Launch, p.asked = e.Launch, true
 	case NotLaunched:
 		if p.State != sigma.ProcStarting {
 			return nil
 		}
 		s := sigma.Status{Code: sigma.StatusError, ExitCode: 125, Kind: sigma.KindOf(e.Err), Msg: e.Err.Error()}
-		if s.Kind == sigma.KindNoExec {
+		if p.killing {
+			s = unstarted()
+		} else if s.Kind == sigma.KindNoExec {
 			s.ExitCode = 126
 		} else if s.Kind == sigma.KindNotFound {
 			s.ExitCode = 127
@@ -508,10 +514,10 @@ func statusOf(p *Proc, x launch.Exited) sigma.Status {
 }
 
 func (c *Core) evict(now time.Time, p *Proc, grace time.Duration) []Effect {
-	switch p.State {
-	case sigma.ProcQueued:
+	switch {
+	case p.State == sigma.ProcQueued, p.State == sigma.ProcStarting && !p.asked:
 		return c.kill(now, p)
-	case sigma.ProcStarting: // its program may execute already, and have said so, before the launcher's word comes
+	case p.State == sigma.ProcStarting: // its program may execute already, and have said so, before the launcher's word comes
 		p.grace = &grace
 		return nil
 	}
@@ -540,11 +546,21 @@ func (p *Proc) until(at time.Time) []Effect {
 	return []Effect{Timer{p.ID, at}}
 }
 
+// unstarted is the status of a proc that was ended before there was a process of it.
+func unstarted() sigma.Status {
+	return sigma.Status{Code: sigma.StatusEvicted, ExitCode: 137, Msg: "evicted before it was started"}
+}
+
 func (c *Core) kill(now time.Time, p *Proc) []Effect {
 	p.evicting = p.evicting || p.exited == nil
 	switch p.State {
 	case sigma.ProcQueued:
-		return append([]Effect{Dequeue{p.ID}}, c.end(now, p, sigma.Status{Code: sigma.StatusEvicted, ExitCode: 137, Msg: "evicted before it was started"})...)
+		return append([]Effect{Dequeue{p.ID}}, c.end(now, p, unstarted())...)
+	case sigma.ProcStarting:
+		if !p.asked && !p.killing { // its program may be long in coming
+			p.killing = true
+			return []Effect{Abandon{p.ID}}
+		}
 	case sigma.ProcRunning:
 		if !p.killing { // once, however often it is asked for
 			p.killing = true

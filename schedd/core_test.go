@@ -169,6 +169,8 @@ func show(f Effect, now time.Time) string {
 		return name + " " + string(f.ID)
 	case Timer:
 		return fmt.Sprintf("%s %s in %v", name, f.ID, f.At.Sub(now))
+	case Abandon:
+		return name + " " + string(f.ID)
 	case Forget:
 		return name + " " + string(f.ID)
 	}

@@ -100,6 +100,8 @@ func (d *Descriptor) Check() error {
 		return Errorf(op, KindInvalid, "name is longer than 64 bytes")
 	case d.Class != BestEffort:
 		return Errorf(op, KindUnsupported, "only best-effort procs can be spawned in this version")
+	case d.CPU != 0:
+		return Errorf(op, KindInvalid, "a best-effort proc reserves no cores")
 	case d.Memory != 0 && d.Memory < MemoryLeast:
 		return Errorf(op, KindInvalid, "memory %v is less than %v", d.Memory, MemoryLeast)
 	}

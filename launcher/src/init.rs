@@ -70,6 +70,13 @@ pub fn enter(common: &Common, weaken: Weaken, cgroups: &Entry) -> Result<(), Err
     die_with(common.launcher)
 }
 
+/// When the machine's memory is gone the kernel kills who has most of it: a proc, and be it a small one, rather than
+/// a service of all. Set here, where the host's /proc is still to be seen; the program inherits it.
+fn prefer_when_memory_is_gone() -> sys::Result<()> {
+    let score = sys::openat(libc::AT_FDCWD, c"/proc/self/oom_score_adj", libc::O_WRONLY)?;
+    sys::write(score.as_raw_fd(), b"800").map(drop)
+}
+
 /// Does the rest, once the process has entered, and never returns to the launcher's code.
 pub fn run(launch: &Launch, common: &Common, entered: Result<(), Error>) -> ! {
     let report = launch.report.as_raw_fd();
@@ -85,6 +92,9 @@ pub fn fail(report: RawFd, error: Error) -> ! {
 
 /// Makes the program's process and gives up every right. Returns only if there is no such process.
 fn prepare(launch: &Launch, common: &Common) -> Result<Infallible, Error> {
+    if launch.plan.profile == Profile::Sigma {
+        prefer_when_memory_is_gone().map_err(Error::Limits)?;
+    }
     enter_root(launch, common.templates)?;
     sys::reset_signals().map_err(Error::Signals)?;
     if !launch.plan.weaken.has(Weaken::CAPABILITIES) {
