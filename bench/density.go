@@ -24,7 +24,7 @@ import (
 // kernel objects of two processes and a PID namespace.
 func densityBench() Bench {
 	return Bench{Name: "density", Question: "how much memory does one sleeping static proc cost, all included?",
-		Metrics: []string{"kib_per_proc", "extra_kib_per_proc", "accounted_kib_per_proc", "next_start_p50_ms", "leaked_processes", "leaked_cgroups", "leaked_mounts", "leaked_descriptors"}, run: runDensity}
+		Metrics: append([]string{"kib_per_proc", "extra_kib_per_proc", "accounted_kib_per_proc", "next_start_p50_ms", "cpu_ms_per_start", "leaked_kib_per_start"}, leakMetrics[:]...), run: runDensity}
 }
 
 type densityArms struct {
@@ -36,6 +36,7 @@ type densityArms struct {
 	probes  int // starts that are measured
 
 	ours, accounted, theirs []float64 // KiB each
+	cpu                     []float64 // ms for each start, of all who took part
 	empty, full             []float64 // ms of a start, without and with n others
 }
 
@@ -43,7 +44,7 @@ func runDensity(ctx context.Context, r *Run) error {
 	a := &densityArms{r: r, n: 2000, probes: 100}
 	blocks := 3
 	if r.Quick {
-		a.n, a.probes = 200, 30
+		blocks, a.probes = 1, 30
 	}
 	var err error
 	if a.local, err = r.buildStart(ctx); err != nil {
@@ -53,13 +54,14 @@ func runDensity(ctx context.Context, r *Run) error {
 		return err
 	}
 	defer a.s.down()
+	leaks := a.s.watchLeaks()
 	if a.program, err = a.s.install(ctx, a.local, "start"); err != nil {
 		return err
 	}
 	if a.empty, err = a.starts(ctx); err != nil { // and warm
 		return err
 	}
-	before := a.s.settle(footprint{})
+	leaks.isWarm(ctx)
 	r.note("%d blocks of %d sleeping procs", blocks, a.n)
 	if err := interleave(blocks, func() error { return a.oursBlock(ctx) }, func() error { return a.peerBlock(ctx) }); err != nil {
 		return err
@@ -69,6 +71,7 @@ func runDensity(ctx context.Context, r *Run) error {
 		{Metric: "kib_per_proc", Unit: "KiB", Ours: median(a.ours), Theirs: &theirs, Ratio: pointer(median(ratios(a.theirs, a.ours))), Peer: "posix_spawn", Floor: pointer(theirs), N: blocks * a.n},
 		{Metric: "extra_kib_per_proc", Unit: "KiB", Ours: median(a.ours) - theirs, Floor: pointer(0), N: blocks * a.n},
 		{Metric: "accounted_kib_per_proc", Unit: "KiB", Ours: median(a.accounted), N: blocks * a.n},
+		{Metric: "cpu_ms_per_start", Unit: "ms", Ours: median(a.cpu), N: blocks * a.n},
 		{Metric: "next_start_p50_ms", Unit: "ms", Ours: median(a.full), Peer: "empty_machine", Theirs: pointer(median(a.empty)), Ratio: pointer(median(a.empty) / median(a.full)), N: len(a.full)},
 	}
 	for _, l := range lines {
@@ -76,7 +79,7 @@ func runDensity(ctx context.Context, r *Run) error {
 			return err
 		}
 	}
-	return r.reportLeaks(before, a.s.settle(before), blocks*a.n)
+	return leaks.report(ctx, blocks*a.n)
 }
 
 // occupied is how much memory is in use, in KiB, once two readings agree. Free pages that the kernel keeps at hand for each processor, which can be 100 MiB after
@@ -167,6 +170,7 @@ func (p places) since(before places, n float64) string {
 
 func (a *densityArms) oursBlock(ctx context.Context) error {
 	machine, charged, where := occupied(ctx), a.charged(), a.where()
+	cpu := a.s.cpu()
 	var ids []sigma.ProcID
 	for len(ids) < a.n {
 		ds := make([]sigma.Descriptor, min(100, a.n-len(ids)))
@@ -185,6 +189,7 @@ func (a *densityArms) oursBlock(ctx context.Context) error {
 		ids = append(ids, more...)
 	}
 	n := float64(a.n)
+	a.cpu = append(a.cpu, a.r.sample("ours", "cpu_ms", (a.s.cpu()-cpu).Seconds()*1e3/n))
 	a.ours = append(a.ours, a.r.sample("ours", "kib_per_proc", (occupied(ctx)-machine)/n))
 	a.accounted = append(a.accounted, a.r.sample("ours", "accounted_kib_per_proc", (a.charged()-charged)/n))
 	a.r.note("KiB for each, where it is:%s", a.where().since(where, n))

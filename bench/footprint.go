@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -12,57 +13,66 @@ import (
 	"time"
 )
 
-// footprint is what a system holds on the host. Processes and cgroups that the launcher keeps ready for later starts are not in it: how many there are changes with
-// the load, and has a limit of its own.
+// footprint is what a system holds on the host, what the launcher keeps ready for later starts included: an idle one keeps nothing.
 type footprint struct {
-	processes, cgroups, mounts, files int
-	memory                            map[string]float64 // KiB, proportional set size of launcher and daemons
+	processes  int
+	leaves     int // cgroups of services and procs, and those that are kept for procs to come
+	mounts     int
+	namespaces int                // that a process of the system is in
+	files      int                // open in launcher and daemons
+	memory     map[string]float64 // KiB, proportional set size of launcher and daemons
 }
 
-// leaks names what there is more of than before.
-func (f footprint) leaks(before footprint) map[string]int {
-	return map[string]int{"leaked_processes": f.processes - before.processes, "leaked_cgroups": f.cgroups - before.cgroups, "leaked_mounts": f.mounts - before.mounts,
-		"leaked_descriptors": f.files - before.files}
+// leakMetrics are in the order in which they are printed.
+var leakMetrics = [...]string{"leaked_processes", "leaked_cgroups", "leaked_mounts", "leaked_namespaces", "leaked_descriptors"}
+
+// leaks tells what there is more of than when the system had just booted; of descriptors, than when it was warm: some are for connections that are made when they are first needed.
+func (f footprint) leaks(booted, warm footprint) [len(leakMetrics)]int {
+	return [...]int{f.processes - booted.processes, f.leaves - booted.leaves, f.mounts - booted.mounts, f.namespaces - booted.namespaces, f.files - warm.files}
 }
 
 // footprint counts.
 func (s *system) footprint() footprint {
 	f := footprint{memory: map[string]float64{}}
+	namespaces := map[string]bool{}
 	for _, p := range s.family() {
 		dir := filepath.Join("/proc", strconv.Itoa(p.pid))
-		group, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
-		if numberedLeaf(string(group)) {
-			f.processes++
+		f.processes++
+		for _, kind := range []string{"pid", "mnt", "net", "ipc", "uts", "user", "cgroup"} {
+			if ns, err := os.Readlink(filepath.Join(dir, "ns", kind)); err == nil {
+				namespaces[ns] = true
+			}
 		}
-		if p.daemon() {
+		if p.daemon() || s.launcher(p) {
 			open, _ := os.ReadDir(filepath.Join(dir, "fd"))
 			f.files += len(open)
-		}
-		if p.daemon() || s.launcher(p) { // the launcher's files grow with what it keeps ready
 			f.memory[p.name] += kibField(filepath.Join(dir, "smaps_rollup"), "Pss")
 		}
 	}
+	f.namespaces = len(namespaces)
 	for _, root := range s.cgroupRoots() {
 		filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.IsDir() && numberedLeaf(path) {
-				f.cgroups++
+			if err == nil && d.IsDir() && isLeaf(d.Name()) {
+				f.leaves++
 			}
 			return nil
 		})
 	}
 	for _, who := range []string{"self", strconv.Itoa(s.pid)} {
 		mounts, _ := os.ReadFile(filepath.Join("/proc", who, "mountinfo"))
-		f.mounts += strings.Count(string(mounts), "\n")
+		for line := range strings.Lines(string(mounts)) {
+			if strings.Contains(line, "sigma") { // others mount and unmount meanwhile
+				f.mounts++
+			}
+		}
 	}
 	return f
 }
 
-// numberedLeaf reports whether a cgroup, or the first line of /proc/PID/cgroup that is of a system, ends in a number, as those of procs and services do.
-func numberedLeaf(text string) bool {
-	_, path, ok := strings.Cut(text, "/sigma-")
-	path, _, _ = strings.Cut(path, "\n")
-	_, err := strconv.ParseUint(filepath.Base(path), 10, 64)
-	return ok && err == nil && strings.Contains(path, "/")
+// isLeaf tells the cgroups that are made for one proc from those of groups, which stay with their realm.
+func isLeaf(name string) bool {
+	_, err := strconv.ParseUint(strings.TrimPrefix(name, "spare-"), 10, 64)
+	return err == nil
 }
 
 // cgroupRoots are the system's cgroups at the top, one in each hierarchy that is in use.
@@ -80,12 +90,15 @@ func (s *system) cgroupRoots() []string {
 	return roots
 }
 
+// settleMax is how long a system may take to be idle: what the launcher keeps ready is given up 10 s after the last start.
+const settleMax = 20 * time.Second
+
 // settle waits until no more is held than before, or a deadline, and returns what there is.
-func (s *system) settle(before footprint) footprint {
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+func (s *system) settle(booted, warm footprint) footprint {
+	for deadline := time.Now().Add(settleMax); ; time.Sleep(100 * time.Millisecond) {
 		f := s.footprint()
 		worst := 0
-		for _, n := range f.leaks(before) {
+		for _, n := range f.leaks(booted, warm) {
 			worst = max(worst, n)
 		}
 		if worst == 0 || time.Now().After(deadline) {
@@ -94,18 +107,39 @@ func (s *system) settle(before footprint) footprint {
 	}
 }
 
-// reportLeaks prints what was left over, in which nothing is best.
-func (r *Run) reportLeaks(before, after footprint, starts int) error {
-	leaks := after.leaks(before)
-	for _, metric := range []string{"leaked_processes", "leaked_cgroups", "leaked_mounts", "leaked_descriptors"} {
-		if err := r.print(Line{Metric: metric, Unit: "1", Ours: float64(leaks[metric]), Peer: "none", Theirs: pointer(0), Floor: pointer(0), N: starts}); err != nil {
+// leakCheck compares what is held at the end with what was.
+type leakCheck struct {
+	s            *system
+	booted, warm footprint
+	occupied     float64 // KiB of the machine's memory when warm
+}
+
+// watchLeaks is called when the system has booted and nothing was started yet.
+func (s *system) watchLeaks() *leakCheck { return &leakCheck{s: s, booted: s.footprint()} }
+
+// isWarm is called when a few procs have been started.
+func (c *leakCheck) isWarm(ctx context.Context) {
+	c.warm = c.s.footprint()
+	c.occupied = occupied(ctx)
+}
+
+// report prints what was left over, in which nothing is best. Memory is the machine's, with what the system remembers of procs that have ended, some 4 KiB each of the last 8,192.
+func (c *leakCheck) report(ctx context.Context, starts int) error {
+	r := c.s.r
+	after := c.s.settle(c.booted, c.warm)
+	for i, n := range after.leaks(c.booted, c.warm) {
+		if err := r.print(Line{Metric: leakMetrics[i], Unit: "1", Ours: float64(n), Peer: "none", Theirs: pointer(0), Floor: pointer(0), N: starts}); err != nil {
 			return err
 		}
 	}
+	grown := occupied(ctx) - c.occupied
+	if err := r.print(Line{Metric: "leaked_kib_per_start", Unit: "KiB", Ours: grown / float64(max(starts, 1)), Peer: "none", Theirs: pointer(0), Floor: pointer(0), N: starts}); err != nil {
+		return err
+	}
 	var text strings.Builder
 	for _, part := range slices.Sorted(maps.Keys(after.memory)) {
-		fmt.Fprintf(&text, "; %s %.1f MiB, %.1f MiB", part, before.memory[part]/1024, after.memory[part]/1024)
+		fmt.Fprintf(&text, "; %s %.1f MiB, %.1f MiB", part, c.warm.memory[part]/1024, after.memory[part]/1024)
 	}
-	r.note("memory before and after%s", text.String())
+	r.note("memory when warm and at the end: machine %+.1f MiB%s", grown/1024, text.String())
 	return nil
 }

@@ -24,7 +24,7 @@ import (
 // procs share the machine's cores. Expected: kernel work of namespaces, cgroup and exec on all cores; the floor is posix_spawn of the same program on all cores.
 func startRateBench() Bench {
 	return Bench{Name: "startrate", Question: "how many starts per second does a machine sustain, with teardown?",
-		Metrics: []string{"starts_per_s", "start_p99_ms", "start_p50_ms", "cpu_ms_per_start", "saturated_starts_per_s", "leaked_processes", "leaked_cgroups", "leaked_mounts", "leaked_descriptors"},
+		Metrics: append([]string{"starts_per_s", "start_p99_ms", "start_p50_ms", "cpu_ms_per_start", "saturated_starts_per_s", "leaked_kib_per_start"}, leakMetrics[:]...),
 		run:     runStartRate}
 }
 
@@ -78,13 +78,14 @@ func runStartRate(ctx context.Context, r *Run) error {
 		return err
 	}
 	defer a.s.down()
+	leaks := a.s.watchLeaks()
 	if a.program, err = a.s.install(ctx, local, "start"); err != nil {
 		return err
 	}
 	if _, err := a.saturate(ctx, time.Second); err != nil { // warm
 		return err
 	}
-	before := a.s.settle(footprint{})
+	leaks.isWarm(ctx)
 	most, err := a.saturate(ctx, saturate)
 	if err != nil {
 		return err
@@ -113,7 +114,7 @@ func runStartRate(ctx context.Context, r *Run) error {
 	if err := a.report(best, most, floor); err != nil {
 		return err
 	}
-	return r.reportLeaks(before, a.s.settle(before), starts)
+	return leaks.report(ctx, starts)
 }
 
 func (a *rateArms) report(t, most rateTrial, floor float64) error {
