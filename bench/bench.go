@@ -51,9 +51,11 @@ type Line struct {
 	Ours   float64  `json:"ours"`
 	Peer   string   `json:"peer"`
 	Theirs *float64 `json:"theirs"`
-	Ratio  *float64 `json:"ratio"` // median over blocks; > 1: ours is better
-	Floor  *float64 `json:"floor"` // what is possible on this machine, if it was measured
-	N      int      `json:"n"`     // samples of ours
+	Ratio  *float64 `json:"ratio"`               // median over blocks; > 1: ours is better
+	Floor  *float64 `json:"floor"`               // what is possible on this machine, if it was measured
+	Lowest *float64 `json:"ratio_min,omitempty"` // of the blocks' ratios
+	Most   *float64 `json:"ratio_max,omitempty"`
+	N      int      `json:"n"` // samples of ours
 	Quick  bool     `json:"quick"`
 }
 
@@ -98,7 +100,7 @@ func (r *Run) sample(arm, metric string, v float64) float64 {
 func (r *Run) print(l Line) error {
 	l.Bench, l.Quick = r.bench, r.Quick
 	l.Ours = round(l.Ours)
-	for _, p := range []*float64{l.Theirs, l.Ratio, l.Floor} {
+	for _, p := range []*float64{l.Theirs, l.Ratio, l.Floor, l.Lowest, l.Most} {
 		if p != nil {
 			*p = round(*p)
 		}
@@ -210,6 +212,12 @@ func ratios(over, under []float64) []float64 {
 		out[i] = over[i] / under[i]
 	}
 	return out
+}
+
+// between gives a line the median, least and greatest of the blocks' ratios.
+func (l Line) between(ratios []float64) Line {
+	l.Ratio, l.Lowest, l.Most = pointer(median(ratios)), pointer(quantile(ratios, 0)), pointer(quantile(ratios, 1))
+	return l
 }
 
 func pointer(v float64) *float64 { return &v }

@@ -175,9 +175,9 @@ func (a *startArms) report() error {
 	o, floor := &a.ours, a.peers[0]
 	for _, p := range a.peers {
 		for _, l := range []Line{
-			{Metric: "warm_start_p50_ms", Ours: median(o.all), Theirs: pointer(median(p.all)), Ratio: pointer(median(ratios(p.p50, o.p50))), Floor: pointer(median(floor.all))},
+			Line{Metric: "warm_start_p50_ms", Ours: median(o.all), Theirs: pointer(median(p.all)), Floor: pointer(median(floor.all))}.between(ratios(p.p50, o.p50)),
 			{Metric: "warm_start_p99_ms", Ours: quantile(o.all, 0.99), Theirs: pointer(quantile(p.all, 0.99)), Ratio: pointer(quantile(p.all, 0.99) / quantile(o.all, 0.99)), Floor: pointer(median(floor.all))},
-			{Metric: "cpu_ms_per_start", Ours: median(o.cpu), Theirs: pointer(median(p.cpu)), Ratio: pointer(median(ratios(p.cpu, o.cpu))), Floor: pointer(median(floor.cpu))},
+			Line{Metric: "cpu_ms_per_start", Ours: median(o.cpu), Theirs: pointer(median(p.cpu)), Floor: pointer(median(floor.cpu))}.between(ratios(p.cpu, o.cpu)),
 		} {
 			l.Unit, l.Peer, l.N = "ms", p.name, len(o.all)
 			if err := a.r.print(l); err != nil {
@@ -193,7 +193,7 @@ func (a *startArms) reportLanguage(i int) error {
 	o, floor := &a.ours, a.peers[0]
 	for _, p := range a.peers {
 		l := Line{Metric: languages()[i].name + "_start_p50_ms", Unit: "ms", Ours: median(o.all), Peer: strings.TrimSuffix(p.name, "-"+languages()[i].name), Theirs: pointer(median(p.all)),
-			Ratio: pointer(median(ratios(p.p50, o.p50))), Floor: pointer(median(floor.all)), N: len(o.all)}
+			Floor: pointer(median(floor.all)), N: len(o.all)}.between(ratios(p.p50, o.p50))
 		if err := a.r.print(l); err != nil {
 			return err
 		}

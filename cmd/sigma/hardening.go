@@ -88,7 +88,7 @@ func (m machine) corePattern() finding {
 	pattern := strings.TrimSpace(m.read("/proc/sys/kernel/core_pattern"))
 	if handler, piped := strings.CutPrefix(pattern, "|"); piped {
 		return weak("core dumps", "go to "+strings.Fields(handler + " ?")[0],
-			"a program of the host runs as root for each crash, also of procs, and reads what they contain: sysctl -w kernel.core_pattern=core, unless you trust it")
+			"procs are kept from it by their limits; for other programs it runs as root with bytes of the crashed one's choice: sysctl -w kernel.core_pattern=core, unless you trust it")
 	}
 	return ok("core dumps", "to files; procs make none")
 }
