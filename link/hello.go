@@ -30,6 +30,7 @@ const (
 	ToService  TargetKind = 1 // a session with a service of that machine, by name: named, besched, s3d, machined, sigmad itself
 	ToEndpoint TargetKind = 2 // a connection to an endpoint of that machine, by its text
 	ToStream   TargetKind = 3 // bytes for a socket of a service, by name: etcd's members among themselves
+	ToBeat     TargetKind = 4 // heartbeats, which have a pace of their own: no back-off keeps them back
 )
 
 // Target is what the machine that dials wants to reach.
@@ -40,7 +41,8 @@ type Target struct {
 
 // String is for people.
 func (t Target) String() string {
-	return fmt.Sprintf("%s %.80s", [...]string{"?", "service", "endpoint", "stream"}[t.Kind&3], t.Name)
+	kinds := [...]string{"?", "service", "endpoint", "stream", "beat"}
+	return fmt.Sprintf("%s %.80s", kinds[min(int(t.Kind), len(kinds)-1)], t.Name)
 }
 
 // targetMax is above what an endpoint's text can have.
@@ -93,7 +95,7 @@ func ParseHello(payload []byte) (Hello, error) {
 		return h, sigma.Wrap(op, "", err)
 	}
 	switch {
-	case h.Target.Kind < ToService || h.Target.Kind > ToStream || h.Target.Name == "" || len(h.Target.Name) > targetMax:
+	case h.Target.Kind < ToService || h.Target.Kind > ToBeat || h.Target.Name == "" || len(h.Target.Name) > targetMax:
 		return h, sigma.Errorf(op, sigma.KindInvalid, "the hello names no target")
 	case h.From.Realm != "" && h.From.Realm.Check() != nil || len(h.From.Proc) > 64 || h.From.Machine.Check() != nil:
 		return h, sigma.Errorf(op, sigma.KindInvalid, "the hello says not on whose behalf it comes")
