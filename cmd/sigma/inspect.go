@@ -63,7 +63,7 @@ func (a *app) inspect(ctx context.Context, words []string, timing bool) error {
 			}
 		}
 	}
-	a.measure(ctx, c, found)
+	a.measureOrSay(ctx, c, found)
 	if a.json {
 		list := make([]procJSON, len(found))
 		for i, p := range found {

@@ -91,8 +91,15 @@ func profileWord(p sigma.ProcInfo) string {
 	return orElse(string(p.Profile), string(sigma.ProfileSigma))
 }
 
-// measure fills in what those of procs that run use now. When the system cannot tell, the list is worth having nevertheless.
-func (a *app) measure(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo) {
+// measureOrSay is measure for a list that is worth having also when the system cannot tell what procs use.
+func (a *app) measureOrSay(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo) {
+	if err := measure(ctx, c, procs); err != nil {
+		a.remark("sigma: what procs use now is not known: %v", err)
+	}
+}
+
+// measure fills in what those of procs that run use now.
+func measure(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo) error {
 	var ids []sigma.ProcID
 	for _, p := range procs {
 		if p.State == sigma.ProcRunning {
@@ -100,12 +107,11 @@ func (a *app) measure(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo
 		}
 	}
 	if len(ids) == 0 {
-		return
+		return nil
 	}
 	us, err := c.Usage(ctx, ids...)
 	if err != nil {
-		a.remark("sigma: what procs use now is not known: %v", err)
-		return
+		return err
 	}
 	for i := range procs {
 		if len(ids) > 0 && procs[i].ID == ids[0] {
@@ -115,6 +121,7 @@ func (a *app) measure(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo
 			ids, us = ids[1:], us[1:]
 		}
 	}
+	return nil
 }
 
 func newPsCommand(a *app) *cobra.Command {
@@ -154,7 +161,7 @@ func (a *app) ps(ctx context.Context, all, quiet bool) error {
 		}
 		return nil
 	}
-	a.measure(ctx, c, procs)
+	a.measureOrSay(ctx, c, procs)
 	if a.json {
 		list := make([]procJSON, len(procs))
 		for i, p := range procs {

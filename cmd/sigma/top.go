@@ -136,6 +136,7 @@ type picture struct {
 	Machine machineJSON `json:"machine"`
 	Realms  []realmUse  `json:"realms"`
 	Procs   []procUse   `json:"procs"`
+	Unknown string      `json:"unknown,omitempty"` // why nothing is known of what procs use
 	names   bool        // there may be more than one realm to tell apart
 }
 
@@ -248,7 +249,10 @@ func (t *topView) sampleRealm(ctx context.Context, c *sdk.Client, id sigma.Realm
 	if err != nil {
 		return err
 	}
-	t.a.measure(ctx, c, procs)
+	unknown := measure(ctx, c, procs)
+	if unknown != nil {
+		p.Unknown = unknown.Error() // the rest of the picture is worth having
+	}
 	r := realmUse{Realm: string(id)}
 	for _, info := range procs {
 		if info.State != sigma.ProcRunning {
@@ -256,6 +260,9 @@ func (t *topView) sampleRealm(ctx context.Context, c *sdk.Client, id sigma.Realm
 			continue
 		}
 		used := info.Usage.UserTime + info.Usage.SystemTime
+		if unknown != nil {
+			used = t.last[info.ID]
+		}
 		seen[info.ID] = used
 		// Of one that was not there before the whole life is the interval.
 		span := p.Time.Sub(info.Times.Started)
@@ -303,6 +310,9 @@ func (t *topView) print(out io.Writer, p picture) error {
 	m, size := p.Machine, func(n uint64) string { return sigma.Bytes(n).String() }
 	fmt.Fprintf(out, "machine %s: cpu %.1f%% of %d cores; memory %s, %s available; procs may have %s, %s free; %.0f starts/s\n\n", printable(m.Name), m.CPU, m.Cores, size(m.Memory), size(m.Available),
 		size(m.Capacity), size(m.Free), m.Starts)
+	if p.Unknown != "" {
+		fmt.Fprintf(out, "what procs use now is not known: %s\n\n", printable(p.Unknown))
+	}
 	realms := newTable(out)
 	realms.row("REALM", "RUNNING", "WAITING", "%CPU", "MEMORY", "LIMITS", "TASKS")
 	for _, r := range p.Realms {
