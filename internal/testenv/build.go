@@ -15,6 +15,9 @@ import (
 func BuildC(tb testing.TB, dir, source string, flags ...string) string {
 	tb.Helper()
 	out := filepath.Join(dir, strings.TrimSuffix(filepath.Base(source), ".c")+"-c")
+	if prebuilt(tb, out) {
+		return out
+	}
 	build(tb, dir, nil, "gcc", append([]string{"-static", "-O1", "-g0", "-pthread", "-Wall", "-o", out, source}, flags...)...)
 	return out
 }
@@ -23,6 +26,9 @@ func BuildC(tb testing.TB, dir, source string, flags ...string) string {
 func BuildGo(tb testing.TB, dir, source string) string {
 	tb.Helper()
 	out := filepath.Join(dir, filepath.Base(source))
+	if prebuilt(tb, out) {
+		return out
+	}
 	abs, err := filepath.Abs(source)
 	if err != nil {
 		tb.Fatal(err)

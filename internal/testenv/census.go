@@ -80,7 +80,10 @@ func (s *System) processes() (out []process) {
 		return nil
 	}
 	number, _ := strconv.ParseUint(s.instance, 16, 32)
-	base := uint32(0x40000000 + number%1024<<20)
+	base, uids := uint32(0x40000000+number%1024<<20), uint32(uidRange)
+	if first, count, rootless := rootlessUIDs(); rootless { // of all systems of this user, so a package in this mode should have one
+		base, uids = first, count
+	}
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -96,7 +99,7 @@ func (s *System) processes() (out []process) {
 		if !in {
 			p.cgroup = ""
 		}
-		if in || p.uid >= base && p.uid-base < uidRange || strings.Contains(p.args, "--instance "+s.instance) ||
+		if in || p.uid >= base && p.uid-base < uids || strings.Contains(p.args, "--instance "+s.instance) ||
 			strings.Contains(p.args, s.DataDir) && strings.HasPrefix(p.args, s.bin) {
 			out = append(out, p)
 		}

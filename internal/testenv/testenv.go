@@ -63,7 +63,7 @@ type System struct {
 // RequireRoot skips the test, saying why, where procs cannot be made.
 func RequireRoot(tb testing.TB) {
 	tb.Helper()
-	if os.Geteuid() != 0 {
+	if _, _, rootless := rootlessUIDs(); os.Geteuid() != 0 && !rootless {
 		tb.Skip("skipped: making procs needs root; run: sudo env PATH=$PATH go test -tags system ./test/...")
 	}
 }
@@ -133,6 +133,9 @@ func Root() (string, error) {
 	return "", err
 }
 
+// systemPrograms are what a system consists of.
+var systemPrograms = []string{"sigma", "launcher", "sigmad", "named", "besched", "s3d"}
+
 func binDir() (string, error) {
 	dir := os.Getenv("SIGMA_TEST_BIN")
 	if dir == "" {
@@ -142,7 +145,7 @@ func binDir() (string, error) {
 		}
 		dir = filepath.Join(root, "bin")
 	}
-	for _, name := range []string{"sigma", "launcher", "sigmad", "named", "besched", "s3d"} {
+	for _, name := range systemPrograms {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			return "", fmt.Errorf("the program %s is not in %s: build it with make build, or set SIGMA_TEST_BIN to where the programs are", name, dir)
 		}
@@ -208,6 +211,9 @@ func (s *System) Up(tb testing.TB) {
 
 func (s *System) up() error {
 	args := []string{"up", "--detach", "--machine", s.options.Machine}
+	if _, _, rootless := rootlessUIDs(); rootless {
+		args = append(args, "--rootless")
+	}
 	if s.options.Weaken {
 		args = append(args, "--weaken")
 	}
@@ -315,8 +321,9 @@ func (s *System) PID(name string) int {
 		pid, _ := strconv.Atoi(strings.TrimSpace(string(b)))
 		return pid
 	}
+	_, _, rootless := rootlessUIDs()
 	for _, p := range s.processes() {
-		if p.name == name && (p.cgroup == "launcher/sigmad" || strings.HasPrefix(p.cgroup, "system/"+name)) {
+		if p.name == name && (p.cgroup == "launcher/sigmad" || strings.HasPrefix(p.cgroup, "system/"+name) || p.cgroup == "" && rootless) {
 			return p.pid
 		}
 	}

@@ -55,6 +55,7 @@ func TestEnds(t *testing.T) {
 
 // A proc that takes more memory than it may ends as oom; another one beside it does not notice.
 func TestOutOfMemory(t *testing.T) {
+	shared.Get(t).RequireLimits(t)
 	r := connect(t, defaultRealm)
 	neighbour := r.spawn(r.descriptor("probe.c", "leave"))[0]
 	r.wrote(neighbour, "ready")

@@ -11,6 +11,7 @@ import (
 // What a running proc uses is shown by ps, inspect and top, what it used by inspect; and doctor finds the walls of every process of the system.
 func TestUsageShown(t *testing.T) {
 	s := shared.Get(t)
+	s.RequireLimits(t)
 	id := strings.TrimSpace(s.Must(t, "run", "-d", "--name", "usage", program(t, "probe.c"), "leave"))
 	type proc struct {
 		ID    string
