@@ -110,15 +110,17 @@ func (s *System) processes() (out []process) {
 // Census counts what there is now.
 func (s *System) Census() Census {
 	c := Census{}
-	nets := map[string]bool{}
+	spaces := map[string]map[string]bool{"net": {}, "mnt": {}, "ipc": {}, "uts": {}, "user": {}}
 	for _, p := range s.processes() {
 		if p.name == "launcher" && (p.cgroup == "" || spare(p.cgroup)) || p.name == "keeper" && p.cgroup == "" {
 			c["process keeper, launcher or one of its spares"] = 1
 		} else {
 			c[fmt.Sprintf("process %s %s", p.cgroup, p.name)]++
 		}
-		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.pid)); err == nil {
-			nets[ns] = true
+		for kind, seen := range spaces {
+			if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", p.pid, kind)); err == nil {
+				seen[ns] = true
+			}
 		}
 		if slices.Contains([]string{"sigmad", "named", "besched", "s3d"}, p.name) || p.name == "launcher" && strings.Contains(p.args, "--instance") && p.cgroup == "" && p.uid == 0 && p.pid == s.PID("launcher") {
 			for kind, n := range openFiles(p.pid) {
@@ -129,7 +131,9 @@ func (s *System) Census() Census {
 			}
 		}
 	}
-	c["network namespaces"] = len(nets)
+	for kind, seen := range spaces {
+		c[kind+" namespaces"] = len(seen)
+	}
 	spares := 0
 	for _, g := range s.cgroups() {
 		if spare(g) {
@@ -160,14 +164,14 @@ func (s *System) Census() Census {
 	return c
 }
 
-// openFiles counts the sockets and pipes that a process has open.
+// openFiles counts what a process has open that is no file of the disk: sockets, pipes, and what the kernel calls anonymous (pidfds, epolls, event counters).
 func openFiles(pid int) map[string]int {
 	out := map[string]int{}
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
 		to, _ := os.Readlink(filepath.Join(dir, e.Name()))
-		if kind, _, ok := strings.Cut(to, ":["); ok && (kind == "socket" || kind == "pipe") {
+		if kind, _, ok := strings.Cut(to, ":["); ok && (kind == "socket" || kind == "pipe" || kind == "anon_inode") {
 			out[kind]++
 		}
 	}

@@ -71,7 +71,7 @@ func (x *soak) spawn(n int) {
 		return
 	}
 	for i, id := range ids {
-		made[i].id, made[i].fault = id, fault
+		made[i].id, made[i].fault, made[i].launcher = id, fault, fault && len(x.launchers) > 0 // sigmad may not have heard of that yet
 		x.live[id] = made[i]
 		for range 1 + x.random.IntN(2) {
 			x.wait(id)
@@ -133,7 +133,7 @@ func (x *soak) judge(a answer) {
 	case st.Code == k.ends && st.ExitCode == k.code && k.ends != sigma.StatusNone:
 	case st.Code == sigma.StatusEvicted && p.ended:
 	case st.Code == sigma.StatusLost && p.fault:
-	case st.Code == sigma.StatusCrashed && p.fault && strings.Contains(st.Msg, "launcher"):
+	case st.Code == sigma.StatusCrashed && p.launcher && strings.Contains(st.Msg, "launcher"):
 	case st.Code == sigma.StatusError && p.fault && (st.Kind.Retryable() || st.Kind == sigma.KindLost): // it could not be started
 	default:
 		x.t.Errorf("%s %q ended as %+v (evicted or killed: %v, a service died: %v)", a.id, k.args, st, p.ended, p.fault)
@@ -197,7 +197,7 @@ func (x *soak) crashLauncher() {
 		}
 	}
 	for _, p := range x.live {
-		p.fault = true
+		p.fault, p.launcher = true, true
 	}
 	x.s.Kill9(x.t, "launcher")
 }

@@ -66,8 +66,9 @@ type proc struct {
 	kind kind
 
 	// What happened in its life that excuses another end.
-	ended bool // it was evicted or killed
-	fault bool // a service died
+	ended    bool // it was evicted or killed
+	fault    bool // a service died
+	launcher bool // the launcher died
 }
 
 // answer is what a waiter was told.
