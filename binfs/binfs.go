@@ -1,44 +1,116 @@
-// Package binfs turns the realm path of a program into an open file that the launcher can execute: it fetches the program once into a local cache by content and remembers
-// which version of which file that was. It checks what it fetched: a static Linux executable for this machine.
+// Package binfs turns the realm path of a program into an open file that the launcher can execute. A program that was never on this machine is started before all its bytes
+// are: the file is then one of a FUSE mount, whose pages are fetched in chunks when they are touched and in the background. Once all chunks are here the file is a plain one of
+// the cache, and a start touches no FUSE.
 //
-// It promises that a file handed out is a whole program of the version asked for, never a mixture, and that concurrent starts fetch once. Demand paging comes later behind
-// the same call. Users: kernel.
+// It promises that a proc runs wholly one version of its program or is told that it cannot; that concurrent starts fetch once; that no byte is executed whose chunk did not
+// have the right hash, neither when it was fetched nor when it was found on disk after a restart; that the cache stays within its size without taking away what runs; and that
+// a store which is down makes starts fail and procs wait, both within a bound. docs/reference/binfs.md has the details.
 //
-// Lock: Cache.mu guards the tables; it is not held while fetching.
+// It assumes that the store keeps a version for who has it open, as s3 does. Users: kernel.
+//
+// Locks: Cache.mu guards the tables and what programs say it guards; program.mu the chunks of one program; server.mu the READs under way. program.mu may be taken under
+// Cache.mu; no file is read or written under either, but the cache's small ones under Cache.mu.
 package binfs
 
 import (
-	"bytes"
 	"container/list"
 	"context"
-	"crypto/sha256"
-	"debug/elf"
-	"encoding/binary"
-	"encoding/hex"
-	"errors"
 	"fmt"
-	"io"
+	"log/slog"
 	"os"
-	"path/filepath"
-	"runtime"
+	"strconv"
 	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/sigma"
 )
 
 // Limits.
 const (
-	ProgramMax = 1 * sigma.GiB // one program
-	openMax    = 256           // programs that are kept open
+	ProgramMax  = 1 * sigma.GiB // one program
+	programsMax = 4096          // programs in the cache; each holds a file descriptor
+	wholeMax    = 1 << 20       // bytes; smaller programs are fetched whole before their start, which costs no more round trips than paging
+	replacedMax = 3             // how often a start follows a program that is replaced while it is fetched
+	diskShare   = 10            // the cache takes at most 1/diskShare of its disk, by default
+	bytesMax    = 8 * sigma.GiB // and no more than this
+	bytesMin    = 64 * sigma.MiB
 )
+
+// Mount is a FUSE mount that the launcher made (launcher-protocol.md).
+type Mount struct {
+	Device *os.File // on which the kernel asks
+	Root   *os.File // beneath which programs are opened
+}
+
+// Config says where programs come from and where they are kept.
+type Config struct {
+	Dir string // the cache's own
+	// Max bounds the bytes of programs in Dir; 0 = a tenth of the disk, 8 GiB at most. What runs is kept beyond it.
+	Max sigma.Bytes
+	// Tree gives a realm's tree, for programs that are fetched on after a restart. Source, if not nil, replaces it.
+	Tree   func(sigma.RealmID) (Tree, error)
+	Source Source
+	Mount  *Mount // nil = none: programs are fetched whole before their first start
+	// OpenMax bounds how long Open waits for the bytes that a start needs; 0 = 20 s.
+	OpenMax time.Duration
+	// FaultMax bounds how long a running proc waits for a page; then it gets SIGBUS. 0 = 2 minutes.
+	FaultMax time.Duration
+	// FillDelay is how long after a start the rest begins to be fetched, so that it does not take the start's time; 0 = 10 ms, negative = never.
+	FillDelay time.Duration
+	Log       *slog.Logger // nil = none
+}
+
+func (cfg *Config) setDefaults() error {
+	if cfg.Source == nil {
+		if cfg.Tree == nil {
+			return sigma.Errorf("binfs.New", sigma.KindInvalid, "no source of programs was given")
+		}
+		cfg.Source = treeSource{cfg.Tree}
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	for _, d := range []struct {
+		field *time.Duration
+		value time.Duration
+	}{{&cfg.OpenMax, 20 * time.Second}, {&cfg.FaultMax, 2 * time.Minute}, {&cfg.FillDelay, 10 * time.Millisecond}} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+	}
+	if cfg.Max == 0 {
+		var st unix.Statfs_t
+		if err := unix.Statfs(cfg.Dir, &st); err != nil {
+			return sigma.Wrap("binfs.New", cfg.Dir, os.NewSyscallError("statfs", err))
+		}
+		cfg.Max = max(min(sigma.Bytes(st.Blocks)*sigma.Bytes(st.Bsize)/diskShare, bytesMax), bytesMin)
+	}
+	return nil
+}
 
 // Cache is one machine's programs. Safe for concurrent use.
 type Cache struct {
-	dir string
+	cfg    Config
+	ctx    context.Context
+	stop   context.CancelFunc
+	work   sync.WaitGroup // fetches
+	served sync.WaitGroup // the server
+	count  counters
 
-	mu    sync.Mutex
-	known map[key]*entry // mu
-	order *list.List     // mu; of *entry, least recently used first
+	unmounted atomic.Bool // nobody answers for the mount
+
+	mu       sync.Mutex
+	known    map[key]*program           // mu
+	nodes    map[uint64]*node           // mu; those that the kernel may know
+	contents map[Hash]*program          // mu; complete ones
+	order    *list.List                 // mu; of *program, least recently used first
+	at       map[*program]*list.Element // mu
+	paths    map[place]int              // mu; how many versions of a path are known
+	lastNode uint64                     // mu
+	bytes    int64                      // mu; on disk
 }
 
 // key is one version of one file of a realm.
@@ -48,211 +120,258 @@ type key struct {
 	id    sigma.FileID
 }
 
-type entry struct {
-	key   key
-	ready chan struct{} // closed when file or err is set
-	file  *os.File
-	err   error
-	users int           // Cache.mu; callers, and the fetch
-	gone  bool          // Cache.mu; not in known any more
-	at    *list.Element // Cache.mu
+type place struct {
+	realm sigma.RealmID
+	path  string
 }
 
-// New makes a cache in dir, which it owns; what a former one left there is removed.
-func New(dir string) (*Cache, error) {
-	if err := os.RemoveAll(dir); err != nil {
-		return nil, sigma.Wrap("binfs.New", dir, err)
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, sigma.Wrap("binfs.New", dir, err)
-	}
-	return &Cache{dir: dir, known: map[key]*entry{}, order: list.New()}, nil
+type counters struct {
+	fetchedBytes, fetchedChunks, corruptFetched, corruptStored, unstored, evicted, paged, plain atomic.Uint64
 }
 
-// Open returns the program at path of a realm's tree, open for reading. release must be called once when it is no longer needed; the file must not be closed.
-func (c *Cache) Open(ctx context.Context, realm sigma.RealmID, tree sigma.Namespace, path string) (f *os.File, release func(), err error) {
-	st, err := tree.Stat(ctx, path)
+// Stats are figures of a cache since it was made.
+type Stats struct {
+	FetchedBytes, FetchedChunks uint64
+	CorruptFetched              uint64 // chunks that came damaged
+	CorruptStored               uint64 // chunks that were found damaged on disk
+	Unstored                    uint64 // chunks that the disk did not take
+	Evicted                     uint64 // programs
+	Paged, Plain                uint64 // starts through FUSE, and by a plain file
+	Bytes                       uint64 // on disk now
+	Programs                    uint64 // now
+}
+
+// Stats tells what the cache did.
+func (c *Cache) Stats() Stats {
+	c.mu.Lock()
+	bytes, programs := c.bytes, c.order.Len()
+	c.mu.Unlock()
+	n := &c.count
+	return Stats{FetchedBytes: n.fetchedBytes.Load(), FetchedChunks: n.fetchedChunks.Load(), CorruptFetched: n.corruptFetched.Load(), CorruptStored: n.corruptStored.Load(),
+		Unstored: n.unstored.Load(), Evicted: n.evicted.Load(), Paged: n.paged.Load(), Plain: n.plain.Load(), Bytes: uint64(max(bytes, 0)), Programs: uint64(programs)}
+}
+
+// New makes a cache in dir with what a former one left there, and begins to answer the kernel. Close ends it.
+func New(cfg Config) (*Cache, error) {
+	for _, dir := range []string{cfg.Dir, partsDir(cfg.Dir), contentsDir(cfg.Dir)} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, sigma.Wrap("binfs.New", dir, err)
+		}
+	}
+	if err := cfg.setDefaults(); err != nil {
+		return nil, err
+	}
+	c := &Cache{cfg: cfg, known: map[key]*program{}, nodes: map[uint64]*node{}, contents: map[Hash]*program{}, order: list.New(), at: map[*program]*list.Element{}, paths: map[place]int{},
+		lastNode: uint64(time.Now().UnixMicro())} // so that no number comes again in the next life
+	c.ctx, c.stop = context.WithCancel(context.Background())
+	if err := c.load(); err != nil {
+		return nil, err
+	}
+	if cfg.Mount != nil {
+		s := newServer(cfg.Mount.Device, c)
+		c.served.Go(func() {
+			err := s.run()
+			c.unmounted.Store(true)
+			if c.ctx.Err() == nil {
+				cfg.Log.Error("programs are fetched whole from now on, since the mount is gone", "err", err)
+			}
+		})
+		context.AfterFunc(c.ctx, s.stop)
+	}
+	return c, nil
+}
+
+// Close ends fetches and stops answering the kernel; procs that still page wait until another cache takes over the mount. The files stay.
+func (c *Cache) Close() {
+	c.stop()
+	if c.cfg.Mount != nil {
+		c.cfg.Mount.Device.SetReadDeadline(time.Unix(1, 0))
+	}
+	c.mu.Lock()
+	all := make([]*program, 0, len(c.at))
+	for p := range c.at {
+		all = append(all, p)
+	}
+	c.mu.Unlock()
+	c.served.Wait()
+	c.work.Wait()
+	for _, p := range all {
+		p.closeFiles()
+	}
+}
+
+// Open returns the program at path of a realm's tree, open for reading. release must be called once when no proc runs it any more; the file must not be closed.
+func (c *Cache) Open(ctx context.Context, realm sigma.RealmID, tree Tree, path string) (f *os.File, release func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.OpenMax)
+	defer cancel()
+	for try := 1; ; try++ {
+		var p *program
+		if p, err = c.find(ctx, realm, tree, path); err == nil {
+			if f, release, err = c.open(ctx, p); err == nil {
+				return f, release, nil
+			}
+			c.release(p, false)
+		}
+		if sigma.KindOf(err) != sigma.KindStale || try >= replacedMax {
+			return nil, nil, err
+		}
+	}
+}
+
+// find looks a path up and returns the program of the version that it has now, with the caller counted as a user.
+func (c *Cache) find(ctx context.Context, realm sigma.RealmID, tree Tree, path string) (*program, error) {
+	c.mu.Lock()
+	known := c.paths[place{realm, path}] > 0
+	c.mu.Unlock()
+	n := Name{Realm: realm, Path: path}
+	var r sigma.GetResult
+	var err error
+	if !known { // one round trip; Stat takes three, but a realm's tree answers it by heart when it was asked before
+		r, err = tree.GetAt(ctx, path, 0, 1)
+		n.ID, n.Size = r.ID, int64(min(r.Size, 1<<62))
+	}
+	if kind := sigma.KindOf(err); known || err != nil && (kind == sigma.KindIsDir || kind == sigma.KindUnsupported) { // what it is, it says when asked
+		st, err := tree.Stat(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		n.ID, n.Size = st.ID, int64(min(st.Size, 1<<62))
+	} else if err != nil {
+		return nil, err
+	}
+	switch {
+	case n.ID.Kind == sigma.KindDir:
+		return nil, notProgram(path, "is a directory, not a program")
+	case n.ID.Kind != sigma.KindFile:
+		return nil, notProgram(path, "is a "+n.ID.Kind.String()+", not a program")
+	case n.Size > int64(ProgramMax):
+		return nil, notProgram(path, fmt.Sprintf("program is larger than %v", ProgramMax))
+	case n.Size == 0:
+		return nil, notProgram(path, "not a program: it has only 0 bytes")
+	}
+	return c.enter(n)
+}
+
+func notProgram(path, msg string) error {
+	return &sigma.Error{Op: "binfs.Open", Path: path, Kind: sigma.KindNoExec, Msg: msg}
+}
+
+// enter finds or makes the program of a name and counts a user.
+func (c *Cache) enter(n Name) (*program, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := key{n.Realm, n.Path, n.ID}
+	p := c.known[k]
+	if p == nil {
+		var err error
+		if p, err = c.newProgramLocked(n); err != nil {
+			return nil, err
+		}
+		c.addKeyLocked(p, k)
+	}
+	p.users++
+	c.touchLocked(p)
+	return p, nil
+}
+
+// open makes a program ready to be started: at least what the headers say that a start reads is on its way.
+func (c *Cache) open(ctx context.Context, p *program) (*os.File, func(), error) {
+	if !p.complete() {
+		if err := p.why(); err != nil {
+			return nil, nil, err
+		}
+		data, err := p.need(ctx, 0)
+		if err == nil && data != nil {
+			err = errNoRoom(p.name.Path)
+		}
+		var hot []int64
+		if err == nil {
+			hot, err = check(reader{ctx, p}, p.name.Size)
+		}
+		if err != nil {
+			return nil, nil, sigma.Wrap("binfs.Open", p.name.Path, err)
+		}
+		if c.cfg.Mount == nil || c.unmounted.Load() || p.name.Size <= wholeMax {
+			if err := p.needAll(ctx); err != nil {
+				return nil, nil, sigma.Wrap("binfs.Open", p.name.Path, err)
+			}
+		} else {
+			p.heat(hot)
+		}
+	}
+	var once sync.Once
+	c.mu.Lock()
+	p.ok = true
+	c.mu.Unlock()
+	if p.complete() {
+		c.count.plain.Add(1)
+		return p.r, func() { once.Do(func() { c.release(p, false) }) }, nil
+	}
+	f, err := c.openPaged(p)
 	if err != nil {
 		return nil, nil, err
 	}
-	switch {
-	case st.ID.Kind == sigma.KindDir:
-		return nil, nil, &sigma.Error{Op: "binfs.Open", Path: path, Kind: sigma.KindNoExec, Msg: "is a directory, not a program"}
-	case st.ID.Kind != sigma.KindFile:
-		return nil, nil, &sigma.Error{Op: "binfs.Open", Path: path, Kind: sigma.KindNoExec, Msg: "is a " + st.ID.Kind.String() + ", not a program"}
-	case st.Size > uint64(ProgramMax):
-		return nil, nil, &sigma.Error{Op: "binfs.Open", Path: path, Kind: sigma.KindNoExec, Msg: fmt.Sprintf("program is larger than %v", ProgramMax)}
+	c.count.paged.Add(1)
+	if c.cfg.FillDelay > 0 {
+		time.AfterFunc(c.cfg.FillDelay, p.fill)
 	}
-	k := key{realm, path, st.ID}
+	return f, func() { once.Do(func() { c.release(p, true) }) }, nil
+}
+
+func errNoRoom(path string) error {
+	return &sigma.Error{Op: "binfs.Open", Path: path, Kind: sigma.KindNoSpace, Msg: "no room for the program in the machine's cache", Hint: "free some space on the disk of the data directory"}
+}
+
+// heat begins to fetch the chunks of a few places.
+func (p *program) heat(offsets []int64) {
+	asked := map[int]bool{}
+	for _, at := range offsets {
+		if i := int(at / chunkSize); at >= 0 && at < p.name.Size && !asked[i] && len(asked) < hotMax {
+			asked[i] = true
+			p.want(i)
+		}
+	}
+}
+
+// openPaged opens the program's file of the mount, which all starts share. This very process answers the kernel's question for it.
+func (c *Cache) openPaged(p *program) (*os.File, error) {
 	c.mu.Lock()
-	e := c.known[k]
-	if e == nil {
-		e = &entry{key: k, ready: make(chan struct{})}
-		c.known[k] = e
-		e.at = c.order.PushBack(e)
-		go func() { // not bound to the first caller's context: others may wait for it
-			file, err := c.fetch(context.WithoutCancel(ctx), tree, path)
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			e.file, e.err = file, err
-			close(e.ready)
-			if err != nil {
-				c.dropLocked(e)
-			}
-			e.users--
-			c.closeLocked(e)
-		}()
-		e.users++ // the fetch, so that the entry is not evicted before its file is there
-	}
-	e.users++
-	c.order.MoveToBack(e.at)
+	p.pagers++
+	f := p.paged
+	c.showLocked(p)
 	c.mu.Unlock()
-	c.evict()
-	select {
-	case <-e.ready:
-	case <-ctx.Done():
-		c.release(e)
-		return nil, nil, sigma.Wrap("binfs.Open", path, ctx.Err())
+	if f != nil {
+		return f, nil
 	}
-	if e.err != nil {
-		c.release(e)
-		return nil, nil, e.err
-	}
-	var once sync.Once
-	return e.file, func() { once.Do(func() { c.release(e) }) }, nil
-}
-
-func (c *Cache) release(e *entry) {
+	name := strconv.FormatUint(p.node, 10)
+	fd, err := unix.Openat(int(c.cfg.Mount.Root.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e.users--
-	c.closeLocked(e)
-}
-
-func (c *Cache) dropLocked(e *entry) {
-	e.gone = true
-	delete(c.known, e.key)
-	c.order.Remove(e.at)
-}
-
-func (c *Cache) closeLocked(e *entry) {
-	if e.gone && e.users == 0 && e.file != nil {
-		e.file.Close()
-		e.file = nil
+	switch {
+	case err != nil:
+		p.pagers--
+		return nil, sigma.Wrap("binfs.Open", p.name.Path, os.NewSyscallError("openat", err))
+	case p.paged != nil: // another start was faster
+		unix.Close(fd)
+	default:
+		p.paged = os.NewFile(uintptr(fd), name)
 	}
+	return p.paged, nil
 }
 
-// evict closes programs that were not used for longest; their bytes leave the disk with the last process that runs them.
-func (c *Cache) evict() {
+// release takes back a user.
+func (c *Cache) release(p *program, paged bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for at := c.order.Front(); at != nil && c.order.Len() > openMax; {
-		e := at.Value.(*entry)
-		at = at.Next()
-		if e.users == 0 {
-			c.dropLocked(e)
-			if e.file != nil {
-				os.Remove(e.file.Name())
-			}
-			c.closeLocked(e)
-		}
+	p.users--
+	if paged {
+		p.pagers--
 	}
-}
-
-// fetch copies the program into the cache under its content's name.
-func (c *Cache) fetch(ctx context.Context, tree sigma.Namespace, path string) (*os.File, error) {
-	h, err := tree.Open(ctx, path, sigma.OpenRead)
-	if err != nil {
-		return nil, err
+	if p.pagers == 0 && p.paged != nil {
+		p.paged.Close()
+		p.paged = nil
+		name := strconv.FormatUint(p.node, 10)
+		go c.cfg.Mount.Device.Write(invalEntry(name)) // waits for LOOKUPs of the directory, so not here; the kernel forgets the node when nobody uses it any more
 	}
-	defer h.Close()
-	var from io.Reader = h
-	if local, err := h.File(); err == nil {
-		defer local.Close()
-		from = local
-	}
-	temp, err := os.CreateTemp(c.dir, "fetch-*")
-	if err != nil {
-		return nil, sigma.Wrap("binfs.fetch", path, err)
-	}
-	defer os.Remove(temp.Name())
-	defer temp.Close()
-	hash := sha256.New()
-	n, err := io.CopyBuffer(io.MultiWriter(temp, hash), struct{ io.Reader }{io.LimitReader(from, int64(ProgramMax))}, make([]byte, 256<<10))
-	if err != nil {
-		return nil, sigma.Wrap("binfs.fetch", path, err)
-	}
-	if err := Check(temp, n); err != nil {
-		return nil, sigma.Wrap("binfs.fetch", path, err)
-	}
-	name := filepath.Join(c.dir, hex.EncodeToString(hash.Sum(nil)))
-	if err = temp.Chmod(0o555); err == nil {
-		err = os.Rename(temp.Name(), name)
-	}
-	if err != nil {
-		return nil, sigma.Wrap("binfs.fetch", path, err)
-	}
-	f, err := os.Open(name) // a second, read-only one: a file open for writing cannot be executed
-	return f, sigma.Wrap("binfs.fetch", path, err)
-}
-
-// The machines that programs can be for.
-var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
-
-const (
-	headerSize = 56                    // of a program header (elf(5), Elf64_Phdr)
-	headersMax = 64 << 10 / headerSize // what Linux executes (execve(2))
-)
-
-// Check says whether the size bytes of r are a program that can run here; the error is of KindNoExec and says what is wrong.
-func Check(r io.ReaderAt, size int64) error {
-	no := func(msg, hint string) error {
-		return &sigma.Error{Op: "binfs.Check", Kind: sigma.KindNoExec, Msg: msg, Hint: hint}
-	}
-	var magic [4]byte
-	if n, err := r.ReadAt(magic[:], 0); n < 4 {
-		if err != nil && !errors.Is(err, io.EOF) {
-			return sigma.Wrap("binfs.Check", "", err)
-		}
-		return no("not a program: it has only "+fmt.Sprint(size)+" bytes", "")
-	}
-	if bytes.HasPrefix(magic[:], []byte("#!")) {
-		return no("is a script", "sigmaOS runs static Linux executables; pass the script to an interpreter that is one")
-	}
-	if string(magic[:]) != elf.ELFMAG {
-		return no("not a Linux executable (no ELF header)", "")
-	}
-	damaged := no("damaged or truncated executable", "")
-	var head [64]byte
-	if n, _ := r.ReadAt(head[:], 0); n < len(head) {
-		return damaged
-	}
-	le := binary.LittleEndian
-	machine := elf.Machine(le.Uint16(head[18:]))
-	if want := machines[runtime.GOARCH]; machine != want || elf.Class(head[4]) != elf.ELFCLASS64 || elf.Data(head[5]) != elf.ELFDATA2LSB {
-		return no(fmt.Sprintf("built for %v, this machine needs %v", machine, want), "build it for this architecture")
-	}
-	if typ := elf.Type(le.Uint16(head[16:])); typ != elf.ET_EXEC && typ != elf.ET_DYN {
-		return no("not an executable but "+typ.String(), "")
-	}
-	// Not elf.NewFile, which is not made for hostile files and allocates for as many sections as the file claims to have.
-	offset, each, n := le.Uint64(head[32:]), le.Uint16(head[54:]), int(le.Uint16(head[56:]))
-	if each != headerSize || n == 0 || n > headersMax || offset > uint64(size) || uint64(n*headerSize) > uint64(size)-offset {
-		return damaged
-	}
-	headers := make([]byte, n*headerSize)
-	if got, _ := r.ReadAt(headers, int64(offset)); got < len(headers) {
-		return damaged
-	}
-	for ; len(headers) > 0; headers = headers[headerSize:] {
-		switch elf.ProgType(le.Uint32(headers)) {
-		case elf.PT_INTERP:
-			return no("dynamically linked", "link it statically: gcc -static, CGO_ENABLED=0 go build, or Rust with -C target-feature=+crt-static")
-		case elf.PT_LOAD: // beyond the end there would be no pages, and the program would die of that at any time
-			if from, bytes := le.Uint64(headers[8:]), le.Uint64(headers[32:]); from > uint64(size) || bytes > uint64(size)-from {
-				return damaged
-			}
-		}
-	}
-	return nil
+	c.unusedLocked(p)
 }

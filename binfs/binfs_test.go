@@ -3,184 +3,498 @@ package binfs
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
+	"crypto/sha256"
 	"io"
+	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
+	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
+	"time"
 
-	"sigmaos.dev/memfs"
 	"sigmaos.dev/namespace"
+	"sigmaos.dev/s3"
 	"sigmaos.dev/sigma"
 )
 
-// staticProgram is one that can run here: a Go test binary is static without cgo, so this very test is built once more.
-func staticProgram(t *testing.T) []byte {
+// store is a realm's tree and a source in one, which a test can make fail.
+type store struct {
+	mu       sync.Mutex
+	files    map[string]stored                     // mu
+	versions map[sigma.FileID]stored               // mu; those that can still be had
+	next     uint64                                // mu
+	fetched  int                                   // mu; bytes
+	reads    map[int64]int                         // mu; by offset
+	broken   func(offset int64, data []byte) error // mu; may change what is read
+}
+
+type stored struct {
+	id   sigma.FileID
+	data []byte
+}
+
+func newStore() *store {
+	return &store{files: map[string]stored{}, versions: map[sigma.FileID]stored{}, reads: map[int64]int{}}
+}
+
+// put makes a version; the ones before can only be had if keep.
+func (s *store) put(path string, data []byte, keep bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old, ok := s.files[path]; ok && !keep {
+		delete(s.versions, old.id)
+	}
+	s.next++
+	f := stored{sigma.FileID{Path: s.next, Version: sigma.Version(s.next)}, data}
+	s.files[path], s.versions[f.id] = f, f
+}
+
+func (s *store) breaking(f func(offset int64, data []byte) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.broken = f
+}
+
+func (s *store) find(path string) (stored, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f, ok := s.files[path]
+	if !ok {
+		return f, sigma.PathError("test", sigma.KindNotFound, path)
+	}
+	return f, nil
+}
+
+func (s *store) Stat(_ context.Context, path string) (sigma.Stat, error) {
+	f, err := s.find(path)
+	return sigma.Stat{ID: f.id, Size: uint64(len(f.data))}, err
+}
+
+func (s *store) GetAt(_ context.Context, path string, _ uint64, _ int) (sigma.GetResult, error) {
+	f, err := s.find(path)
+	return sigma.GetResult{ID: f.id, Size: uint64(len(f.data))}, err
+}
+
+func (s *store) Handle(context.Context, string) (sigma.File, error) {
+	return nil, sigma.Errorf("test", sigma.KindUnsupported, "not here")
+}
+
+func (s *store) Object(n Name) (Object, error) { return object{s, n}, nil }
+
+type object struct {
+	s *store
+	n Name
+}
+
+func (o object) version() (stored, error) {
+	f, ok := o.s.versions[o.n.ID]
+	if !ok {
+		return f, sigma.Errorf("test", sigma.KindStale, "the version is gone")
+	}
+	return f, nil
+}
+
+func (o object) ReadAt(_ context.Context, p []byte, offset int64) error {
+	o.s.mu.Lock()
+	f, err := o.version()
+	broken := o.s.broken
+	if err == nil {
+		copy(p, f.data[offset:])
+		o.s.fetched += len(p)
+		o.s.reads[offset]++
+	}
+	o.s.mu.Unlock()
+	if err == nil && broken != nil {
+		err = broken(offset, p)
+	}
+	return err
+}
+
+func (o object) Hash(_ context.Context, offset int64, size int) (Hash, error) {
+	o.s.mu.Lock()
+	defer o.s.mu.Unlock()
+	f, err := o.version()
+	if err != nil {
+		return Hash{}, err
+	}
+	return sha256.Sum256(f.data[offset : offset+int64(size)]), nil
+}
+
+func (o object) Check(context.Context) error {
+	o.s.mu.Lock()
+	defer o.s.mu.Unlock()
+	_, err := o.version()
+	return err
+}
+
+func (o object) Close() {}
+
+// times says how often a chunk was read.
+func (s *store) times(chunk int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reads[int64(chunk)*chunkSize]
+}
+
+// large is a program that runs here, with random bytes behind it.
+func large(t *testing.T, size int, seed uint64) []byte {
 	t.Helper()
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n\nfunc main() {}\n"), 0o644); err != nil {
-		t.Fatal(err)
+	data := staticProgram(t)
+	more := make([]byte, max(size-len(data), 0))
+	rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 1}).Read(more)
+	return append(data, more...)
+}
+
+func newCache(t *testing.T, cfg Config) *Cache {
+	t.Helper()
+	if cfg.Dir == "" {
+		cfg.Dir = t.TempDir()
 	}
-	cmd := exec.Command("go", "build", "-o", "program", "main.go")
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	b, err := os.ReadFile(filepath.Join(dir, "program"))
+	c, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return b
+	t.Cleanup(c.Close)
+	return c
 }
 
-// What is no program for this machine is refused with a sentence that says why.
-func TestCheck(t *testing.T) {
-	good := staticProgram(t)
-	other := bytes.Clone(good)
-	binary.LittleEndian.PutUint16(other[18:], 243) // EM_RISCV
-	relocatable := bytes.Clone(good)
-	binary.LittleEndian.PutUint16(relocatable[16:], 1) // ET_REL
-	dynamic := bytes.Clone(good)
-	phoff := binary.LittleEndian.Uint64(dynamic[32:])
-	binary.LittleEndian.PutUint32(dynamic[phoff:], 3) // PT_INTERP
-	for _, c := range []struct {
-		name string
-		data []byte
-		says string
-	}{
-		{"good", good, ""}, {"empty", nil, "0 bytes"}, {"short", []byte("\x7fE"), "2 bytes"}, {"script", []byte("#!/bin/sh\n"), "script"}, {"text", []byte("hello"), "no ELF"},
-		{"only magic", []byte("\x7fELF"), "truncated"}, {"cut header", good[:60], "truncated"}, {"another architecture", other, "built for"}, {"relocatable", relocatable, "not an executable"},
-		{"dynamic", dynamic, "dynamically linked"},
-	} {
-		err := Check(bytes.NewReader(c.data), int64(len(c.data)))
-		switch {
-		case c.says == "" && err != nil:
-			t.Errorf("%s: %v", c.name, err)
-		case c.says != "" && (sigma.KindOf(err) != sigma.KindNoExec || !strings.Contains(err.Error(), c.says)):
-			t.Errorf("%s: got %v, want %q", c.name, err, c.says)
-		}
-	}
-}
-
-func FuzzCheck(f *testing.F) {
-	f.Add([]byte("\x7fELF\x02\x01\x01"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if err := Check(bytes.NewReader(b), int64(len(b))); err != nil && sigma.KindOf(err) != sigma.KindNoExec {
-			t.Errorf("got %v", err)
-		}
-	})
-}
-
-// counting is a name space that counts how often a file was opened.
-type counting struct {
-	sigma.Namespace
-	opened atomic.Int32
-}
-
-func (c *counting) Open(ctx context.Context, path string, f sigma.OpenFlags) (sigma.Handle, error) {
-	c.opened.Add(1)
-	return c.Namespace.Open(ctx, path, f)
-}
-
-func newTree(t *testing.T) *counting {
+func mustOpen(t *testing.T, c *Cache, s Tree, path string) (*os.File, func()) {
 	t.Helper()
-	fs := memfs.New(memfs.Config{SizeMax: 64 * sigma.MiB})
-	root, err := fs.Attach(t.Context(), sigma.Principal{Realm: "a"}, "")
+	f, release, err := c.Open(t.Context(), "a", s, path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &counting{Namespace: namespace.New(namespace.Config{Root: root})}
+	return f, release
+}
+
+func reads(t *testing.T, f *os.File, want []byte) {
+	t.Helper()
+	got, err := io.ReadAll(io.NewSectionReader(f, 0, 1<<40))
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("got %d bytes, %v; want %d", len(got), err, len(want))
+	}
+}
+
+func (c *Cache) program(t *testing.T, s *store, path string) *program {
+	t.Helper()
+	f, err := s.find(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.known[key{"a", path, f.id}]
 }
 
 // Goal: starts of one program at once fetch it once; a replaced program is fetched again, and what was handed out before stays what it was.
 func TestOpen(t *testing.T) {
-	tree := newTree(t)
-	ctx := t.Context()
-	good := staticProgram(t)
-	if _, err := tree.Put(ctx, "/p", good, sigma.PutOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	c, err := New(filepath.Join(t.TempDir(), "bin"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := newStore()
+	good := large(t, 3<<20, 1)
+	s.put("/p", good, false)
+	c := newCache(t, Config{Source: s})
 	var all sync.WaitGroup
 	for range 20 {
 		all.Go(func() {
-			f, release, err := c.Open(ctx, "a", tree, "/p")
+			f, release, err := c.Open(t.Context(), "a", s, "/p")
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			defer release()
-			if got, err := io.ReadAll(io.NewSectionReader(f, 0, 1<<30)); err != nil || !bytes.Equal(got, good) {
-				t.Errorf("got %d bytes, %v", len(got), err)
-			}
+			reads(t, f, good)
 		})
 	}
 	all.Wait()
-	if n := tree.opened.Load(); n != 1 {
-		t.Errorf("fetched %d times, want once", n)
+	if s.fetched != len(good) {
+		t.Errorf("fetched %d bytes of %d", s.fetched, len(good))
 	}
-	old, release, err := c.Open(ctx, "a", tree, "/p")
-	if err != nil {
-		t.Fatal(err)
-	}
+	old, release := mustOpen(t, c, s, "/p")
 	defer release()
 	changed := append(bytes.Clone(good), "another version"...)
-	if _, err := tree.Put(ctx, "/p", changed, sigma.PutOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	f, release2, err := c.Open(ctx, "a", tree, "/p")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s.put("/p", changed, false)
+	f, release2 := mustOpen(t, c, s, "/p")
 	defer release2()
-	for _, x := range []struct {
-		f    *os.File
-		want []byte
-	}{{old, good}, {f, changed}} {
-		if got, err := io.ReadAll(io.NewSectionReader(x.f, 0, 1<<30)); err != nil || !bytes.Equal(got, x.want) {
-			t.Errorf("got %d bytes, %v, want %d", len(got), err, len(x.want))
-		}
+	reads(t, old, good)
+	reads(t, f, changed)
+	s.put("/same", changed, false)
+	f, release3 := mustOpen(t, c, s, "/same")
+	defer release3()
+	reads(t, f, changed)
+	if n := c.Stats(); n.Programs != 2 || n.Bytes != uint64(len(good)+len(changed)) {
+		t.Errorf("%+v, want each content once", n)
 	}
 }
 
 // A failure is told to all who wait, leaves nothing in the cache, and is not remembered.
 func TestOpenFails(t *testing.T) {
-	tree := newTree(t)
-	ctx := t.Context()
-	dir := filepath.Join(t.TempDir(), "bin")
-	c, err := New(dir)
+	s := newStore()
+	c := newCache(t, Config{Source: s, OpenMax: 50 * time.Millisecond})
+	s.put("/bad", []byte("no program"), false)
+	s.put("/none", nil, false)
+	fails := func(path string, want sigma.Kind) {
+		t.Helper()
+		if _, _, err := c.Open(t.Context(), "a", s, path); err == nil || sigma.KindOf(err) != want {
+			t.Errorf("%s: got %v, want %v", path, err, want)
+		}
+	}
+	fails("/nothing", sigma.KindNotFound)
+	for range 2 {
+		fails("/bad", sigma.KindNoExec)
+		fails("/none", sigma.KindNoExec)
+	}
+	s.put("/p", large(t, 0, 2), false)
+	s.breaking(func(int64, []byte) error { return sigma.Errorf("test", sigma.KindUnavailable, "the store is down") })
+	fails("/p", sigma.KindUnavailable)
+	s.breaking(nil)
+	mustOpen(t, c, s, "/p")
+	if n := c.Stats(); n.Programs != 1 {
+		t.Errorf("%+v, want the good one only", n)
+	}
+}
+
+// Bytes that come damaged are fetched again and counted; a store that sends nothing else makes starts fail.
+func TestDamagedOnTheWay(t *testing.T) {
+	s := newStore()
+	good := large(t, 3<<20, 3)
+	s.put("/p", good, false)
+	c := newCache(t, Config{Source: s, OpenMax: 100 * time.Millisecond})
+	s.breaking(func(offset int64, data []byte) error {
+		if offset == 2*chunkSize {
+			data[77] ^= 1
+		}
+		return nil
+	})
+	if _, _, err := c.Open(t.Context(), "a", s, "/p"); err == nil {
+		t.Error("a damaged program was opened")
+	}
+	if n := c.Stats().CorruptFetched; n == 0 {
+		t.Error("nothing was counted")
+	}
+	s.breaking(nil)
+	c.cfg.OpenMax = time.Minute
+	f, release := mustOpen(t, c, s, "/p")
+	defer release()
+	reads(t, f, good)
+}
+
+// Goal: a program that is on disk since before a restart is used without being fetched, but not before its bytes were found to be right.
+func TestRestart(t *testing.T) {
+	s := newStore()
+	good, small := large(t, 3<<20, 4), large(t, 0, 5)[:]
+	s.put("/p", good, false)
+	s.put("/small", small, false)
+	dir := t.TempDir()
+	c := newCache(t, Config{Source: s, Dir: dir})
+	for _, path := range []string{"/p", "/small"} {
+		_, release := mustOpen(t, c, s, path)
+		release()
+	}
+	stored := contentFiles(t, dir, 2)
+	c.Close()
+	before := s.fetched
+	c = newCache(t, Config{Source: s, Dir: dir})
+	f, release := mustOpen(t, c, s, "/p")
+	reads(t, f, good)
+	release()
+	if s.fetched != before {
+		t.Errorf("%d bytes were fetched again", s.fetched-before)
+	}
+	c.Close()
+	// One bit changes, and the end is cut off.
+	for _, path := range stored {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b[chunkSize+5] ^= 4
+		if err := os.WriteFile(path, b[:len(b)-1], 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c = newCache(t, Config{Source: s, Dir: dir})
+	for path, want := range map[string][]byte{"/p": good, "/small": small} {
+		f, release := mustOpen(t, c, s, path)
+		reads(t, f, want)
+		release()
+	}
+	if n := c.Stats(); n.CorruptStored != 4 || n.FetchedChunks != 4 {
+		t.Errorf("%+v, want two chunks of each to be fetched again", n)
+	}
+	c.Close()
+	// What describes the bytes is not believed either.
+	for _, path := range stored {
+		if err := os.WriteFile(path+".txt", []byte("nonsense\n{}"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c = newCache(t, Config{Source: s, Dir: dir})
+	if n := c.Stats(); n.Programs != 0 || n.Bytes != 0 {
+		t.Errorf("%+v", n)
+	}
+	contentFiles(t, dir, 0)
+}
+
+// contentFiles waits until n programs are stored complete.
+func contentFiles(t *testing.T, dir string, n int) (paths []string) {
+	t.Helper()
+	eventually(t, strconv.Itoa(n)+" contents", func() bool {
+		described, _ := filepath.Glob(filepath.Join(contentsDir(dir), "*.txt"))
+		paths = nil
+		for _, d := range described {
+			paths = append(paths, d[:len(d)-4])
+		}
+		left, _ := os.ReadDir(contentsDir(dir))
+		return len(paths) == n && len(left) == 2*n
+	})
+	return paths
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	look, late := time.NewTicker(time.Millisecond), time.After(20*time.Second)
+	defer look.Stop()
+	for !is() {
+		select {
+		case <-look.C:
+		case <-late:
+			t.Fatalf("it does not become so: %s", what)
+		}
+	}
+}
+
+// The cache stays within its size, forgets what was not used for longest, and never what is used.
+func TestEviction(t *testing.T) {
+	s := newStore()
+	c := newCache(t, Config{Source: s, Max: 10 << 20})
+	var held []byte
+	for i := range 6 {
+		path := "/" + strconv.Itoa(i)
+		data := large(t, 3<<20, uint64(10+i))
+		s.put(path, data, false)
+		f, release := mustOpen(t, c, s, path)
+		if i == 0 {
+			held = data
+			defer release()
+			defer func() { reads(t, f, held) }()
+		} else {
+			release()
+		}
+	}
+	n := c.Stats()
+	if n.Bytes > 10<<20 || n.Evicted != 3 {
+		t.Errorf("%+v", n)
+	}
+	for i, want := range []bool{true, false, false, false, true, true} {
+		if got := c.program(t, s, "/"+strconv.Itoa(i)) != nil; got != want {
+			t.Errorf("program %d is known: %v, want %v", i, got, want)
+		}
+	}
+}
+
+// A disk that takes nothing makes starts fail and nothing else.
+func TestFullDisk(t *testing.T) {
+	s := newStore()
+	good := large(t, 3<<20, 20)
+	s.put("/p", good, false)
+	c := newCache(t, Config{Source: s})
+	f, err := s.find("/p")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := c.Open(ctx, "a", tree, "/none"); sigma.KindOf(err) != sigma.KindNotFound {
-		t.Errorf("got %v", err)
-	}
-	if _, _, err := c.Open(ctx, "a", tree, "/"); sigma.KindOf(err) != sigma.KindNoExec {
-		t.Errorf("got %v", err)
-	}
-	if _, err := tree.Put(ctx, "/p", []byte("no program"), sigma.PutOptions{}); err != nil {
+	p, err := c.enter(Name{Realm: "a", Path: "/p", ID: f.id, Size: int64(len(good))})
+	if err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
-		if _, _, err := c.Open(ctx, "a", tree, "/p"); sigma.KindOf(err) != sigma.KindNoExec {
-			t.Errorf("got %v", err)
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	p.w.Close()
+	p.w = full
+	if _, _, err := c.Open(t.Context(), "a", s, "/p"); sigma.KindOf(err) != sigma.KindNoSpace || err == nil {
+		t.Errorf("got %v", err)
+	}
+	b := make([]byte, 1000)
+	if n, err := p.readAt(t.Context(), b, chunkSize-500); err != nil || !bytes.Equal(b[:n], good[chunkSize-500:chunkSize+500]) {
+		t.Errorf("who runs it reads %d bytes, %v", n, err)
+	}
+}
+
+// Goal: a program in the object store's tree is fetched by version; one that is replaced while its bytes come is the old one as a whole or an error.
+func TestTreeSource(t *testing.T) {
+	objects, err := s3.New(s3.Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(objects.Close)
+	root, err := objects.Attach(t.Context(), sigma.Principal{Realm: "a"}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := namespace.New(namespace.Config{Root: root})
+	if err := tree.Mkdir(t.Context(), "/bin", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	good, other := large(t, 2<<20, 30), large(t, 2<<20, 31)
+	put := func(data []byte) {
+		t.Helper()
+		if _, err := tree.Put(t.Context(), "/bin/p", data, sigma.PutOptions{}); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if n := tree.opened.Load(); n != 2 {
-		t.Errorf("fetched %d times, want each time", n)
+	put(good)
+	c := newCache(t, Config{Tree: func(sigma.RealmID) (Tree, error) { return tree, nil }})
+	f, release := mustOpen(t, c, tree, "/bin/p")
+	defer release()
+	reads(t, f, good)
+	if n := c.Stats(); n.CorruptFetched != 0 || n.FetchedBytes != uint64(len(good)) {
+		t.Errorf("%+v", n)
 	}
-	left, err := os.ReadDir(dir)
-	if err != nil || len(left) != 0 {
-		t.Errorf("left in the cache: %v, %v", left, err)
+	st, err := tree.Stat(t.Context(), "/bin/p")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if len(c.known) != 0 || c.order.Len() != 0 {
-		t.Errorf("%d entries are known", len(c.known))
+	name := Name{Realm: "a", Path: "/bin/p", ID: st.ID, Size: int64(st.Size)}
+	held, err := c.cfg.Source.Object(name)
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer held.Close()
+	<-held.(*treeObject).pin().ready
+	put(other)
+	late, err := c.cfg.Source.Object(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Close()
+	b := make([]byte, chunkSize)
+	if err := held.ReadAt(t.Context(), b, chunkSize); err != nil || !bytes.Equal(b, good[chunkSize:2*chunkSize]) {
+		t.Errorf("who held the old version: %v", err)
+	}
+	if h, err := held.Hash(t.Context(), chunkSize, chunkSize); err != nil || h != sha256.Sum256(b) {
+		t.Errorf("its hash: %v", err)
+	}
+	if err := late.ReadAt(t.Context(), b, 0); sigma.KindOf(err) != sigma.KindStale {
+		t.Errorf("who comes late: %v", err)
+	}
+	f, release2 := mustOpen(t, c, tree, "/bin/p")
+	defer release2()
+	reads(t, f, other)
+}
+
+func FuzzRecords(f *testing.F) {
+	f.Add([]byte("{}\n"))
+	line := `{"Name":{"Realm":"a","Path":"/p","File":1,"Version":2},"Size":300000,"Node":7}` + "\n"
+	f.Add(append([]byte(line), logRecord(1, Hash{1})...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if r, hashes, err := readLog(b); err == nil {
+			for i := range hashes {
+				if i < 0 || i >= chunks(r.Size) {
+					t.Errorf("chunk %d of %d bytes", i, r.Size)
+				}
+			}
+		}
+		readContent(b, Hash{})
+	})
 }

@@ -45,8 +45,11 @@ type Config struct {
 	AllowWeaken bool
 	// Rootless says that an ordinary user started the launcher: the admin sockets are also for the group of the data directory, by which that user reaches them.
 	Rootless bool
-	Log      *slog.Logger
-	Ready    func() // called once, when the boot set is up and the admin socket listens
+	// ProgramsMax bounds the bytes of programs that are kept on disk; 0 = a tenth of the disk, 8 GiB at most. Mount, if not nil, lets programs start before all their bytes are here.
+	ProgramsMax sigma.Bytes
+	Mount       *binfs.Mount
+	Log         *slog.Logger
+	Ready       func() // called once, when the boot set is up and the admin socket listens
 }
 
 // Program is one of the boot set.
@@ -115,10 +118,6 @@ func New(cfg Config) (*Kernel, error) {
 		}
 		cfg.Memory = total / 4 * 3
 	}
-	bin, err := binfs.New(filepath.Join(cfg.Data, "bin"))
-	if err != nil {
-		return nil, err
-	}
 	if err := os.RemoveAll(filepath.Join(cfg.Data, "logs")); err != nil {
 		return nil, err
 	}
@@ -126,7 +125,7 @@ func New(cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, keeper: launch.NewKeeper(cfg.Keeper), comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), bin: bin, ux: scratch, services: map[string]*service{}, meters: newMeters(), start: time.Now(),
+	k := &Kernel{cfg: cfg, keeper: launch.NewKeeper(cfg.Keeper), comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, services: map[string]*service{}, meters: newMeters(), start: time.Now(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
@@ -139,6 +138,10 @@ func New(cfg Config) (*Kernel, error) {
 		}
 	}
 	k.sched = newScheduler(k)
+	k.bin, err = binfs.New(binfs.Config{Dir: filepath.Join(cfg.Data, "bin"), Max: cfg.ProgramsMax, Mount: cfg.Mount, Log: cfg.Log, Tree: func(realm sigma.RealmID) (binfs.Tree, error) { return k.tree(realm) }})
+	if err != nil {
+		return nil, err
+	}
 	return k, nil
 }
 
@@ -160,6 +163,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	booted := make(chan error, 1)
 	k.sessions.Go(func() { booted <- k.boot(ctx) })
 	defer k.ux.Close()
+	defer k.bin.Close()
 	for {
 		select {
 		case err := <-booted:

@@ -149,11 +149,12 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 	if err != nil {
 		return err
 	}
-	defer release()
 	files, err := newProcFiles()
 	if err != nil {
+		release()
 		return sigma.Wrap("kernel.startProc", "", err)
 	}
+	files.program = release
 	defer files.closeTheirs()
 	who := sigma.Principal{Realm: p.Realm, Proc: p.ID, Machine: k.cfg.Machine}
 	started := make(chan struct{})
@@ -169,6 +170,7 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 	if err := k.launch(ctx, req); err != nil {
 		k.unregister(id)
 		files.closeOurs()
+		release()
 		return err
 	}
 	k.sessions.Go(func() { k.serve(k.ctx, files.conn, who) })
@@ -185,7 +187,7 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 	go keep(l.err, files.errR)
 	files.closeTheirs()
 	select {
-	case <-started: // the program's file is needed until it has been executed
+	case <-started:
 	case <-k.ctx.Done():
 	}
 	return nil
@@ -203,6 +205,7 @@ func (k *Kernel) procEvent(id sigma.ProcID, launchID uint64, started chan struct
 		k.metrics.failed.Add(1)
 		k.step(schedd.NotLaunched{ID: id, Err: e.Err()})
 		files.conn.Close()
+		files.program()
 		close(started)
 	case launch.Exited:
 		k.procGone(id, files, schedd.Gone{ID: id, Exit: e})
@@ -221,6 +224,7 @@ func (k *Kernel) procEvent(id sigma.ProcID, launchID uint64, started chan struct
 func (k *Kernel) procGone(id sigma.ProcID, files *procFiles, e schedd.Event) {
 	k.metrics.exited.Add(1)
 	k.proxy.CloseProc(id)
+	files.program()
 	files.conn.Close() // a session that outlives its proc has nobody at the other end
 	go func() {
 		select {
@@ -249,6 +253,7 @@ type procFiles struct {
 	outR, errR         *os.File // ours
 	conn               session.Conn
 	logged             chan struct{} // closed when the logs have all that was written
+	program            func()        // lets go of the program, which stays in the cache as long as the proc runs it
 }
 
 func newProcFiles() (*procFiles, error) {

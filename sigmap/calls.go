@@ -20,6 +20,7 @@ import (
 //	                dial       Endpoint -> - + socket          close       EndpointID -> -
 //	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  - -> []RealmInfo
 //	/sys/machine    status     - -> []Service                  down        - -> -
+//	objects of /s3  hash       offset, count (u32) -> FileID, size, SHA-256 (data) of that range
 const (
 	FileProcs     = "procs"
 	FileSelf      = "self"
@@ -52,7 +53,11 @@ const (
 	CallChanges   = "changes" // of named and s3d, to the provider: - -> - + file descriptor
 	CallStatus    = "status"
 	CallDown      = "down"
+	CallHash      = "hash"
 )
+
+// HashMax is the largest range that hash takes.
+const HashMax = 1 << 20
 
 // Info tells a program who and where it is.
 type Info struct {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"sigmaos.dev/binfs"
 	"sigmaos.dev/kernel"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -69,6 +70,7 @@ func run(log *slog.Logger) error {
 	if *fuse > 0 {
 		syscall.CloseOnExec(*fuse)
 		syscall.CloseOnExec(*fuse + 1)
+		cfg.Mount = &binfs.Mount{Device: os.NewFile(uintptr(*fuse), "fuse"), Root: os.NewFile(uintptr(*fuse+1), "programs")}
 	}
 	k, err := kernel.New(cfg)
 	if err != nil {
