@@ -335,6 +335,11 @@ func (r *root) machineCalls() map[string]handler {
 			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Services(&ss) })
 			return reply, nil, err
 		}),
+		sigmap.CallUsage: provider(func(ctx context.Context, _ []byte) ([]byte, []*os.File, error) {
+			us := k.servicesUsage(ctx)
+			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Usages(&us) })
+			return reply, nil, err
+		}),
 		sigmap.CallDown: provider(func(context.Context, []byte) ([]byte, []*os.File, error) {
 			time.AfterFunc(10*time.Millisecond, k.Down) // after the answer is on its way
 			return nil, nil, nil

@@ -3,7 +3,9 @@ package kernel
 import (
 	"context"
 	"os"
+	gometrics "runtime/metrics"
 	"sync"
+	"syscall"
 	"time"
 
 	"sigmaos.dev/launch"
@@ -132,6 +134,35 @@ func (k *Kernel) usageOf(ctx context.Context, realm sigma.RealmID, id sigma.Proc
 	}
 	u.UserTime, u.SystemTime, u.Memory, u.MemoryPeak, u.Tasks = m.User, m.Sys, m.Memory, m.MemoryPeak, m.Tasks
 	return u, nil
+}
+
+// servicesUsage tells what the services use that status lists, in its order. One that is being restarted uses nothing.
+func (k *Kernel) servicesUsage(ctx context.Context) (out []sigma.Usage) {
+	l := k.living()
+	for _, p := range k.cfg.Programs {
+		s := k.services[p.Name]
+		s.mu.Lock()
+		id := s.launch
+		s.mu.Unlock()
+		var m launch.Metered
+		if l != nil && id != 0 {
+			m, _ = k.meters.read(ctx, l, id)
+		}
+		out = append(out, sigma.Usage{UserTime: m.User, SystemTime: m.Sys, Memory: m.Memory, MemoryPeak: m.MemoryPeak, Tasks: m.Tasks})
+	}
+	return append(out, ownUsage())
+}
+
+// ownUsage is sigmad's, as far as it can see itself: memory is what its language holds.
+func ownUsage() sigma.Usage {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		return sigma.Usage{}
+	}
+	held := []gometrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+	gometrics.Read(held)
+	return sigma.Usage{UserTime: time.Duration(r.Utime.Nano()), SystemTime: time.Duration(r.Stime.Nano()), Memory: sigma.Bytes(held[0].Value.Uint64() - held[1].Value.Uint64()),
+		MemoryPeak: sigma.Bytes(r.Maxrss) * sigma.KiB}
 }
 
 // outputLocked is how many bytes a proc has written.

@@ -250,6 +250,12 @@ func (c *Client) Usage(ctx context.Context, ids ...sigma.ProcID) ([]sigma.Usage,
 	return out, nil
 }
 
+// ServicesUsage tells what the services use, in the order of Services.
+func (c *Client) ServicesUsage(ctx context.Context) (us []sigma.Usage, err error) {
+	err = c.do(ctx, sigmap.FileMachine, sigmap.CallUsage, nil, func(d *sigmap.Coder) { d.Usages(&us) })
+	return us, err
+}
+
 // Started implements sigma.Self.
 func (c *Client) Started(ctx context.Context) error {
 	return c.do(ctx, sigmap.FileSelf, sigmap.CallStarted, nil, nil)

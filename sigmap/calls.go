@@ -21,6 +21,7 @@ import (
 //	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  - -> []RealmInfo
 //	/sys/machine    status     - -> []Service                  down        - -> -
 //	objects of /s3  hash       offset, count (u32) -> FileID, size, SHA-256 (data) of that range
+//	                usage      - -> []Usage, in the order of status
 const (
 	FileProcs     = "procs"
 	FileSelf      = "self"

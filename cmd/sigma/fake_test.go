@@ -168,6 +168,9 @@ func (r *fakeRoot) call(ctx context.Context, method string, payload []byte) ([]b
 	case "machine status":
 		ss := []sigmap.Service{{Name: "named", State: "running", Since: time.Now().Add(-time.Hour), Restarts: 1}}
 		return sigmap.Payload(func(c *sigmap.Coder) { c.Services(&ss) })
+	case "machine usage":
+		us := []sigma.Usage{{Memory: 20 * sigma.MiB}}
+		return sigmap.Payload(func(c *sigmap.Coder) { c.Usages(&us) })
 	case "machine down":
 		r.f.mu.Lock()
 		defer r.f.mu.Unlock()

@@ -216,6 +216,14 @@ func memoryWords(p sigma.ProcInfo) string {
 	return m.String()
 }
 
+// limitWords: services have no limit.
+func limitWords(b sigma.Bytes) string {
+	if b == 0 {
+		return "-"
+	}
+	return b.String()
+}
+
 func tasksWords(p sigma.ProcInfo) string {
 	if p.Usage.Tasks == 0 {
 		return "-"

@@ -237,6 +237,11 @@ func (t *topView) sample(ctx context.Context) (picture, error) {
 			return picture{}, err
 		}
 	}
+	if t.realm == "" || t.realm == sigma.SystemRealm {
+		if err := t.sampleServices(ctx, system, &p, seen); err != nil {
+			return picture{}, err
+		}
+	}
 	host := sampleHost(ctx, system)
 	p.Machine = host.since(t.machine, p.Time.Sub(t.at))
 	p.Machine.Name = string(system.Info().Principal.Machine)
@@ -255,31 +260,62 @@ func (t *topView) sampleRealm(ctx context.Context, c *sdk.Client, id sigma.Realm
 	}
 	r := realmUse{Realm: string(id)}
 	for _, info := range procs {
-		if info.State != sigma.ProcRunning {
+		if info.State == sigma.ProcRunning {
+			t.count(&r, p, info, unknown == nil, seen)
+		} else {
 			r.Waiting++
-			continue
 		}
-		used := info.Usage.UserTime + info.Usage.SystemTime
-		if unknown != nil {
-			used = t.last[info.ID]
-		}
-		seen[info.ID] = used
-		// Of one that was not there before the whole life is the interval.
-		span := p.Time.Sub(info.Times.Started)
-		if before, known := t.last[info.ID]; known {
-			used -= before
-			span = p.Time.Sub(t.at)
-		}
-		one := procUse{procJSON: procToJSON(info), info: info, CPU: percent(used, span)}
-		p.Procs = append(p.Procs, one)
-		r.Running++
-		r.CPU += one.CPU
-		r.Memory += uint64(info.Usage.Memory)
-		r.Limit += uint64(info.Memory)
-		r.Tasks += info.Usage.Tasks
 	}
 	p.Realms = append(p.Realms, r)
 	return nil
+}
+
+// sampleServices shows the provider's own programs as procs of the realm system.
+func (t *topView) sampleServices(ctx context.Context, c *sdk.Client, p *picture, seen map[sigma.ProcID]time.Duration) error {
+	services, err := c.Services(ctx)
+	if err != nil {
+		return err
+	}
+	us, err := c.ServicesUsage(ctx)
+	if err != nil {
+		return err
+	}
+	r := realmUse{Realm: string(sigma.SystemRealm)}
+	for i, s := range services {
+		info := sigma.ProcInfo{ID: s.Proc, Realm: sigma.SystemRealm, Name: s.Name, Program: s.Name, Machine: c.Info().Principal.Machine, Profile: "system", State: sigma.ProcRunning,
+			Times: sigma.Times{Spawned: s.Since, Started: s.Since}}
+		if info.ID == "" {
+			info.ID = sigma.ProcID(s.Name)
+		}
+		if i < len(us) {
+			info.Usage = us[i]
+		}
+		t.count(&r, p, info, true, seen)
+	}
+	p.Realms = append(p.Realms, r)
+	return nil
+}
+
+// count adds a running proc to a picture and to its realm.
+func (t *topView) count(r *realmUse, p *picture, info sigma.ProcInfo, known bool, seen map[sigma.ProcID]time.Duration) {
+	used := info.Usage.UserTime + info.Usage.SystemTime
+	if !known {
+		used = t.last[info.ID]
+	}
+	seen[info.ID] = used
+	// Of one that was not there before the whole life is the interval.
+	span := p.Time.Sub(info.Times.Started)
+	if before, there := t.last[info.ID]; there {
+		used -= before
+		span = p.Time.Sub(t.at)
+	}
+	one := procUse{procJSON: procToJSON(info), info: info, CPU: percent(used, span)}
+	p.Procs = append(p.Procs, one)
+	r.Running++
+	r.CPU += one.CPU
+	r.Memory += uint64(info.Usage.Memory)
+	r.Limit += uint64(info.Memory)
+	r.Tasks += info.Usage.Tasks
 }
 
 // percent is 0 where there is nothing to divide by.
@@ -329,7 +365,7 @@ func (t *topView) print(out io.Writer, p picture) error {
 	}
 	procs.row(head...)
 	for _, x := range p.Procs {
-		cells := []any{x.ID, clip(x.Name, 24), stateWords(x.info), fmt.Sprintf("%.1f", x.CPU), cpuWords(x.info), memoryWords(x.info), x.info.Usage.MemoryPeak, x.info.Memory, tasksWords(x.info),
+		cells := []any{x.ID, clip(x.Name, 24), stateWords(x.info), fmt.Sprintf("%.1f", x.CPU), cpuWords(x.info), memoryWords(x.info), x.info.Usage.MemoryPeak, limitWords(x.info.Memory), tasksWords(x.info),
 			ago(x.info.Times.Spawned)}
 		if p.names {
 			cells = slices.Insert(cells, 1, any(clip(x.Realm, 16)))
