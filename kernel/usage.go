@@ -161,8 +161,8 @@ func ownUsage() sigma.Usage {
 	}
 	held := []gometrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	gometrics.Read(held)
-	return sigma.Usage{UserTime: time.Duration(r.Utime.Nano()), SystemTime: time.Duration(r.Stime.Nano()), Memory: sigma.Bytes(held[0].Value.Uint64() - held[1].Value.Uint64()),
-		MemoryPeak: sigma.Bytes(r.Maxrss) * sigma.KiB}
+	now := sigma.Bytes(held[0].Value.Uint64() - held[1].Value.Uint64())
+	return sigma.Usage{UserTime: time.Duration(r.Utime.Nano()), SystemTime: time.Duration(r.Stime.Nano()), Memory: now, MemoryPeak: max(now, sigma.Bytes(r.Maxrss)*sigma.KiB)}
 }
 
 // outputLocked is how many bytes a proc has written.

@@ -352,7 +352,7 @@ func (t *topView) print(out io.Writer, p picture) error {
 	realms := newTable(out)
 	realms.row("REALM", "RUNNING", "WAITING", "%CPU", "MEMORY", "LIMITS", "TASKS")
 	for _, r := range p.Realms {
-		realms.row(r.Realm, r.Running, r.Waiting, fmt.Sprintf("%.1f", r.CPU), size(r.Memory), size(r.Limit), r.Tasks)
+		realms.row(r.Realm, r.Running, r.Waiting, fmt.Sprintf("%.1f", r.CPU), size(r.Memory), limitWords(sigma.Bytes(r.Limit)), r.Tasks)
 	}
 	if err := realms.print(); err != nil {
 		return err
