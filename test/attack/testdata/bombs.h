@@ -123,6 +123,31 @@ static int orphans(long n) {
 	return 0;
 }
 
+// flee leaves n chains of processes behind, in sessions of their own, each of which lives as long as it takes to make the next one: whoever kills by number comes late.
+// On the host, where nobody could stop them, they end after FLEE_SECONDS.
+static int flee(long n) {
+	int fds[2];
+	const char *seconds = getenv("FLEE_SECONDS");
+	const time_t until = seconds ? time(NULL) + atoi(seconds) : 0;
+	if (pipe(fds) != 0)
+		return 1;
+	for (long i = 0; i < n; i++)
+		if (fork() == 0) {
+			setsid();
+			signal(SIGCHLD, SIG_IGN);
+			if (write(fds[1], "", 1) != 1)
+				_exit(1);
+			while (until == 0 || time(NULL) < until)
+				if (fork() > 0)
+					_exit(0); // the next one goes on; without one, this one tries again
+			_exit(0);
+		}
+	for (char c; n > 0 && read(fds[0], &c, 1) == 1;)
+		n--;
+	puts("ready");
+	return 0;
+}
+
 // stubborn asks to be left alone by every signal, as do its children, and says so. With stop nothing can be delivered to it.
 static int stubborn(int stop) {
 	sigset_t all;
@@ -166,6 +191,8 @@ static int bomb(const char *what, long most) {
 		return crash();
 	if (strcmp(what, "orphans") == 0)
 		return orphans(unbounded);
+	if (strcmp(what, "flee") == 0)
+		return flee(unbounded);
 	if (strcmp(what, "stubborn") == 0)
 		return stubborn(0);
 	if (strcmp(what, "stopped") == 0)
