@@ -99,6 +99,8 @@ type Config struct {
 	Self   sigma.MachineID // the judge's own machine, which it does not judge
 	Timing Timing          // zero = DefaultTiming
 	State  State
+	// Remote: beats reach this judge only by Reports, also those that its own machine heard; so its own machine counts as an observer only while these come.
+	Remote bool
 	// Heard is when this judge, as an observer before it became the judge, last heard machines. Those not in it count as heard now.
 	Heard map[sigma.MachineID]time.Time
 }
@@ -106,6 +108,7 @@ type Config struct {
 // Core is the state. Not safe for concurrent use.
 type Core struct {
 	self   sigma.MachineID
+	remote bool
 	timing Timing
 
 	epoch   uint64
@@ -135,7 +138,7 @@ func New(now time.Time, cfg Config) (*Core, error) {
 	if t.Tick <= 0 || t.Interval < t.Tick || t.Suspect < 2*t.Interval || t.Lost < t.Suspect+2*t.Interval || t.Vouched < t.Lost || t.Report < 2*t.Interval || t.Report > t.Lost {
 		return nil, sigma.Errorf("machines.New", sigma.KindInvalid, "the timing %+v makes no sense", t)
 	}
-	c := &Core{self: cfg.Self, timing: t, epoch: max(cfg.State.Epoch, 1), members: map[sigma.MachineID]*member{}, tokens: map[identity.TokenID]*Token{}, ticked: now, reported: map[sigma.MachineID]time.Time{}}
+	c := &Core{self: cfg.Self, remote: cfg.Remote, timing: t, epoch: max(cfg.State.Epoch, 1), members: map[sigma.MachineID]*member{}, tokens: map[identity.TokenID]*Token{}, ticked: now, reported: map[sigma.MachineID]time.Time{}}
 	for _, m := range cfg.State.Members {
 		heard, ok := cfg.Heard[m.ID]
 		if !ok || heard.After(now) {

@@ -321,3 +321,36 @@ func TestBounds(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestRemote: a judge that hears through its own machine's reports blames nobody for their absence, and goes on soon after they come again.
+func TestRemote(t *testing.T) {
+	s := State{Epoch: 4, Members: []Member{{ID: "m1", Control: true, Incarnation: 2}, {ID: "m2", Incarnation: 3}, {ID: "m3", Incarnation: 4}}}
+	c, err := New(began, Config{Self: "m1", Remote: true, State: s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, lost := began, []sigma.MachineID{}
+	pass := func(d time.Duration, reports ...Evidence) {
+		for end := now.Add(d); now.Before(end); {
+			now = now.Add(DefaultTiming().Tick)
+			if reports != nil {
+				c.Step(now, Report{By: "m1", Beat: reports})
+			}
+			effects, _ := c.Step(now, Tick{})
+			for _, f := range effects {
+				if l, ok := f.(Lost); ok {
+					lost = append(lost, l.ID)
+				}
+			}
+		}
+	}
+	m2, m3 := Evidence{ID: "m2", Incarnation: 3}, Evidence{ID: "m3", Incarnation: 4}
+	pass(5*time.Second, m2, m3)
+	pass(20 * time.Second)
+	if len(lost) != 0 {
+		t.Fatalf("without reports lost are %v", lost)
+	}
+	if pass(2*time.Second, m2); !slices.Equal(lost, []sigma.MachineID{"m3"}) {
+		t.Errorf("lost are %v", lost)
+	}
+}

@@ -28,7 +28,7 @@ func (c *Core) heardBy(now time.Time, e Evidence) []Effect {
 
 func (c *Core) report(now time.Time, e Report) (out []Effect) {
 	m := c.members[e.By]
-	if m == nil || m.Lost || !m.Control || e.By == c.self {
+	if m == nil || m.Lost || !m.Control || e.By == c.self && !c.remote {
 		return nil
 	}
 	c.reported[e.By] = now
@@ -84,7 +84,7 @@ func (c *Core) countObservers(now time.Time) {
 			continue
 		}
 		all++
-		if at, ok := c.reported[id]; id == c.self || ok && now.Sub(at) < c.timing.Report {
+		if at, ok := c.reported[id]; id == c.self && !c.remote || ok && now.Sub(at) < c.timing.Report {
 			here++
 		}
 	}
@@ -134,6 +134,9 @@ func (c *Core) judge(now time.Time, m *member) (out []Effect) {
 
 // alone reports whether the judge is the only observer, whose majority needs no report.
 func (c *Core) alone() bool {
+	if c.remote {
+		return false
+	}
 	for id, m := range c.members {
 		if m.Control && id != c.self {
 			return false

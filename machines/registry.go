@@ -203,7 +203,7 @@ func (r *Registry) Enrol(ctx context.Context, e *identity.Enrolment) (*identity.
 	if err := e.CheckKey(r.cfg.Authority.System(), now); err != nil {
 		return nil, err
 	}
-	labels, err := parseLabels(e.Labels)
+	labels, err := parseLabels(e.Labels, false)
 	if err != nil {
 		return nil, err
 	}
@@ -251,12 +251,12 @@ func (r *Registry) Renew(ctx context.Context, peer identity.Subject, key []byte)
 	return r.cfg.Authority.Issue(time.Now(), identity.Subject{Machine: peer.Machine, Incarnation: peer.Incarnation, Epoch: epoch}, key)
 }
 
-// parseLabels reads name=value.
-func parseLabels(list []string) (map[string]string, error) {
+// parseLabels reads name=value; empty says whether the value may be.
+func parseLabels(list []string, empty bool) (map[string]string, error) {
 	labels := make(map[string]string, len(list))
 	for _, l := range list {
 		name, value, ok := strings.Cut(l, "=")
-		if _, twice := labels[name]; !ok || value == "" || twice {
+		if _, twice := labels[name]; !ok || value == "" && !empty || twice {
 			return nil, &sigma.Error{Op: "machines.Enrol", Kind: sigma.KindInvalid, Msg: "labels are name=value, each name once", Hint: "as in zone=a"}
 		}
 		labels[name] = value
