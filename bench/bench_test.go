@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"sigmaos.dev/sigma"
 )
 
 // The peer counts what the definition says, also where a word crosses the blocks that are read.
@@ -54,6 +56,39 @@ func TestFigures(t *testing.T) {
 	for in, want := range map[float64]float64{0: 0, 123456: 123500, 0.00123456: 0.001235, -2.00004: -2} {
 		if got := round(in); got != want {
 			t.Errorf("round(%v): got %v, want %v", in, got, want)
+		}
+	}
+}
+
+func TestBetween(t *testing.T) {
+	l := Line{}.between([]float64{3, 1, 2})
+	if *l.Ratio != 2 || *l.Lowest != 1 || *l.Most != 3 {
+		t.Errorf("got %v, %v, %v", *l.Ratio, *l.Lowest, *l.Most)
+	}
+}
+
+// Only cgroups that are made for one proc are counted: those of groups stay with their realm.
+func TestIsLeaf(t *testing.T) {
+	for name, want := range map[string]bool{"12": true, "spare-7": true, "be": false, "default": false, "spare-": false, "": false, "sigma-a6b0f8ef": false} {
+		if got := isLeaf(name); got != want {
+			t.Errorf("%q: got %v", name, got)
+		}
+	}
+}
+
+func TestLeaks(t *testing.T) {
+	booted, warm := footprint{processes: 5, leaves: 4, mounts: 3, namespaces: 9, files: 50}, footprint{processes: 9, files: 60}
+	if got := (footprint{processes: 6, leaves: 4, mounts: 3, namespaces: 11, files: 60}).leaks(booted, warm); got != [...]int{1, 0, 0, 2, 0} {
+		t.Errorf("got %v of %v", got, leakMetrics)
+	}
+}
+
+// Each phase has a name and a meaning, and each is a metric of the bench.
+func TestPhases(t *testing.T) {
+	metrics := startBench().Metrics
+	for i, name := range phases() {
+		if meaning(sigma.Phase(i)) == "" || !slices.Contains(metrics, "phase_"+name+"_p50_ms") {
+			t.Errorf("phase %s: meaning %q, metrics %q", name, meaning(sigma.Phase(i)), metrics)
 		}
 	}
 }

@@ -77,7 +77,7 @@ func runStart(ctx context.Context, r *Run) error {
 		r.note("skipped docker: %v", err)
 	} else {
 		defer a.docker.stop()
-		a.add(ctx, &startArm{name: "docker", n: max(1, n/100), command: a.docker.run(), daemon: a.docker.cpu})
+		a.add(ctx, &startArm{name: "docker", n: max(1, n/200), command: a.docker.run(), daemon: a.docker.cpu})
 	}
 	if a.s, err = r.boot(ctx); err != nil {
 		return err

@@ -20,8 +20,8 @@ import (
 //	                dial       Endpoint -> - + socket          close       EndpointID -> -
 //	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  - -> []RealmInfo
 //	/sys/machine    status     - -> []Service                  down        - -> -
-//	objects of /s3  hash       offset, count (u32) -> FileID, size, SHA-256 (data) of that range
 //	                usage      - -> []Usage, in the order of status
+//	objects of /s3  hash       offset, count (u32) -> FileID, size, SHA-256 (data) of that range
 const (
 	FileProcs     = "procs"
 	FileSelf      = "self"
