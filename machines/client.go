@@ -190,7 +190,9 @@ func codeTokens(c *sigmap.Coder, ts *[]Token) {
 		c.Time(&t.Expires)
 		c.Bool(&t.Revoked)
 		c.Time(&t.Over)
-		t.Uses = int(min(uses, TokenUsesMax))
+		if c.Decoding() {
+			t.Uses = int(min(uses, TokenUsesMax))
+		}
 	}
 }
 
