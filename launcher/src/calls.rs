@@ -1,6 +1,6 @@
 //! The system calls that each profile may make, each group with its reason.
 
-use crate::filter::Test::{Is, Masked, Null};
+use crate::filter::Test::{Is, Key, Masked, Null};
 use crate::filter::{Entry, Rule, Test, Verdict};
 use libc::*;
 
@@ -38,7 +38,6 @@ const COMMON: &[Entry] = &[
     (SYS_mremap, EVER),
     (SYS_mincore, EVER),
     // Threads and processes. fork and vfork are what musl and vfork users call instead of clone.
-    (SYS_clone, when(&[&[Masked(0, CLONE_FORBIDDEN, 0)]])),
     (SYS_fork, EVER),
     (SYS_vfork, EVER),
     // A filter cannot look into clone3's structure; on ENOSYS every libc falls back to clone.
@@ -50,7 +49,6 @@ const COMMON: &[Entry] = &[
     (SYS_set_tid_address, EVER),
     (SYS_arch_prctl, EVER),
     (SYS_sched_yield, EVER),
-    (SYS_sched_getaffinity, EVER),
     (SYS_gettid, EVER),
     (SYS_getpid, EVER),
     (SYS_getppid, EVER),
@@ -60,13 +58,11 @@ const COMMON: &[Entry] = &[
     (SYS_waitid, EVER),
     // Once, the program itself: by descriptor, so that no path and no other file can be meant.
     (SYS_execveat, when(&[&[Is(0, PROGRAM_FD as u32), Is(4, AT_EMPTY_PATH as u32)]])),
-    // Process groups and sessions reach no further than the proc's own PID namespace.
+    // Process groups and sessions: setpgid reaches no further than one's own children.
     (SYS_getpgrp, EVER),
-    (SYS_getpgid, EVER),
-    (SYS_getsid, EVER),
     (SYS_setpgid, EVER),
     (SYS_setsid, EVER),
-    // Signals, within the PID namespace and the uid.
+    // Signals, within the uid, which is one proc's own.
     (SYS_rt_sigaction, EVER),
     (SYS_rt_sigprocmask, EVER),
     (SYS_rt_sigreturn, EVER),
@@ -81,15 +77,11 @@ const COMMON: &[Entry] = &[
     // The kernel makes a sleep that SIGSTOP interrupted go on by this call.
     (SYS_restart_syscall, EVER),
     // Time.
-    (SYS_clock_gettime, EVER),
-    (SYS_clock_getres, EVER),
-    (SYS_clock_nanosleep, EVER),
     (SYS_nanosleep, EVER),
     (SYS_gettimeofday, EVER),
     (SYS_alarm, EVER),
     (SYS_setitimer, EVER),
     (SYS_getitimer, EVER),
-    (SYS_timer_create, EVER),
     (SYS_timer_settime, EVER),
     (SYS_timer_gettime, EVER),
     (SYS_timer_delete, EVER),
@@ -100,7 +92,6 @@ const COMMON: &[Entry] = &[
     (SYS_geteuid, EVER),
     (SYS_getgid, EVER),
     (SYS_getegid, EVER),
-    (SYS_prlimit64, when(&[&[Null(2)]])),
     (SYS_getrusage, EVER),
     (SYS_times, EVER),
     (SYS_sysinfo, EVER),
@@ -156,7 +147,28 @@ const PRCTL: Rule = when(&[
 const IOCTL: Rule =
     when(&[&[Is(1, FIONBIO as u32)], &[Is(1, FIONREAD as u32)], &[Is(1, TCGETS as u32)], &[Is(1, TIOCGWINSZ as u32)]]);
 
+/// How a seed makes the process of a START: in its own memory, until exec, and as the launcher's child.
+pub const SEED_CLONE: i32 = CLONE_VM | CLONE_VFORK | CLONE_PARENT | SIGCHLD;
+
+/// Every clock but those of other processes, whose numbers are negative and hold a process id; 0 is oneself.
+const CLOCKS: Rule =
+    Rule::When(&[&[Masked(0, 1 << 31, 0)], &[Masked(0, 0xffff_fff8, 0xffff_fff8)]], Verdict::Errno(EINVAL));
+
 const SIGMA: &[Entry] = &[
+    // A seed has this filter too, so what only it may do asks for a key in an argument that the kernel does not
+    // read. It is random, and a program can neither read its filter nor the launcher's memory.
+    (SYS_clone, when(&[&[Masked(0, CLONE_FORBIDDEN, 0)], &[Is(0, SEED_CLONE as u32), Key(3)]])),
+    (SYS_setresuid, when(&[&[Key(3)]])),
+    (SYS_prlimit64, when(&[&[Null(2)], &[Is(0, 0), Key(4)]])),
+    // Procs share a PID namespace, so calls that take another's number and ask for no right take none but 0.
+    // pthread_getattr_np takes this errno, and no other, for an answer.
+    (SYS_sched_getaffinity, Rule::When(&[&[Is(0, 0)]], Verdict::Errno(ENOSYS))),
+    (SYS_getpgid, when(&[&[Is(0, 0)]])),
+    (SYS_getsid, when(&[&[Is(0, 0)]])),
+    (SYS_clock_gettime, CLOCKS),
+    (SYS_clock_getres, CLOCKS),
+    (SYS_clock_nanosleep, CLOCKS),
+    (SYS_timer_create, CLOCKS),
     // fstat by the name that newer libcs use; a path would be looked up in the empty root anyway.
     (SYS_newfstatat, Rule::When(&[&[Masked(3, AT_EMPTY_PATH as u32, AT_EMPTY_PATH as u32)]], Verdict::Errno(ENOENT))),
     (SYS_fcntl, when(FCNTL_SIGMA)),
@@ -225,6 +237,16 @@ const SOCKET_QUESTIONS: &[&[Test]] = &[
 ];
 
 const SYSTEM: &[Entry] = &[
+    // A system program has a PID namespace of its own.
+    (SYS_prlimit64, when(&[&[Null(2)]])),
+    (SYS_clone, when(&[&[Masked(0, CLONE_FORBIDDEN, 0)]])),
+    (SYS_sched_getaffinity, EVER),
+    (SYS_getpgid, EVER),
+    (SYS_getsid, EVER),
+    (SYS_clock_gettime, EVER),
+    (SYS_clock_getres, EVER),
+    (SYS_clock_nanosleep, EVER),
+    (SYS_timer_create, EVER),
     // Files below /data (Landlock and the mount namespace say which).
     (SYS_open, EVER),
     (SYS_openat, EVER),
@@ -350,6 +372,11 @@ const SO_PASSRIGHTS: u32 = 83;
 /// else kills it, and with it the namespace.
 pub const INIT: &[Entry] =
     &[(SYS_wait4, EVER), (SYS_write, EVER), (SYS_close, EVER), (SYS_exit_group, EVER), (SYS_rt_sigreturn, EVER)];
+
+/// PID 1 of the namespace that procs share: it says that it is there, closes what it has, and sleeps. The kernel
+/// reaps for it.
+pub const SPACE_INIT: &[Entry] =
+    &[(SYS_write, EVER), (SYS_close_range, EVER), (SYS_pause, EVER), (SYS_exit_group, EVER), (SYS_rt_sigreturn, EVER)];
 
 pub fn sigma() -> Vec<Entry> {
     [COMMON, SIGMA].concat()

@@ -1,19 +1,20 @@
 //! The cgroups of this instance: one leaf a proc, in each v1 hierarchy or in the one of v2.
 //!
-//! Making a leaf in three v1 hierarchies costs 0.18 ms and removing it 0.07 ms, more than everything else
-//! that the launcher does for a start. So on v1 the leaf of a proc that has ended is kept and becomes that
-//! of another of the same group: what it counts is set back or subtracted. Whoever held descriptors of it
-//! was the launcher, and nothing in it can be seen from inside, so nothing passes from proc to proc.
+//! Making a leaf in the v1 hierarchies costs 0.25 ms, removing it 0.1 ms, and entering it far more. So a leaf
+//! belongs to a seat, whose seed stays in it, and serves one proc after another: what it counts is set back or
+//! subtracted. It cannot be seen from inside, so nothing passes from proc to proc.
 
 use crate::error::{Errno, Error, log};
 use crate::plan::Limits;
 use crate::sys;
-use std::collections::{HashMap, VecDeque};
+use gauges::Gauges;
+use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+mod gauges;
 pub mod meter;
 mod place;
 
@@ -21,19 +22,11 @@ pub use place::Place;
 
 type Result<T> = std::result::Result<T, Errno>;
 
-/// Init's, which is ours and not the proc's.
+/// Init's or the seed's, which is ours and not the proc's.
 const INIT_TASKS: u64 = 1;
 
 /// Groups are named by sigmad after realms and classes; a machine never has this many.
 const GROUPS_MAX: usize = 65_536;
-/// Free leaves of all groups. One can be used again when the kernel has freed the processes that were in it,
-/// some 20 ms after their end: at 3,000 starts/s that are 60. An empty leaf takes about 20 KiB.
-const FREE_MAX: usize = 128;
-/// Memory that may still be charged to a leaf that is used again, which its next proc finds missing. The
-/// kernel hands out charges in batches of 256 KiB to each CPU. More than this is something that outlives its
-/// proc (a shared file in memory, say) and stays with a leaf that is removed.
-const LEFT_MAX: u64 = 1 << 20;
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     V1,
@@ -45,10 +38,13 @@ enum Controller {
     Memory,
     Pids,
     Cpu,
+    /// v1's count of processor time; not every kernel has it.
+    Accounting,
 }
 
 const CONTROLLERS: [(Controller, &str); 3] =
     [(Controller::Memory, "memory"), (Controller::Pids, "pids"), (Controller::Cpu, "cpu")];
+const ACCOUNTING: &str = "cpuacct";
 
 /// Those of our controllers that are named.
 fn among(names: &[&str]) -> Vec<Controller> {
@@ -68,8 +64,6 @@ pub struct Cgroups {
     name: String,
     /// The directories of each group, in the order of the hierarchies.
     groups: HashMap<String, Vec<OwnedFd>>,
-    /// Leaves of each group that nobody is in, the longest free first.
-    free: HashMap<String, VecDeque<Leaf>>,
     named: u64,
 }
 
@@ -82,8 +76,9 @@ pub struct Leaf {
     limits: Limits,
     /// What it had counted when its present proc got it.
     oom_kills: u64,
-    /// Its name is not that of a proc.
-    reusable: bool,
+    cpu_us: (u64, u64),
+    /// Of a seat's.
+    gauges: Option<Gauges>,
 }
 
 /// What a leaf counted.
@@ -93,6 +88,8 @@ pub struct Usage {
     pub oom_kills: u64,
     /// What is charged now.
     pub memory_left: u64,
+    /// User and system time of all that ever ran in it, where the kernel counts that.
+    pub cpu_us: Option<(u64, u64)>,
 }
 
 /// How a new process gets into a leaf.
@@ -121,7 +118,7 @@ impl Cgroups {
     pub fn sweep(instance: &str, place: &Place, but: Option<&str>) -> std::result::Result<Cgroups, Error> {
         let (version, hierarchies) = place.hierarchies()?;
         let name = format!("sigma-{instance}");
-        let cgroups = Cgroups { version, hierarchies, name, groups: HashMap::new(), free: HashMap::new(), named: 0 };
+        let cgroups = Cgroups { version, hierarchies, name, groups: HashMap::new(), named: 0 };
         for hierarchy in &cgroups.hierarchies {
             let root = hierarchy.path.join(&cgroups.name);
             match but {
@@ -132,12 +129,18 @@ impl Cgroups {
         Ok(cgroups)
     }
 
+    /// Whether there are any. Without them nothing knows what is in a leaf.
+    pub fn exist(&self) -> bool {
+        !self.hierarchies.is_empty()
+    }
+
     /// Makes a leaf of this name with its limits.
     pub fn make_leaf(&mut self, group: &str, name: &str, limits: &Limits) -> Result<Leaf> {
         self.open_group(group)?;
         let name = CString::new(name).map_err(|_| Errno(libc::EINVAL))?;
-        let mut leaf =
-            Leaf { group: group.to_string(), name, limits: Limits::of_kernel(), oom_kills: 0, reusable: false };
+        let limits_now = Limits::of_kernel();
+        let group_name = group.to_string();
+        let mut leaf = Leaf { group: group_name, name, limits: limits_now, oom_kills: 0, cpu_us: (0, 0), gauges: None };
         let dirs = &self.groups[group];
         for (made, dir) in dirs.iter().enumerate() {
             if let Err(errno) = sys::mkdirat(dir.as_raw_fd(), &leaf.name, 0o755) {
@@ -152,31 +155,6 @@ impl Cgroups {
             return Err(errno);
         }
         Ok(leaf)
-    }
-
-    /// A leaf for any proc of the group: a free one, or a new one.
-    pub fn take_leaf(&mut self, group: &str, limits: &Limits) -> Result<Leaf> {
-        if let Some(mut leaf) = self.free.get_mut(group).and_then(VecDeque::pop_front) {
-            if !self.renew(&leaf) {
-                // It has not been free for long enough, so the others have not either.
-                self.free.entry(group.to_string()).or_default().push_back(leaf);
-            } else if self.limit(&mut leaf, limits).is_ok() {
-                return Ok(leaf);
-            } else {
-                let _ = self.remove_leaf(&leaf);
-            }
-        }
-        self.named += 1;
-        let name = format!("spare-{}", self.named);
-        self.make_leaf(group, &name, limits).map(|leaf| Leaf { reusable: true, ..leaf })
-    }
-
-    /// Sets back what the leaf counts; false when the kernel still counts processes of its last proc.
-    fn renew(&self, leaf: &Leaf) -> bool {
-        let Some(pids) = self.dir_of(leaf, Controller::Pids) else { return false };
-        let Some(memory) = self.dir_of(leaf, Controller::Memory) else { return false };
-        read_file(pids, &leaf.name, "pids.current").is_ok_and(|count| count.trim() == "0")
-            && write_file(memory, &leaf.name, c"memory.max_usage_in_bytes", "0").is_ok()
     }
 
     /// Makes the leaf enforce these limits from now on; writes only what is different.
@@ -216,67 +194,19 @@ impl Cgroups {
         self.groups.get(&leaf.group).map(|dirs| dirs[at].as_raw_fd())
     }
 
-    /// Reads what the leaf counted; what cannot be read is zero.
+    /// Reads what a tree's leaf counted; what cannot be read is zero.
     pub fn usage(&self, leaf: &Leaf) -> Usage {
-        let (peak, events, now) = match self.version {
-            Version::V1 => ("memory.max_usage_in_bytes", "memory.oom_control", "memory.usage_in_bytes"),
-            Version::V2 => ("memory.peak", "memory.events", "memory.current"),
+        let (peak, events) = match self.version {
+            Version::V1 => ("memory.max_usage_in_bytes", "memory.oom_control"),
+            Version::V2 => ("memory.peak", "memory.events"),
         };
         let Some(dir) = self.dir_of(leaf, Controller::Memory) else { return Usage::default() };
         let read = |file: &str| read_file(dir, &leaf.name, file).unwrap_or_default();
-        let oom_kills = read(events).lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
         Usage {
             memory_peak: read(peak).trim().parse().unwrap_or(0),
-            oom_kills: oom_kills.unwrap_or(0u64).saturating_sub(leaf.oom_kills),
-            memory_left: read(now).trim().parse().unwrap_or(u64::MAX),
-        }
-    }
-
-    /// Gives up a leaf whose processes have ended: keeps it for another proc or removes it. EBUSY while the
-    /// kernel still counts a dying process in one to be removed.
-    pub fn release_leaf(&mut self, leaf: &Leaf, usage: &Usage) -> Result<()> {
-        let room = self.free.values().map(VecDeque::len).sum::<usize>() < FREE_MAX;
-        // v2 cannot set its peak back.
-        if self.version == Version::V1
-            && !self.hierarchies.is_empty()
-            && leaf.reusable
-            && usage.memory_left <= LEFT_MAX
-            && room
-        {
-            self.free.entry(leaf.group.clone()).or_default().push_back(Leaf {
-                group: leaf.group.clone(),
-                name: leaf.name.clone(),
-                limits: leaf.limits.clone(),
-                oom_kills: leaf.oom_kills + usage.oom_kills,
-                reusable: true,
-            });
-            return Ok(());
-        }
-        self.remove_leaf(leaf)
-    }
-
-    pub fn any_free(&self) -> bool {
-        !self.free.is_empty()
-    }
-
-    /// Removes up to `count` free leaves of groups that are not in use.
-    pub fn trim(&mut self, count: usize, in_use: impl Fn(&str) -> bool) {
-        let mut left = count;
-        let idle: Vec<String> = self.free.keys().filter(|group| !in_use(group)).cloned().collect();
-        for group in idle {
-            let mut leaves = self.free.remove(&group).unwrap_or_default();
-            while left > 0
-                && let Some(leaf) = leaves.pop_front()
-            {
-                left -= 1;
-                if self.remove_leaf(&leaf) == Err(Errno(libc::EBUSY)) {
-                    leaves.push_back(leaf);
-                    break;
-                }
-            }
-            if !leaves.is_empty() {
-                self.free.insert(group, leaves);
-            }
+            oom_kills: value_of(&read(events), "oom_kill ").unwrap_or(0),
+            memory_left: 0,
+            cpu_us: None,
         }
     }
 
@@ -322,6 +252,11 @@ impl Cgroups {
     }
 }
 
+/// The number after a key, in files with one of these to a line.
+fn value_of(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
+}
+
 /// Reads the mount table: v2 when a cgroup2 mount has the memory controller, otherwise v1.
 fn find(mountinfo: &str, controllers_of: impl Fn(&Path) -> String) -> Option<(Version, Vec<Hierarchy>)> {
     let mut v1: Vec<Hierarchy> = Vec::new();
@@ -339,7 +274,11 @@ fn find(mountinfo: &str, controllers_of: impl Fn(&Path) -> String) -> Option<(Ve
                 }
             }
             "cgroup" => {
-                let controllers = among(&options.split(',').collect::<Vec<_>>());
+                let names: Vec<&str> = options.split(',').collect();
+                let mut controllers = among(&names);
+                if names.contains(&ACCOUNTING) {
+                    controllers.push(Controller::Accounting);
+                }
                 // The same hierarchy may be mounted twice.
                 if !controllers.is_empty() && !v1.iter().any(|h| h.controllers == controllers) {
                     v1.push(Hierarchy { path, controllers });
@@ -348,8 +287,8 @@ fn find(mountinfo: &str, controllers_of: impl Fn(&Path) -> String) -> Option<(Ve
             _ => {}
         }
     }
-    let found: usize = v1.iter().map(|h| h.controllers.len()).sum();
-    (found == CONTROLLERS.len()).then_some((Version::V1, v1))
+    let has = |wanted: &Controller| v1.iter().any(|h| h.controllers.contains(wanted));
+    CONTROLLERS.iter().all(|(wanted, _)| has(wanted)).then_some((Version::V1, v1))
 }
 
 #[derive(Debug, PartialEq, Eq)]

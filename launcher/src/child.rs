@@ -1,44 +1,35 @@
-//! What the program's process goes through between fork and exec, in the document's order.
+//! What the program's process of a tree of its own goes through between fork and exec, in the document's order.
+//! A seat's is made by a seed (seed.rs).
 
 use crate::calls::{PROGRAM_FD, RULES_FD};
 use crate::error::{Errno, Error};
-use crate::landlock::{self, Abi, Rules};
+use crate::landlock::{Abi, Rules};
 use crate::namespaces::{DATA, DEV_NULL};
-use crate::plan::{self, Plan, Profile, Weaken};
-use crate::protocol::{self, MESSAGE_MAX, Request};
-use crate::sys::{self, Pointers, cred, socket};
+use crate::plan::{Plan, Profile, Weaken};
+use crate::sys::{self, Pointers, cred};
 use libc::sock_filter;
 use std::convert::Infallible;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 
 /// Where the report socket lies while the process is made; close-on-exec.
 const REPORT_FD: RawFd = 1001;
-/// Where a parked child waits for its START; close-on-exec.
-const ORDERS_FD: RawFd = 1002;
 /// Descriptors are first moved to here or above, so that targets do not overwrite sources.
-const ASIDE: RawFd = RULES_FD + 1;
+pub const ASIDE: RawFd = RULES_FD + 1;
 
 const MEMLOCK_BYTES: u64 = 64 * 1024;
 
 /// Everything a start needs, made before the clone.
 pub struct Launch<'a> {
-    /// Of a parked child: what it will have in common with its START's.
     pub plan: &'a Plan,
     /// By which init's status record is known.
     pub key: u64,
-    pub task: Task<'a>,
+    pub program: Program<'a>,
     pub data: Option<OwnedFd>,
     pub null: RawFd,
     pub report: OwnedFd,
     pub filter: &'a [sock_filter],
     pub init_filter: &'a [sock_filter],
     pub abi: Abi,
-}
-
-pub enum Task<'a> {
-    Known(Program<'a>),
-    /// A parked child's: the START will come over this socket.
-    Awaited(OwnedFd),
 }
 
 pub struct Program<'a> {
@@ -96,9 +87,10 @@ fn become_program(launch: &Launch, init: i32, report: &mut RawFd) -> Result<Infa
     sys::umask(0o077);
     sys::chdir(c"/").map_err(Error::Directory)?;
     // The rules are made while there is room for descriptors and a right to look at /data.
-    let known = matches!(launch.task, Task::Known(_)) && !weaken.has(Weaken::LANDLOCK);
-    let rules = known.then(|| make_rules(launch)).transpose().map_err(Error::LandlockRules)?;
+    let rules =
+        (!weaken.has(Weaken::LANDLOCK)).then(|| make_rules(launch)).transpose().map_err(Error::LandlockRules)?;
     set_limits(launch.plan).map_err(Error::Limits)?;
+    sys::set_limit(libc::RLIMIT_NPROC as i32, launch.plan.limits.pids as u64).map_err(Error::Limits)?;
     drop_privileges(launch.plan)?;
     // A change of credentials clears the death signal, so it comes after. Init cannot be missed: the
     // kernel kills this process with it, as it does every member of init's namespace.
@@ -112,10 +104,7 @@ fn become_program(launch: &Launch, init: i32, report: &mut RawFd) -> Result<Infa
     if !weaken.has(Weaken::SECCOMP) {
         sys::seccomp(launch.filter).map_err(Error::Seccomp)?;
     }
-    match &launch.task {
-        Task::Known(program) => execute(*report, &program.argv, &program.envp),
-        Task::Awaited(_) => await_start(*report),
-    }
+    execute(*report, &launch.program.argv, &launch.program.envp)
 }
 
 fn execute(report: RawFd, argv: &Pointers, envp: &Pointers) -> Result<Infallible, Error> {
@@ -124,84 +113,15 @@ fn execute(report: RawFd, argv: &Pointers, envp: &Pointers) -> Result<Infallible
     Err(Error::Exec(sys::exec(PROGRAM_FD, argv, envp)))
 }
 
-/// A parked child's rest, from the moment of its START: everything here is on the way of a warm start, and
-/// allowed by the filter.
-fn await_start(report: RawFd) -> Result<Infallible, Error> {
-    let record = sys::map(MESSAGE_MAX, 0).map_err(Error::Plan)?;
-    rehearse(record);
-    let received = loop {
-        match socket::receive_waiting(ORDERS_FD, record) {
-            Err(Errno(libc::EINTR)) => {}
-            Ok(received) if received.len > 0 => break received,
-            // Not needed any more.
-            _ => sys::exit(0),
-        }
-    };
-    // The launcher has checked it, but this is another program's memory by now: nothing is taken on trust.
-    let Ok(Request::Start(start)) = protocol::decode(&record[..received.len]) else {
-        return Err(Error::Plan(Errno(libc::EPROTO)));
-    };
-    let targets = plan::check_targets(&start.targets)?;
-    take_descriptors(received.fds, &targets).map_err(Error::Descriptors)?;
-    let (argv, envp) = (plan::c_strings(start.argv)?, plan::c_strings(start.envp)?);
-    landlock::restrict_by(RULES_FD).map_err(Error::Landlock)?;
-    execute(report, &Pointers::new(&argv), &Pointers::new(&envp))
-}
-
-/// Goes through the motions before it matters: the first touch of a page that is shared with the launcher costs
-/// a microsecond or two, and a START touches some ten.
-fn rehearse(record: &mut [u8]) {
-    // Where nothing ever comes: the START itself may be waiting already.
-    let _ = socket::receive(REPORT_FD, record);
-    let strings = || vec![vec![b'x'; 40]; 16];
-    let _ = std::hint::black_box(protocol::decode(&record[..REHEARSED]));
-    let (argv, envp) = (plan::c_strings(strings()), plan::c_strings(strings()));
-    if let (Ok(argv), Ok(envp)) = (argv, envp) {
-        std::hint::black_box((Pointers::new(&argv), Pointers::new(&envp)));
-    }
-    // Written to, as the kernel will.
-    std::hint::black_box(&mut record[..REHEARSED]).fill(0);
-}
-
-/// Bytes of the buffer made ready: most STARTs are no longer.
-const REHEARSED: usize = 4096;
-
-/// Puts a START's descriptors where they belong: the ruleset, the program, the targets'. They came under the
-/// lowest free numbers and with close-on-exec, as all others here are, so exec closes what is not placed.
-fn take_descriptors(fds: Vec<OwnedFd>, targets: &[RawFd]) -> sys::Result<()> {
-    if fds.len() != 2 + targets.len() {
-        return Err(Errno(libc::EBADF));
-    }
-    let fds: Vec<RawFd> = fds.into_iter().map(IntoRawFd::into_raw_fd).collect();
-    sys::dup3(fds[0], RULES_FD, libc::O_CLOEXEC)?;
-    sys::dup3(fds[1], PROGRAM_FD, libc::O_CLOEXEC)?;
-    let mut moves: Vec<_> = fds[2..].iter().copied().zip(targets.iter().copied()).collect();
-    for at in 0..moves.len() {
-        let (source, target) = moves[at];
-        if let Some(waiting) = moves[at + 1..].iter_mut().find(|(source, _)| *source == target) {
-            waiting.0 = sys::dup_above(target, ASIDE)?.into_raw_fd();
-        }
-        match source == target {
-            true => sys::clear_cloexec(target)?,
-            false => sys::dup3(source, target, 0)?,
-        }
-    }
-    Ok(())
-}
-
 /// Moves the passed descriptors to their targets and closes everything else.
 fn place_descriptors(launch: &Launch, report: &mut RawFd) -> sys::Result<()> {
     // First out of the way of targets, program and report; copies put aside are closed below.
     let aside = |fd: RawFd| sys::dup_above(fd, ASIDE).map(IntoRawFd::into_raw_fd);
     *report = aside(*report)?;
     let null = aside(launch.null)?;
-    let (kept, flags, fds) = match &launch.task {
-        Task::Known(program) => {
-            let flags = if launch.plan.weaken.has(Weaken::PROGRAM_FD) { 0 } else { libc::O_CLOEXEC };
-            ((aside(program.file.as_raw_fd())?, PROGRAM_FD), flags, program.fds.as_slice())
-        }
-        Task::Awaited(orders) => ((aside(orders.as_raw_fd())?, ORDERS_FD), libc::O_CLOEXEC, &[][..]),
-    };
+    let program = aside(launch.program.file.as_raw_fd())?;
+    let flags = if launch.plan.weaken.has(Weaken::PROGRAM_FD) { 0 } else { libc::O_CLOEXEC };
+    let fds = launch.program.fds.as_slice();
     let mut moves = fds.to_vec();
     for (source, _) in &mut moves {
         *source = aside(*source)?;
@@ -211,12 +131,12 @@ fn place_descriptors(launch: &Launch, report: &mut RawFd) -> sys::Result<()> {
     moves.extend(holes.into_iter().map(|hole| (null, hole)));
     sys::dup3(*report, REPORT_FD, libc::O_CLOEXEC)?;
     *report = REPORT_FD;
-    sys::dup3(kept.0, kept.1, flags)?;
+    sys::dup3(program, PROGRAM_FD, flags)?;
     for (source, target) in &moves {
         sys::dup3(*source, *target, 0)?;
     }
     let mut keep: Vec<RawFd> = moves.iter().map(|(_, target)| *target).collect();
-    keep.extend([REPORT_FD, kept.1]);
+    keep.extend([REPORT_FD, PROGRAM_FD]);
     sys::close_all_but(&mut keep)
 }
 
@@ -233,11 +153,11 @@ fn make_rules(launch: &Launch) -> sys::Result<Rules> {
     Ok(rules)
 }
 
-fn set_limits(plan: &Plan) -> sys::Result<()> {
+/// All but that on processes, which counts those of a uid.
+pub fn set_limits(plan: &Plan) -> sys::Result<()> {
     // Not 0, which the kernel ignores where dumps are piped to a program of the host (core(5)): 1 means none there too.
     sys::set_limit(libc::RLIMIT_CORE as i32, 1)?;
     sys::set_limit(libc::RLIMIT_NOFILE as i32, plan.nofile as u64)?;
-    sys::set_limit(libc::RLIMIT_NPROC as i32, plan.limits.pids as u64)?;
     sys::set_limit(libc::RLIMIT_MEMLOCK as i32, MEMLOCK_BYTES)?;
     Ok(())
 }

@@ -115,6 +115,7 @@ steps! {
     35 Sweep "sweep" "cannot remove what a dead instance left";
     36 Loop "loop" "the event loop failed";
     37 UserNamespace "user-namespace" "cannot make a user namespace";
+    38 Space "space" "cannot make the PID namespace of procs";
 }
 
 /// One line with the whole chain of causes.
@@ -140,7 +141,7 @@ mod tests {
 
     #[test]
     fn records_rebuild_the_same_error() {
-        for number in 1..=37 {
+        for number in 1..=38 {
             let err = Error::from_record(number, libc::EPERM);
             assert_eq!(err.number(), number);
             assert_eq!(err.errno(), libc::EPERM);

@@ -29,6 +29,8 @@ pub enum Test {
     Masked(u8, u32, u32),
     /// All 64 bits are zero: a null pointer.
     Null(u8),
+    /// All 64 bits are the key with which the list is compiled: see calls.rs.
+    Key(u8),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +68,7 @@ fn finish(verdict: Verdict) -> sock_filter {
 }
 
 /// Compiles a list; calls that are not in it get `default`. Entries must be distinct.
-pub fn compile(entries: &[Entry], default: Verdict) -> Vec<sock_filter> {
+pub fn compile(entries: &[Entry], default: Verdict, key: u64) -> Vec<sock_filter> {
     let mut sorted: Vec<Entry> = entries.to_vec();
     sorted.sort_by_key(|entry| entry.0);
     let mut intervals: Vec<(u32, Rule)> = vec![(0, Rule::Always(default))];
@@ -91,50 +93,52 @@ pub fn compile(entries: &[Entry], default: Verdict) -> Vec<sock_filter> {
         finish(Verdict::Kill),
         insn(LOAD, OFFSET_NR, 0, 0),
     ];
-    program.extend(bisect(&intervals));
+    program.extend(bisect(&intervals, key));
     assert!(program.len() <= 4096, "the kernel takes no longer program");
     program
 }
 
-fn bisect(intervals: &[(u32, Rule)]) -> Vec<sock_filter> {
+fn bisect(intervals: &[(u32, Rule)], key: u64) -> Vec<sock_filter> {
     if let [(_, rule)] = intervals {
-        return leaf(*rule);
+        return leaf(*rule, key);
     }
     let (low, high) = intervals.split_at(intervals.len() / 2);
     let pivot = high[0].0;
-    let low = bisect(low);
+    let low = bisect(low, key);
     // Conditional jumps reach 255 instructions; a plain one reaches everything.
     let mut out = match u8::try_from(low.len()) {
         Ok(distance) => vec![insn(IF_AT_LEAST, pivot, distance, 0)],
         Err(_) => vec![insn(IF_AT_LEAST, pivot, 0, 1), insn(JUMP, low.len() as u32, 0, 0)],
     };
     out.extend(low);
-    out.extend(bisect(high));
+    out.extend(bisect(high, key));
     out
 }
 
-fn leaf(rule: Rule) -> Vec<sock_filter> {
+fn leaf(rule: Rule, key: u64) -> Vec<sock_filter> {
     match rule {
         Rule::Always(verdict) => vec![finish(verdict)],
-        Rule::When(alternatives, otherwise) => choose(alternatives, otherwise),
+        Rule::When(alternatives, otherwise) => choose(alternatives, otherwise, key),
     }
 }
 
 /// Allows what passes all tests of one alternative. Lists of values of one argument, which most rules are, load
 /// it once and share the verdict; other rules ask one alternative after the other.
-fn choose(alternatives: &[&[Test]], otherwise: Verdict) -> Vec<sock_filter> {
+fn choose(alternatives: &[&[Test]], otherwise: Verdict, key: u64) -> Vec<sock_filter> {
     let value_of = |tests: &&[Test]| match tests {
         [Test::Is(arg, value), ..] => Some((*arg, *value)),
         _ => None,
     };
     let values: Option<Vec<(u8, u32)>> = alternatives.iter().map(value_of).collect();
     match values {
-        Some(values) if values.iter().all(|(arg, _)| *arg == values[0].0) => by_value(&values, alternatives, otherwise),
-        _ => one_by_one(alternatives, otherwise),
+        Some(values) if values.iter().all(|(arg, _)| *arg == values[0].0) => {
+            by_value(&values, alternatives, otherwise, key)
+        }
+        _ => one_by_one(alternatives, otherwise, key),
     }
 }
 
-fn by_value(values: &[(u8, u32)], alternatives: &[&[Test]], otherwise: Verdict) -> Vec<sock_filter> {
+fn by_value(values: &[(u8, u32)], alternatives: &[&[Test]], otherwise: Verdict, key: u64) -> Vec<sock_filter> {
     let mut out = vec![load(values[0].0)];
     // Jumps to the shared verdict at the end, to be completed when it is known where that is.
     let mut allowed = Vec::new();
@@ -150,7 +154,7 @@ fn by_value(values: &[(u8, u32)], alternatives: &[&[Test]], otherwise: Verdict) 
             allowed.push(out.len());
             out.push(insn(IF_EQUAL, *value, 0, 0));
         } else {
-            let body = choose(&rests, otherwise);
+            let body = choose(&rests, otherwise, key);
             out.push(insn(IF_EQUAL, *value, 0, body.len() as u8));
             out.extend(body);
         }
@@ -163,10 +167,10 @@ fn by_value(values: &[(u8, u32)], alternatives: &[&[Test]], otherwise: Verdict) 
     out
 }
 
-fn one_by_one(alternatives: &[&[Test]], otherwise: Verdict) -> Vec<sock_filter> {
+fn one_by_one(alternatives: &[&[Test]], otherwise: Verdict, key: u64) -> Vec<sock_filter> {
     let mut out = Vec::new();
     for tests in alternatives {
-        let mut code: Vec<sock_filter> = tests.iter().flat_map(|test| question(*test)).collect();
+        let mut code: Vec<sock_filter> = tests.iter().flat_map(|test| question(*test, key)).collect();
         code.push(finish(Verdict::Allow));
         let len = code.len();
         for (at, op) in code.iter_mut().enumerate() {
@@ -186,13 +190,14 @@ fn load(arg: u8) -> sock_filter {
     insn(LOAD, OFFSET_ARGS + 8 * arg as u32, 0, 0)
 }
 
-fn question(test: Test) -> Vec<sock_filter> {
+fn question(test: Test, key: u64) -> Vec<sock_filter> {
     let high = |arg: u8| insn(LOAD, OFFSET_ARGS + 8 * arg as u32 + 4, 0, 0);
     let equal = |value: u32| insn(IF_EQUAL, value, 0, 0);
     match test {
         Test::Is(arg, value) => vec![load(arg), equal(value)],
         Test::Masked(arg, mask, value) => vec![load(arg), insn(AND, mask, 0, 0), equal(value)],
         Test::Null(arg) => vec![load(arg), equal(0), high(arg), equal(0)],
+        Test::Key(arg) => vec![load(arg), equal(key as u32), high(arg), equal((key >> 32) as u32)],
     }
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::calls::{INIT, sigma, system};
+use crate::calls::{INIT, SEED_CLONE, sigma, system};
 
 /// A dumb interpreter of the instructions used, to run filters on made-up calls.
 fn run(program: &[sock_filter], arch: u32, nr: u32, args: [u64; 6]) -> u32 {
@@ -25,10 +25,12 @@ fn run(program: &[sock_filter], arch: u32, nr: u32, args: [u64; 6]) -> u32 {
     }
 }
 
+const KEY: u64 = 0x1234_5678_9abc_def0;
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
 const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 const EPERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
 const ENOENT: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOENT as u32;
+const EINVAL: u32 = libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32;
 const ENOSYS: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
 
 /// The meaning of a list, without any program: compared with the compiled one for every number.
@@ -40,6 +42,7 @@ fn meaning(entries: &[Entry], default: Verdict, nr: u32, args: [u64; 6]) -> u32 
         Test::Is(arg, value) => args[arg as usize] as u32 == value,
         Test::Masked(arg, mask, value) => args[arg as usize] as u32 & mask == value,
         Test::Null(arg) => args[arg as usize] == 0,
+        Test::Key(arg) => args[arg as usize] == KEY,
     };
     let verdict = match entries.iter().find(|entry| entry.0 == nr as libc::c_long) {
         None => default,
@@ -60,12 +63,17 @@ fn compiled_lists_mean_what_the_lists_say() {
     let (sigma, system) = (sigma(), system());
     let eperm = Verdict::Errno(libc::EPERM);
     for (entries, default) in [(&sigma[..], eperm), (&system[..], eperm), (INIT, Verdict::Kill)] {
-        let program = compile(entries, default);
+        let program = compile(entries, default, KEY);
         let numbers = (0..600).chain([X32_FIRST - 1, X32_FIRST, X32_FIRST + 1, X32_END - 1, X32_END, u32::MAX]);
         for nr in numbers {
             for value in [0, 1, 2, 4, 5, 0x1000, 0x5401, 1000, 0x1_0000_0000, libc::CLONE_NEWUSER as u64, u64::MAX] {
-                for args in [[value; 6], [1000, 0, 0, 0, value, 0], [1, value, 0, value, 0, 0], [0, 1, value, 0, 0, 0]]
-                {
+                for args in [
+                    [value; 6],
+                    [1000, 0, 0, 0, value, 0],
+                    [1, value, 0, value, 0, 0],
+                    [0, 1, value, 0, 0, 0],
+                    [value, 0, 0, KEY, 0, 0],
+                ] {
                     let got = run(&program, ARCH, nr, args);
                     assert_eq!(got, meaning(entries, default, nr, args), "call {nr} with {args:x?}");
                 }
@@ -87,13 +95,28 @@ fn lists_name_no_call_twice() {
 
 #[test]
 fn sigma_decides_as_the_document_says() {
-    let program = compile(&sigma(), Verdict::Errno(libc::EPERM));
+    let program = compile(&sigma(), Verdict::Errno(libc::EPERM), KEY);
     let ask = |nr: libc::c_long, args: [u64; 6]| run(&program, ARCH, nr as u32, args);
     let thread = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) as u64;
     let cases = [
         ("read", ask(libc::SYS_read, [0; 6]), ALLOW),
         ("thread", ask(libc::SYS_clone, [thread, 0, 0, 0, 0, 0]), ALLOW),
         ("new user namespace", ask(libc::SYS_clone, [libc::CLONE_NEWUSER as u64, 0, 0, 0, 0, 0]), EPERM),
+        ("a child of our parent's", ask(libc::SYS_clone, [libc::CLONE_PARENT as u64, 0, 0, 0, 0, 0]), EPERM),
+        ("a seed's clone", ask(libc::SYS_clone, [SEED_CLONE as u64, 1 << 40, 0, KEY, 0, 0]), ALLOW),
+        (
+            "a seed's clone with half the key",
+            ask(libc::SYS_clone, [SEED_CLONE as u64, 0, 0, KEY as u32 as u64, 0, 0]),
+            EPERM,
+        ),
+        ("setresuid", ask(libc::SYS_setresuid, [7, 7, 7, 0, 0, 0]), EPERM),
+        ("setresuid by a seed", ask(libc::SYS_setresuid, [7, 7, 7, KEY, 0, 0]), ALLOW),
+        ("own affinity", ask(libc::SYS_sched_getaffinity, [0; 6]), ALLOW),
+        ("another's affinity", ask(libc::SYS_sched_getaffinity, [7, 0, 0, 0, 0, 0]), ENOSYS),
+        ("another's session", ask(libc::SYS_getsid, [7, 0, 0, 0, 0, 0]), EPERM),
+        ("another's group", ask(libc::SYS_getpgid, [7, 0, 0, 0, 0, 0]), EPERM),
+        ("own processor time", ask(libc::SYS_clock_gettime, [u64::MAX << 3 | 2, 0, 0, 0, 0, 0]), ALLOW),
+        ("another's processor time", ask(libc::SYS_clock_gettime, [(!7u64) << 3 | 2, 0, 0, 0, 0, 0]), EINVAL),
         ("clone3", ask(libc::SYS_clone3, [0; 6]), ENOSYS),
         ("openat", ask(libc::SYS_openat, [0; 6]), ENOENT),
         ("socket", ask(libc::SYS_socket, [1, 1, 0, 0, 0, 0]), EPERM),
@@ -119,7 +142,7 @@ fn sigma_decides_as_the_document_says() {
 
 #[test]
 fn system_never_gets_the_dangerous_calls() {
-    let program = compile(&system(), Verdict::Errno(libc::EPERM));
+    let program = compile(&system(), Verdict::Errno(libc::EPERM), KEY);
     let never = [
         libc::SYS_mount,
         libc::SYS_ptrace,

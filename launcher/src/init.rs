@@ -1,11 +1,12 @@
-//! PID 1 of a proc: enters the namespaces, forks the program's process, gives up every right, reaps
+//! PID 1 of a process tree with a PID namespace of its own (a system program's, a weakened start's): enters the namespaces, forks the program's process, gives up every right, reaps
 //! orphans, reports the program's status and ends, upon which the kernel kills the rest.
 
 use crate::cgroup::Entry;
-use crate::child::{self, Launch, Report, Task};
+use crate::child::{self, Launch, Report};
 use crate::error::{Errno, Error};
 use crate::namespaces::{self, Templates};
 use crate::plan::{Profile, Weaken};
+use crate::status::{News, Status};
 use crate::sys::{self, cred};
 use std::convert::Infallible;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -26,31 +27,6 @@ pub struct Common<'a> {
     pub bounding: bool,
     /// The write end of the pipe on which every init reports its program's status.
     pub status: &'a OwnedFd,
-}
-
-/// A record on the status pipe; smaller than PIPE_BUF, so never mixed with another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Status {
-    /// Of the process tree: a parked child's init does not know which proc it will be.
-    pub key: u64,
-    pub wait_status: i32,
-}
-
-impl Status {
-    pub const BYTES: usize = 12;
-
-    pub fn encode(self) -> [u8; Status::BYTES] {
-        let mut out = [0; Status::BYTES];
-        out[..8].copy_from_slice(&self.key.to_le_bytes());
-        out[8..].copy_from_slice(&self.wait_status.to_le_bytes());
-        out
-    }
-
-    pub fn decode(bytes: &[u8]) -> Option<Status> {
-        let (key, wait_status) = bytes.split_first_chunk::<8>()?;
-        let wait_status = i32::from_le_bytes(wait_status.try_into().ok()?);
-        Some(Status { key: u64::from_le_bytes(*key), wait_status })
-    }
 }
 
 /// Takes the newly cloned process into the cgroups and the namespaces that all procs share, and ties
@@ -102,27 +78,15 @@ fn prepare(launch: &Launch, common: &Common) -> Result<Infallible, Error> {
         drop_bounding(common).map_err(Error::Bounding)?;
     }
     let init = sys::getpid();
-    let gate = sys::Gate::shut();
-    let mut work = || {
-        gate.pass();
-        child::run(launch, init)
-    };
-    let main = match launch.task {
-        Task::Known(_) => match sys::fork(0).map_err(Error::Fork)? {
-            0 => child::run(launch, init),
-            main => main,
-        },
-        // SAFETY: behind the gate the child only waits. Having opened it, init makes two calls that do not
-        // fail and waits for the child, which it does not outlive by more than its last message. What the
-        // closure borrows lives on the stacks of this function and its callers, which from here do not return.
-        Task::Awaited(_) => unsafe { sys::clone_sharing(&mut work) }.map_err(Error::Fork)?,
+    let main = match sys::fork(0).map_err(Error::Fork)? {
+        0 => child::run(launch, init),
+        main => main,
     };
     // The report socket must stay open until init is confined: its end means "started".
     let mut report = launch.report.as_raw_fd();
     if let Err(errno) = confine(launch, common, &mut report) {
         fail(report, Error::InitConfine(errno));
     }
-    gate.open();
     if !launch.plan.weaken.has(Weaken::SECCOMP)
         && let Err(errno) = sys::seccomp(launch.init_filter)
     {
@@ -200,24 +164,12 @@ fn serve(key: u64, main: i32) -> ! {
     loop {
         match sys::wait(-1, true) {
             Ok(Some(waited)) if waited.pid == main => {
-                let status = Status { key, wait_status: waited.status };
+                let status = Status { key, news: News::Ended(waited.status) };
                 let _ = sys::write(STATUS_FD, &status.encode());
                 sys::exit(0);
             }
             Ok(_) | Err(Errno(libc::EINTR)) => {}
             Err(_) => sys::exit(1),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn statuses_survive_the_pipe() {
-        let status = Status { key: u64::MAX - 1, wait_status: -7 };
-        assert_eq!(Status::decode(&status.encode()), Some(status));
-        assert_eq!(Status::decode(&[0; 11]), None);
     }
 }

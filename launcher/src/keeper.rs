@@ -7,11 +7,11 @@ use crate::config::Config;
 use crate::error::{Errno, Error, chain, log};
 use crate::factory::Factory;
 use crate::fuse::Fuse;
-use crate::init::Status;
 use crate::plan::Bounds;
 use crate::proc::Proc;
 use crate::protocol::{self, Reply};
 use crate::rootless;
+use crate::status::{News, Status};
 use crate::supervisor::{self, EXIT_PROTOCOL, EXIT_START};
 use crate::sys::{self, Epoll, Waited, cred, socket};
 use std::collections::VecDeque;
@@ -141,7 +141,7 @@ impl<'a> Keeper<'a> {
         let ready = sys::dup_above(self.ready.as_raw_fd(), 3).map_err(Error::Loop)?;
         let (plan, fds) = boot::sigmad(self.config, self.bounds, from, ready, self.fuse.as_ref())?;
         let sigmad = self.factory.start(plan, &[], fds, sys::monotonic_ns())?;
-        let report = sigmad.report.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let report = sigmad.report().unwrap_or(-1);
         // Without it sigmad could not be told to end, since its process would not be known.
         self.epoll.add(report, libc::EPOLLIN, REPORT).map_err(Error::Loop)?;
         (self.sigmad, self.to_sigmad) = (Some(sigmad), Some(to));
@@ -183,7 +183,7 @@ impl<'a> Keeper<'a> {
         let record = protocol::control();
         for (to, end) in [(&launcher.to, &one), (to_sigmad, &other)] {
             // If it is dying, its end will be seen.
-            if let Err(errno) = socket::send_with(to.as_raw_fd(), &record, &[end.as_raw_fd()]) {
+            if let Err(errno) = socket::send_with(to.as_raw_fd(), [&record, &[]], &[end.as_raw_fd()]) {
                 log(&format!("cannot connect sigmad with the launcher: {errno}"));
             }
         }
@@ -259,11 +259,11 @@ impl<'a> Keeper<'a> {
 
     fn on_report(&mut self) {
         let Some(sigmad) = &mut self.sigmad else { return };
-        let Some(report) = sigmad.report.as_ref().map(AsRawFd::as_raw_fd) else { return };
+        let Some(report) = sigmad.report() else { return };
         // Taken out first: once closed here, a copy in a half-made child would keep it registered.
         let _ = self.epoll.remove(report);
         sigmad.read_reports();
-        if sigmad.report.is_some() {
+        if sigmad.report().is_some() {
             let _ = self.epoll.add(report, libc::EPOLLIN, REPORT);
         }
     }
@@ -288,7 +288,7 @@ impl<'a> Keeper<'a> {
 
     fn reap(&mut self) -> Result<(), Error> {
         while let Ok(Some(waited)) = sys::wait(-1, false) {
-            if self.sigmad.as_ref().is_some_and(|sigmad| sigmad.pid == waited.pid) {
+            if self.sigmad.as_ref().is_some_and(|sigmad| sigmad.init() == Some(waited.pid)) {
                 self.on_sigmad_end(waited);
             } else if self.launcher.as_ref().is_some_and(|launcher| launcher.pid == waited.pid) {
                 self.on_launcher_end(waited)?;
@@ -303,7 +303,9 @@ impl<'a> Keeper<'a> {
         sigmad.read_reports();
         let mut buf = [0; Status::BYTES];
         while let Ok(Status::BYTES) = sys::read(self.status.as_raw_fd(), &mut buf) {
-            sigmad.wait_status = Status::decode(&buf).map(|status| status.wait_status);
+            if let Some(News::Ended(wait_status)) = Status::decode(&buf).map(|status| status.news) {
+                sigmad.wait_status = Some(wait_status);
+            }
         }
         self.to_sigmad = None;
         self.finish_sigmad();
@@ -311,15 +313,9 @@ impl<'a> Keeper<'a> {
 
     /// Closes the account of sigmad, once its cgroup is not busy any more.
     fn finish_sigmad(&mut self) {
-        let Some(sigmad) = self.sigmad.take_if(|sigmad| sigmad.waited.is_some()) else { return };
-        let Some(waited) = sigmad.waited else { return };
-        let usage = self.factory.cgroups.usage(&sigmad.leaf);
-        match self.factory.release(&sigmad, &usage) {
-            Ok(()) => {}
-            Err(Errno(libc::EBUSY)) => return self.sigmad = Some(sigmad),
-            Err(errno) => log(&format!("cannot remove the cgroup of sigmad: {errno}")),
-        }
-        match sigmad.last_word(waited, usage) {
+        let Some(mut sigmad) = self.sigmad.take_if(|sigmad| sigmad.waited.is_some()) else { return };
+        let Ok(usage) = self.factory.close(&mut sigmad) else { return self.sigmad = Some(sigmad) };
+        match sigmad.last_word(usage) {
             Reply::Exited { wait_status, .. } if self.code == EXIT_START => {
                 self.code = match libc::WIFEXITED(wait_status) {
                     true => libc::WEXITSTATUS(wait_status),

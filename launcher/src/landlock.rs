@@ -109,10 +109,6 @@ impl Rules {
         restrict_by(self.ruleset.as_raw_fd())
     }
 
-    pub fn into_descriptor(self) -> OwnedFd {
-        self.ruleset
-    }
-
     /// The ruleset, to be put in force by another process.
     pub fn descriptor(&self) -> RawFd {
         self.ruleset.as_raw_fd()

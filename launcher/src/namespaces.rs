@@ -21,13 +21,6 @@ pub struct Templates {
     pub system_root: OwnedFd,
 }
 
-impl Templates {
-    /// The descriptors that a process which has entered the shared namespaces still needs.
-    pub fn roots(&self) -> [RawFd; 2] {
-        [self.empty_root.as_raw_fd(), self.system_root.as_raw_fd()]
-    }
-}
-
 const HOST_NAME: &str = "sigma";
 /// The directory under which a system program finds its data.
 pub const DATA: &CStr = c"/data";

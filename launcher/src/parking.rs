@@ -1,32 +1,28 @@
-//! Parked children: procs that lack nothing but their program.
+//! Seats: contained places in which procs only need to be executed.
 //!
 //! A START should cost little more than fork and exec, but making a contained process costs several times
 //! that: entering a cgroup of v1 takes a lock whose writers wait for an RCU grace period (ten milliseconds
-//! on a machine at rest), loading the filter takes 0.1 ms, two forks 0.2 ms. None of it depends on which
-//! program will run. So init and the program's process are made ahead of time, with everything done that a
-//! START does not decide: cgroup leaf, namespaces, session, descriptors closed, limits, identity, filter.
-//! Then the process waits on a socket. The START is handed to it as it came, with the program, the passed
-//! descriptors and a Landlock ruleset for that one program; it puts them in their places, restricts itself
-//! and executes. Whatever else it held vanishes by exec: memory, dispositions, close-on-exec descriptors.
-//! Nothing of a parked child is ever used twice.
+//! on a machine at rest), loading the filter takes 0.1 ms, namespaces as much. None of it depends on which
+//! program will run. So a seat is made ahead of time: a cgroup leaf, and in it a seed (seed.rs), a process with
+//! everything done that a START does not decide. A START is handed to the seed as it came, with the program, the
+//! passed descriptors and a Landlock ruleset for that one program; the seed has a child execute the program.
+//! When the proc has ended, the seat serves the next one. Nothing of a proc stays in its seat: its processes were
+//! all in the leaf, which is empty then, and its memory was never the seed's.
 //!
 //! Pools are kept by purpose, which is all that cannot be changed any more: the group (realm and class), the
-//! gid (the realm), the limits that the process itself has set. A START whose purpose has no parked child
-//! makes one on the spot and hands itself to that.
+//! gid (the realm), the limits that the process itself has set. A START whose purpose has no free seat
+//! makes one on the spot and is handed to that.
 //!
-//! How many to keep follows the arrivals: twice as many as before whenever a START found none, up to
+//! How many to keep free follows the arrivals: twice as many as before whenever a START found none, up to
 //! POOL_MAX; then down to half every second, but not below the STARTs of that second or POOL_FIRST; after IDLE
 //! without a START, none. Where memory is scarce none are kept. This file decides only; factory.rs makes and kills.
 
 use crate::plan::{Limits, Plan, Profile, Weaken};
-use crate::proc::Tree;
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
 
-/// In all. Two small processes each: about 10 MiB for all of them.
-pub const PARKED_MAX: usize = 64;
-/// Of one purpose: a burst of so many finds them ready. The next ones are made as fast as they are used,
-/// so more would only cost memory.
+/// Free seats in all, some 100 KiB each: at most 13 MiB.
+pub const PARKED_MAX: usize = 128;
+/// Made ahead of one purpose: a burst of so many finds them ready. Those of procs that end come back beside them.
 const POOL_MAX: usize = 16;
 /// After the first START of a purpose: programs come in sequences.
 const POOL_FIRST: usize = 2;
@@ -37,13 +33,13 @@ const POOLS_MAX: usize = 1024;
 const SECOND: u64 = 1_000_000_000;
 /// A realm without a START for so long is idle, and its parked children go.
 const IDLE: u64 = 10 * SECOND;
-/// A parked child's own numbers reach a little above 1000, so a proc with a lower limit is not parked.
+/// A START's own numbers reach a little above 1000, so a proc with a lower limit has no seat.
 const NOFILE_MIN: u32 = 1100;
-/// Less memory than this is not for preparing: a parked child itself would not fit.
-const MEMORY_MIN: u64 = 1 << 20;
+/// A proc with less memory has no seat either: there, the seed and what is left of the last proc would matter.
+const MEMORY_MIN: u64 = 4 << 20;
 
-/// What a parked child is for.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+/// What a seat is for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Purpose {
     pub group: String,
     pub gid: u32,
@@ -52,10 +48,11 @@ pub struct Purpose {
 }
 
 impl Purpose {
-    /// None for a START that is not for a parked child.
+    /// None for a START that is not for a seat.
     pub fn of(plan: &Plan) -> Option<Purpose> {
         let common = plan.profile == Profile::Sigma && plan.weaken == Weaken::default() && plan.uid == 0;
-        (common && plan.nofile >= NOFILE_MIN).then(|| Purpose {
+        let fits = plan.nofile >= NOFILE_MIN && plan.limits.memory.is_none_or(|bytes| bytes >= MEMORY_MIN);
+        (common && fits).then(|| Purpose {
             group: plan.group.clone(),
             gid: plan.gid,
             pids: plan.limits.pids,
@@ -63,13 +60,13 @@ impl Purpose {
         })
     }
 
-    /// What a child that is to be parked has to know.
-    pub fn plan(&self, uid: u32, limits: &Limits) -> Plan {
+    /// What a seed has to know.
+    pub fn plan(&self, limits: &Limits) -> Plan {
         Plan {
             id: 0,
             profile: Profile::Sigma,
             weaken: Weaken::default(),
-            uid,
+            uid: 0,
             gid: self.gid,
             group: self.group.clone(),
             leaf: String::new(),
@@ -81,13 +78,6 @@ impl Purpose {
             envp: Vec::new(),
         }
     }
-}
-
-/// A process tree that waits for its START.
-pub struct Parked {
-    pub tree: Tree,
-    /// Where it waits.
-    pub order: OwnedFd,
 }
 
 #[derive(Debug)]
@@ -116,8 +106,8 @@ impl<P> Parking<P> {
         Parking { pools: HashMap::new(), count: 0, scarce: false, next_tick: 0 }
     }
 
-    /// Takes note of a START, and the oldest parked child of its purpose out of the pool. The oldest is most
-    /// likely to be ready.
+    /// Takes note of a START, and a seat of its purpose out of the pool: the last to have come back, which the
+    /// caches know, or else the first made, which is most likely to be ready.
     pub fn take(&mut self, purpose: &Purpose, limits: &Limits, now: u64) -> Option<P> {
         if !self.pools.contains_key(purpose) {
             if self.pools.len() >= POOLS_MAX {
@@ -136,7 +126,7 @@ impl<P> Parking<P> {
         self.take_next(purpose)
     }
 
-    /// Another one for the same START, when the first was not alive any more.
+    /// Another one for the same START, when the first was of no use.
     pub fn take_next(&mut self, purpose: &Purpose) -> Option<P> {
         let pool = self.pools.get_mut(purpose)?;
         let parked = pool.parked.pop_front();
@@ -145,6 +135,18 @@ impl<P> Parking<P> {
             None => pool.target = (pool.target * 2).clamp(POOL_FIRST, POOL_MAX),
         }
         parked
+    }
+
+    /// Takes back one whose proc has ended; returns it if there are enough.
+    pub fn give_back(&mut self, purpose: &Purpose, parked: P) -> Option<P> {
+        match self.pools.get_mut(purpose) {
+            Some(pool) if !self.scarce && self.count < PARKED_MAX => {
+                pool.parked.push_front(parked);
+                self.count += 1;
+                None
+            }
+            _ => Some(parked),
+        }
     }
 
     pub fn put(&mut self, purpose: &Purpose, parked: P) {
@@ -168,8 +170,7 @@ impl<P> Parking<P> {
         let lack = |pool: &Pool<P>| pool.target.saturating_sub(pool.parked.len());
         let (purpose, pool) =
             self.pools.iter().max_by_key(|(_, pool)| lack(pool)).filter(|(_, pool)| lack(pool) > 0)?;
-        let memory = pool.limits.memory.filter(|bytes| *bytes >= MEMORY_MIN);
-        Some((purpose.clone(), Limits { memory, ..pool.limits.clone() }))
+        Some((purpose.clone(), pool.limits.clone()))
     }
 
     /// One of this purpose could not be made or kept: no more until the next START that wants one.
@@ -200,7 +201,7 @@ impl<P> Parking<P> {
         self.pools.is_empty()
     }
 
-    /// Once a second while there are pools: adapts them, and returns the parked children to be killed.
+    /// Once a second while there are pools: adapts them, and returns the seats to be given up.
     pub fn tick(&mut self, now: u64, scarce: impl FnOnce() -> bool) -> Vec<P> {
         if now < self.next_tick {
             return Vec::new();
@@ -212,20 +213,15 @@ impl<P> Parking<P> {
         self.pools.retain(|_, pool| {
             let idle = now.saturating_sub(pool.last) >= IDLE;
             pool.target = pool.target.min(pool.starts.max(pool.target / 2).max(POOL_FIRST));
+            let keep = if idle || scarce { 0 } else { pool.target.max(pool.starts) };
             pool.starts = 0;
-            let keep = if idle || scarce { 0 } else { pool.target };
             while pool.parked.len() > keep {
-                surplus.extend(pool.parked.pop_front());
+                surplus.extend(pool.parked.pop_back());
             }
             !idle
         });
         self.count -= surplus.len();
         surplus
-    }
-
-    /// Whether some pool's procs are in this group.
-    pub fn uses(&self, group: &str) -> bool {
-        self.pools.keys().any(|purpose| purpose.group == group)
     }
 
     /// Gives up everything.

@@ -61,20 +61,19 @@ fn idle_pools_are_emptied() {
     assert_eq!(parking.next_tick(), 2 * SECOND);
     assert_eq!(parking.tick(2 * SECOND, || false), [0; 0], "9 starts in this second");
     assert_eq!(parking.tick(2 * SECOND + 1, || panic!("not so soon")), [0; 0]);
-    assert_eq!(parking.tick(3 * SECOND, || false), [0, 1, 2, 3]);
-    assert_eq!(parking.tick(4 * SECOND, || false), [4, 5]);
+    assert_eq!(parking.tick(3 * SECOND, || false), [7, 6, 5, 4]);
+    assert_eq!(parking.tick(4 * SECOND, || false), [3, 2]);
     for second in 5..=10 {
         assert_eq!(parking.tick(second * SECOND, || false), [0; 0], "two are kept");
     }
-    assert_eq!(parking.tick(11 * SECOND, || false), [6, 7]);
+    assert_eq!(parking.tick(11 * SECOND, || false), [1, 0]);
     assert_eq!((parking.count, parking.is_empty(), parking.need()), (0, true, None));
-    assert!(!parking.uses("default/be"));
 }
 
 #[test]
 fn there_is_a_limit_for_all_and_none_without_memory() {
     let mut parking = Parking::new();
-    for gid in 0..50 {
+    for gid in 0..100 {
         parking.take(&purpose("a", gid), &limits(), 1);
     }
     assert_eq!(fill(&mut parking), PARKED_MAX);
@@ -100,10 +99,19 @@ fn what_dies_unasked_is_not_made_again() {
 }
 
 #[test]
-fn a_limit_that_no_child_could_be_parked_in_is_not_prepared() {
-    let mut parking: Parking<u32> = Parking::new();
-    parking.take(&purpose("a", 1), &Limits { memory: Some(4096), ..limits() }, 1);
-    assert_eq!(parking.neediest().unwrap().1, Limits { memory: None, ..limits() });
+fn seats_come_back_and_are_taken_first() {
+    let mut parking = Parking::new();
+    let be = purpose("default/be", 7);
+    parking.take(&be, &limits(), 1);
+    fill(&mut parking);
+    assert_eq!(parking.give_back(&be, 70), None);
+    assert_eq!(parking.take(&be, &limits(), 1), Some(70));
+    for seat in 0..PARKED_MAX - 2 {
+        assert_eq!(parking.give_back(&be, seat as u32), None);
+    }
+    assert_eq!(parking.give_back(&be, 71), Some(71), "there are enough");
+    assert_eq!(parking.give_back(&purpose("other", 7), 72), Some(72), "nobody asks for it");
+    assert_eq!(parking.tick(2 * SECOND, || false).len(), PARKED_MAX - 2, "two starts in this second");
 }
 
 #[test]

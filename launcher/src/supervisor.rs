@@ -5,11 +5,12 @@ use crate::cgroup::{Cgroups, Place};
 use crate::config::Config;
 use crate::error::{Errno, Error, chain, log};
 use crate::factory::Factory;
-use crate::init::Status;
 use crate::parking::Need;
 use crate::plan::{self, Bounds, Plan};
-use crate::proc::Proc;
+use crate::proc::{Body, Proc};
 use crate::protocol::{self, MESSAGE_MAX, Reply, Request, Start};
+use crate::seats::Lost;
+use crate::status::{News, Status};
 use crate::sys::{self, Epoll, Waited, socket};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -39,6 +40,7 @@ pub const EXIT_PROTOCOL: i32 = 70;
 const CONTROL: u64 = 0;
 const SIGNALS: u64 = 1;
 const KEEPER: u64 = 2;
+const STATUS: u64 = 3;
 /// Report sockets are known by init's pid, above the fixed tokens.
 const REPORTS: u64 = 16;
 
@@ -62,6 +64,8 @@ pub struct Supervisor {
     procs: HashMap<u64, Proc>,
     by_pid: HashMap<i32, u64>,
     by_key: HashMap<u64, u64>,
+    /// Children that ended before it was known what they were: programs that a seed has not reported yet.
+    strays: HashMap<i32, Waited>,
     /// Ended, but a cgroup of theirs was still busy.
     busy: Vec<u64>,
     outbox: VecDeque<Vec<u8>>,
@@ -80,6 +84,7 @@ pub fn run(config: &Config, keeper: OwnedFd) -> Result<i32, Error> {
     let mut supervisor = Supervisor::new(config, keeper)?;
     let result = supervisor.serve();
     supervisor.kill_all();
+    supervisor.factory.end_space();
     result.map(|()| supervisor.code)
 }
 
@@ -91,7 +96,7 @@ impl Supervisor {
         let factory = Factory::new(cgroups, &config.data, bounds, reporter)?;
         let signals = sys::signalfd(&[libc::SIGCHLD, libc::SIGTERM, libc::SIGINT]).map_err(Error::Loop)?;
         let epoll = Epoll::new().map_err(Error::Loop)?;
-        for (fd, token) in [(&keeper, KEEPER), (&signals, SIGNALS)] {
+        for (fd, token) in [(&keeper, KEEPER), (&signals, SIGNALS), (&status, STATUS)] {
             epoll.add(fd.as_raw_fd(), libc::EPOLLIN, token).map_err(Error::Loop)?;
         }
         Ok(Supervisor {
@@ -105,6 +110,7 @@ impl Supervisor {
             procs: HashMap::new(),
             by_pid: HashMap::new(),
             by_key: HashMap::new(),
+            strays: HashMap::new(),
             busy: Vec::new(),
             outbox: VecDeque::new(),
             phase: Phase::Running,
@@ -123,6 +129,7 @@ impl Supervisor {
                     CONTROL => self.on_control(ready),
                     KEEPER => self.on_keeper(),
                     SIGNALS => self.on_signals(),
+                    STATUS => self.read_statuses(),
                     _ => self.on_report((token - REPORTS) as i32),
                 }
             }
@@ -148,6 +155,7 @@ impl Supervisor {
             let now = sys::monotonic_ns();
             if now >= tick {
                 self.factory.tend(now);
+                self.factory.spare_seeds(self.procs.values_mut(), now);
             }
         }
     }
@@ -179,7 +187,7 @@ impl Supervisor {
     }
 
     fn kill_all(&mut self) {
-        self.procs.values().for_each(Proc::kill);
+        self.procs.values_mut().for_each(|proc| self.factory.kill(proc));
         self.factory.discard_parked();
         if !matches!(self.phase, Phase::Killing(_)) {
             self.phase = Phase::Killing(sys::monotonic_ns() + KILL_PATIENCE);
@@ -259,10 +267,10 @@ impl Supervisor {
             Request::Kill { id } => {
                 if let Some(proc) = self.procs.get_mut(&id) {
                     if !proc.killed {
-                        proc.at_kill = self.factory.cgroups.read_meter(&proc.leaf);
+                        proc.at_kill = self.factory.cgroups.read_meter(proc.leaf());
                     }
                     proc.killed = true;
-                    proc.kill();
+                    self.factory.kill(proc);
                 }
                 Ok(())
             }
@@ -273,7 +281,7 @@ impl Supervisor {
             // Answered for an unknown id too, with nothing: whoever asked waits.
             Request::Meter { id } => {
                 let proc = self.procs.get(&id);
-                let reading = proc.map(|proc| self.factory.cgroups.read_meter(&proc.leaf)).unwrap_or_default();
+                let reading = proc.map(|proc| self.factory.cgroups.read_meter(proc.leaf())).unwrap_or_default();
                 self.send(&Reply::Metered { id, reading });
                 Ok(())
             }
@@ -308,15 +316,17 @@ impl Supervisor {
     }
 
     fn adopt(&mut self, proc: Proc) {
-        let report = proc.report.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        // Only its end is waited for, which an empty set of events does: what came before is read with it.
-        let watched = self.epoll.add(report, 0, REPORTS + proc.pid as u64);
-        if watched.is_err() {
-            // Its end is seen by SIGCHLD, upon which the account is closed as FAILED.
-            proc.kill();
+        if let Body::Tree(tree) = &proc.body {
+            let report = tree.report.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+            // Only its end is waited for, which an empty set of events does: what came before is read with it.
+            let watched = self.epoll.add(report, 0, REPORTS + tree.pid as u64);
+            if watched.is_err() {
+                // Its end is seen by SIGCHLD, upon which the account is closed as FAILED.
+                proc.kill();
+            }
+            self.by_pid.insert(tree.pid, proc.id);
         }
-        self.by_pid.insert(proc.pid, proc.id);
-        self.by_key.insert(proc.key, proc.id);
+        self.by_key.insert(proc.key(), proc.id);
         self.procs.insert(proc.id, proc);
     }
 
@@ -328,22 +338,18 @@ impl Supervisor {
 
     fn read_reports(&mut self, id: u64) {
         let Some(proc) = self.procs.get_mut(&id) else { return };
-        let Some(report) = &proc.report else { return };
+        let Body::Tree(tree) = &proc.body else { return };
+        let Some(report) = &tree.report else { return };
         // Taken out first: once closed here, a copy in a half-made child would keep it registered.
-        let (fd, pid) = (report.as_raw_fd(), proc.pid);
+        let (fd, pid) = (report.as_raw_fd(), tree.pid);
         let _ = self.epoll.remove(fd);
         let started = proc.read_reports();
-        let held = match proc.report {
-            Some(_) => {
-                let _ = self.epoll.add(fd, 0, REPORTS + pid as u64);
-                Vec::new()
-            }
-            None => std::mem::take(&mut proc.held),
-        };
+        if matches!(&proc.body, Body::Tree(tree) if tree.report.is_some()) {
+            let _ = self.epoll.add(fd, 0, REPORTS + pid as u64);
+        }
         if let Some(reply) = started {
             self.send(&reply);
         }
-        drop(held);
     }
 
     fn on_signals(&mut self) {
@@ -362,52 +368,91 @@ impl Supervisor {
 
     fn reap(&mut self) {
         while let Ok(Some(waited)) = sys::wait(-1, false) {
-            // What an init wrote before its end is in the pipe by now.
+            // What an init or a seed wrote before its end is in the pipe by now.
             self.read_statuses();
             self.on_waited(waited);
         }
     }
 
     fn on_waited(&mut self, waited: Waited) {
-        let Some(id) = self.by_pid.remove(&waited.pid) else { return self.factory.lost(waited.pid) };
+        let Some(id) = self.by_pid.remove(&waited.pid) else {
+            return match self.factory.lost(waited.pid) {
+                Lost::Seed(key) => self.on_seed_end(key),
+                Lost::Stranger => drop(self.strays.insert(waited.pid, waited)),
+                Lost::Ours => {}
+            };
+        };
         if let Some(proc) = self.procs.get_mut(&id) {
             proc.waited = Some(waited);
         }
         self.finish(id);
     }
 
+    /// The seed of a seat has ended while a proc was in it.
+    fn on_seed_end(&mut self, key: u64) {
+        let Some(proc) = self.by_key.get(&key).and_then(|id| self.procs.get_mut(id)) else { return };
+        if let Body::Seat(seat) = &mut proc.body {
+            seat.seed = None;
+        }
+        if !proc.started && proc.failure.is_none() {
+            self.on_news(key, News::Failed(Error::Init(Errno(libc::ECHILD))));
+        }
+    }
+
     fn read_statuses(&mut self) {
         let mut buf = [0; 64 * Status::BYTES];
-        while let Ok(len) = sys::read(self.status.as_raw_fd(), &mut buf) {
-            for record in buf[..len].chunks_exact(Status::BYTES) {
+        while let Ok(len @ 1..) = sys::read(self.status.as_raw_fd(), &mut buf) {
+            for record in buf[..len].as_chunks().0 {
                 let Some(status) = Status::decode(record) else { continue };
-                let id = self.by_key.get(&status.key);
-                if let Some(proc) = id.and_then(|id| self.procs.get_mut(id)) {
-                    proc.wait_status = Some(status.wait_status);
-                }
+                self.on_news(status.key, status.news);
+            }
+            if len < buf.len() {
+                return;
             }
         }
     }
 
-    /// Closes the account of a proc whose init has been waited for.
+    fn on_news(&mut self, key: u64, news: News) {
+        let Some(id) = self.by_key.get(&key).copied() else { return };
+        let Some(proc) = self.procs.get_mut(&id) else { return };
+        if let News::Ended(wait_status) = news {
+            proc.wait_status = Some(wait_status);
+            return;
+        }
+        let main = proc.note(news);
+        let held = std::mem::take(&mut proc.held);
+        if proc.killed || !proc.started {
+            self.factory.kill(proc);
+        }
+        let reply = match news {
+            News::Started { exec, .. } if proc.started => Some(proc.first_word(exec)),
+            _ => None,
+        };
+        if let Some(main) = main {
+            proc.waited = self.strays.remove(&main);
+            if proc.waited.is_none() {
+                self.by_pid.insert(main, id);
+            }
+        }
+        if let Some(reply) = reply {
+            self.send(&reply);
+        }
+        drop(held);
+        self.finish(id);
+    }
+
+    /// Closes the account of a proc of which the launcher's own child has been waited for.
     fn finish(&mut self, id: u64) {
         self.read_reports(id);
-        let Some(proc) = self.procs.get(&id) else { return };
-        let Some(waited) = proc.waited else { return };
-        if proc.loose {
-            self.factory.cgroups.kill_leaf(&proc.leaf);
-        }
-        let usage = self.factory.cgroups.usage(&proc.leaf);
-        match self.factory.release(proc, &usage) {
-            Ok(()) => {}
-            Err(Errno(libc::EBUSY)) => return self.busy.push(id),
-            Err(errno) => log(&format!("cannot remove a cgroup of {id}: {errno}")),
-        }
-        let reply = proc.last_word(waited, usage);
-        let key = proc.key;
+        let Some(proc) = self.procs.get_mut(&id).filter(|proc| proc.is_over()) else { return };
+        let Ok(usage) = self.factory.close(proc) else { return self.busy.push(id) };
+        let reply = proc.last_word(usage);
         self.send(&reply);
-        self.by_key.remove(&key);
-        self.procs.remove(&id);
+        let Some(proc) = self.procs.remove(&id) else { return };
+        self.by_key.remove(&proc.key());
+        if let Body::Seat(seat) = proc.body {
+            self.factory.take_back(seat, &usage);
+        }
     }
 
     fn close_control(&mut self) {

@@ -5,7 +5,6 @@ use crate::error::Errno;
 use libc::{c_int, c_long};
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 pub mod cred;
 pub mod mount;
@@ -55,29 +54,28 @@ pub fn fork_into(flags: c_int, cgroup: &OwnedFd) -> Result<i32> {
     unsafe { call(libc::SYS_clone3, args) }.map(|pid| pid as i32)
 }
 
-/// Makes a child that shares this process's memory, as vfork's does, but runs beside it, on a stack of its own.
-/// The kernel need then not copy the memory, nor dismantle the copy when the child executes a program.
+/// Has a child run `work` in this process's memory, and waits until it executes a program or ends, as vfork does,
+/// but on another stack. The kernel need then not copy the memory, nor dismantle the copy when the child executes.
+/// `flags` must have CLONE_VM and CLONE_VFORK; `key` goes where only a system call filter looks.
 ///
 /// # Safety
-/// Child and parent share the allocator and errno: from when `work` does more than wait, the parent must do
-/// nothing but plain system calls that do not fail, and `work` must outlive the child's use of it.
-pub unsafe fn clone_sharing<F: FnMut()>(work: &mut F) -> Result<i32> {
+/// `work` shares everything with the caller, who does not run meanwhile: it must leave it as it wants to find it,
+/// own nothing that it would have to drop, and not return.
+pub unsafe fn clone_and_wait<F: FnMut()>(flags: c_int, stack: &mut [u8], key: u64, work: &mut F) -> Result<i32> {
     extern "C" fn enter<F: FnMut()>(work: *mut libc::c_void) -> c_int {
         // SAFETY: clone passes on the pointer given below, which the caller keeps alive.
         unsafe { (*work.cast::<F>())() };
         exit(127)
     }
-    let stack = map(CLONE_STACK, libc::MAP_STACK)?;
-    // SAFETY: the end of a mapping of our own, which grows down from there; the child never returns.
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: the stack grows down from the end of the slice, whose start is aligned as its length is; without
+    // flags for them the kernel reads none of the last three arguments.
     unsafe {
-        let top = stack.as_mut_ptr().add(CLONE_STACK).cast();
-        let pid = libc::clone(enter::<F>, top, libc::CLONE_VM | libc::SIGCHLD, (&raw mut *work).cast());
+        let top = stack.as_mut_ptr().add(stack.len()).cast();
+        let pid = libc::clone(enter::<F>, top, flags, (&raw mut *work).cast(), none, none, key as *mut libc::c_void);
         check(pid as c_long).map(|pid| pid as i32)
     }
 }
-
-/// Far more than decoding a START needs; only what is used takes memory.
-const CLONE_STACK: usize = 256 * 1024;
 
 /// Zeroed private memory for the rest of the process's life. Unlike the allocator's it is taken page by page,
 /// when it is first touched.
@@ -91,29 +89,6 @@ pub fn map(len: usize, flags: c_int) -> Result<&'static mut [u8]> {
     }
     // SAFETY: the mapping is zeroed, of this length, ours alone, and never unmapped.
     Ok(unsafe { std::slice::from_raw_parts_mut(start.cast(), len) })
-}
-
-/// A gate that is shut until it is opened, for processes that share memory.
-pub struct Gate(AtomicU32);
-
-impl Gate {
-    pub const fn shut() -> Gate {
-        Gate(AtomicU32::new(0))
-    }
-
-    /// Does not touch errno, since it cannot fail.
-    pub fn open(&self) {
-        self.0.store(1, Ordering::Release);
-        // SAFETY: the address is that of a live word; waking reads nothing.
-        let _ = unsafe { call(libc::SYS_futex, [self.0.as_ptr() as usize, libc::FUTEX_WAKE as usize, 1, 0, 0]) };
-    }
-
-    pub fn pass(&self) {
-        while self.0.load(Ordering::Acquire) == 0 {
-            // SAFETY: the address is that of a live word; no timeout is given.
-            let _ = unsafe { call(libc::SYS_futex, [self.0.as_ptr() as usize, libc::FUTEX_WAIT as usize, 0, 0, 0]) };
-        }
-    }
 }
 
 /// Ends the process without running any exit handler of the parent's.
@@ -316,15 +291,23 @@ pub fn set_name(name: &CStr) {
 /// Lowers a limit to the value, or as far below it as it already was: raising the hard limit takes
 /// a capability that root in a container may lack. Returns what holds now.
 pub fn set_limit(resource: c_int, value: u64) -> Result<u64> {
+    let value = value.min(hard_limit(resource)?);
+    lower_limit_by(resource, value, 0).map(|()| value)
+}
+
+pub fn hard_limit(resource: c_int) -> Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let args = [0, resource as usize, 0, &raw mut limit as usize, 0];
     // SAFETY: the old limit is written to a live local, a new one is not given.
-    unsafe { call(libc::SYS_prlimit64, args) }?;
-    let value = value.min(limit.rlim_max);
-    limit = libc::rlimit { rlim_cur: value, rlim_max: value };
-    let args = [0, resource as usize, &raw const limit as usize, 0, 0];
+    unsafe { call(libc::SYS_prlimit64, args) }.map(|_| limit.rlim_max)
+}
+
+/// Sets a limit. `key` goes where only a system call filter looks.
+pub fn lower_limit_by(resource: c_int, value: u64, key: u64) -> Result<()> {
+    let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
+    let args = [0, resource as usize, &raw const limit as usize, 0, key as usize];
     // SAFETY: the new limit is a local that outlives the call, the old one is not asked for.
-    unsafe { call(libc::SYS_prlimit64, args) }.map(|_| value)
+    unsafe { call(libc::SYS_prlimit64, args) }.map(drop)
 }
 
 /// Gives every signal its default disposition and leaves none blocked.
@@ -355,6 +338,44 @@ pub fn signalfd(signals: &[c_int]) -> Result<OwnedFd> {
     let args = [usize::MAX, &raw const mask as usize, 8, flags, 0];
     // SAFETY: -1 asks for a new descriptor; the set is as above.
     unsafe { call(libc::SYS_signalfd4, args) }.map(own)
+}
+
+/// Lets the kernel reap this process's children.
+pub fn ignore_children() {
+    // SAFETY: SIG_IGN is a valid disposition.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+}
+
+/// Sleeps for ever.
+pub fn pause() -> ! {
+    loop {
+        // SAFETY: pause takes nothing.
+        unsafe { libc::pause() };
+    }
+}
+
+/// A number that nobody can guess.
+pub fn random() -> Result<u64> {
+    let mut number = 0u64;
+    // SAFETY: pointer and length are those of a live local.
+    check(unsafe { libc::getrandom((&raw mut number).cast(), 8, 0) } as c_long).map(|_| number)
+}
+
+/// Device and number of an open file, as the kernel knows them: no file system is asked, since that of a program
+/// may be one that sigmad answers for.
+pub fn identity(fd: RawFd) -> Result<(u64, u64)> {
+    // SAFETY: statx is plain numbers, for which all zeroes is a value.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: the path is terminated, the result a live local.
+    check(unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_INO, &mut stat) } as c_long)?;
+    Ok(((stat.stx_dev_major as u64) << 32 | stat.stx_dev_minor as u64, stat.stx_ino))
+}
+
+/// Reads a file from its start.
+pub fn read_at_start(fd: RawFd, buf: &mut [u8]) -> Result<usize> {
+    // SAFETY: pointer and length are those of one live slice.
+    check(unsafe { libc::pread(fd, buf.as_mut_ptr().cast(), buf.len(), 0) } as c_long).map(|n| n as usize)
 }
 
 pub fn ignore_sigpipe() {

@@ -45,8 +45,11 @@ impl Cgroups {
             let of = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok());
             return Some((of("user_usec ")?, of("system_usec ")?));
         }
-        // The v1 controller that has limits does not count, and a leaf in the one that counts would cost each start
-        // as much as any other leaf.
+        if let Some(dir) = self.dir_of(leaf, Controller::Accounting) {
+            let of = |file: &str| read_file(dir, &leaf.name, file).ok()?.trim().parse::<u64>().ok();
+            let (user, system) = (of("cpuacct.usage_user")? / 1000, of("cpuacct.usage_sys")? / 1000);
+            return Some((user.saturating_sub(leaf.cpu_us.0), system.saturating_sub(leaf.cpu_us.1)));
+        }
         let path = path_in(&leaf.name, c"cgroup.procs").ok()?;
         let file = sys::openat(self.dir_of(leaf, Controller::Pids)?, &path, libc::O_RDONLY).ok()?;
         let mut text = Vec::new();

@@ -43,6 +43,29 @@ pub fn lock_securebits() -> Result<()> {
     prctl(libc::PR_SET_SECUREBITS, [SECUREBITS, 0, 0, 0]).map(drop)
 }
 
+/// Those of a process whose children still change their uid, and thereby lose every capability: all, but for the
+/// one by which they would not, which is locked where it is.
+pub fn lock_securebits_of_root() -> Result<()> {
+    prctl(libc::PR_SET_SECUREBITS, [SECUREBITS & !SECBIT_NO_SETUID_FIXUP, 0, 0, 0]).map(drop)
+}
+
+const SECBIT_NO_SETUID_FIXUP: usize = 1 << 2;
+const CAP_SETUID: u32 = 7;
+
+/// Keeps of all capabilities that of changing one's uid.
+pub fn keep_setuid() -> Result<()> {
+    let clear = libc::PR_CAP_AMBIENT_CLEAR_ALL as usize;
+    prctl(libc::PR_CAP_AMBIENT, [clear, 0, 0, 0])?;
+    capset([1 << CAP_SETUID, 1 << CAP_SETUID, 0, 0, 0, 0])
+}
+
+/// As set_uid, with a key that a filter asks for.
+pub fn set_uid_by(uid: u32, key: u64) -> Result<()> {
+    let uid = uid as usize;
+    // SAFETY: the call takes plain numbers.
+    unsafe { call(libc::SYS_setresuid, [uid, uid, uid, key as usize, 0]) }.map(drop)
+}
+
 /// The kernel's version 3 header and two halves of {effective, permitted, inheritable}.
 fn capset(sets: [u32; 6]) -> Result<()> {
     let header = [0x2008_0522u32, 0];

@@ -124,15 +124,16 @@ pub fn send(fd: RawFd, record: &[u8]) -> Result<bool> {
     }
 }
 
-/// Sends one record with copies of the descriptors, without waiting.
-pub fn send_with(fd: RawFd, record: &[u8], fds: &[RawFd]) -> Result<()> {
+/// Sends one record, of two parts, with copies of the descriptors, without waiting.
+pub fn send_with(fd: RawFd, record: [&[u8]; 2], fds: &[RawFd]) -> Result<()> {
     let mut control = [0u64; CONTROL_BYTES / 8];
     let bytes = size_of_val(fds) as u32;
-    let mut iov = libc::iovec { iov_base: record.as_ptr().cast_mut().cast::<c_void>(), iov_len: record.len() };
+    let part = |part: &[u8]| libc::iovec { iov_base: part.as_ptr().cast_mut().cast::<c_void>(), iov_len: part.len() };
+    let mut iov = record.map(part);
     // SAFETY: msghdr is plain numbers and pointers, for which all zeroes is a value.
     let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
-    msg.msg_iov = &mut iov;
-    msg.msg_iovlen = 1;
+    msg.msg_iov = iov.as_mut_ptr();
+    msg.msg_iovlen = 2;
     msg.msg_control = control.as_mut_ptr().cast();
     // SAFETY: CMSG_SPACE only computes.
     msg.msg_controllen = unsafe { libc::CMSG_SPACE(bytes) } as usize;

@@ -314,14 +314,14 @@ impl Machine {
         roots.map(|root| root.join(&name)).filter(|p| p.exists()).map(|p| p.display().to_string()).collect()
     }
 
-    /// Processes whose uid is in the instance's range.
+    /// Processes whose uid or gid (a seed keeps uid 0) is in the instance's range.
     pub fn processes(&self) -> Vec<i32> {
         let pids = std::fs::read_dir("/proc").unwrap().flatten();
         let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let ours = |pid: &i32| {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            let uid = status.lines().find_map(|line| line.strip_prefix("Uid:\t")?.split('\t').next()?.parse().ok());
-            uid.is_some_and(|uid: u32| (self.base..self.base + (1 << 20)).contains(&uid))
+            let range = self.base..self.base + (1 << 20);
+            ["Uid:\t", "Gid:\t"].iter().any(|name| id_of(&status, name).is_some_and(|id| range.contains(&id)))
         };
         pids.filter(ours).collect()
     }
@@ -414,6 +414,11 @@ pub fn pipe() -> (File, File) {
         assert_eq!(libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC), 0);
         (File::from_raw_fd(fds[0]), File::from_raw_fd(fds[1]))
     }
+}
+
+/// The real id in a line of /proc/PID/status.
+pub fn id_of(status: &str, name: &str) -> Option<u32> {
+    status.lines().find_map(|line| line.strip_prefix(name)?.split('\t').next()?.parse().ok())
 }
 
 /// How long posix_spawn takes to have a program executed, in nanoseconds; then waits for its end.

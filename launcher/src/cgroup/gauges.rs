@@ -1,0 +1,159 @@
+//! A seat's leaf: its files stay open, since each is read or written for every proc.
+
+use super::{Cgroups, Controller, INIT_TASKS, Leaf, Usage, Version, path_in, value_of, write_file};
+use crate::error::Errno;
+use crate::plan::Limits;
+use crate::sys::{self, Result};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Memory that may still be charged to a leaf that is used again, which its next proc finds missing. The
+/// kernel hands out charges in batches of 256 KiB to each CPU. More than this is something that outlives its
+/// proc (a shared file in memory, say) and stays with a leaf that is removed.
+const LEFT_MAX: u64 = 1 << 20;
+/// The kernel counts ended processes for some 20 ms more. As long as they are at most this part of what a proc may
+/// have, it will not miss them.
+const DYING_PART: u64 = 8;
+
+/// The files that are read, and in v1 set back.
+#[derive(Debug)]
+pub(super) struct Gauges {
+    pids: OwnedFd,
+    peak: OwnedFd,
+    events: OwnedFd,
+    memory: OwnedFd,
+    /// v1: user and system time, in nanoseconds. v2: one file with both.
+    cpu: Vec<OwnedFd>,
+}
+
+impl Cgroups {
+    /// A leaf for any proc of the group.
+    pub fn make_seat_leaf(&mut self, group: &str, limits: &Limits) -> Result<Leaf> {
+        self.named += 1;
+        let name = format!("spare-{}", self.named);
+        let mut leaf = self.make_leaf(group, &name, limits)?;
+        match self.open_gauges(&leaf) {
+            Ok(gauges) => leaf.gauges = Some(gauges),
+            Err(errno) => {
+                let _ = self.remove_leaf(&leaf);
+                return Err(errno);
+            }
+        }
+        Ok(leaf)
+    }
+
+    fn open_gauges(&self, leaf: &Leaf) -> Result<Gauges> {
+        use Controller::{Accounting, Cpu, Memory, Pids};
+        let open = |controller, file: &std::ffi::CStr, flags| {
+            let dir = self.dir_of(leaf, controller).ok_or(Errno(libc::ENODEV))?;
+            sys::openat(dir, &path_in(&leaf.name, file)?, flags)
+        };
+        let (peak, events, memory) = match self.version {
+            Version::V1 => {
+                let peak = open(Memory, c"memory.max_usage_in_bytes", libc::O_RDWR)?;
+                (peak, c"memory.oom_control", c"memory.usage_in_bytes")
+            }
+            Version::V2 => (open(Memory, c"memory.peak", libc::O_RDONLY)?, c"memory.events", c"memory.current"),
+        };
+        let cpu = match self.version {
+            Version::V1 => [c"cpuacct.usage_user", c"cpuacct.usage_sys"]
+                .into_iter()
+                .flat_map(|file| open(Accounting, file, libc::O_RDONLY))
+                .collect(),
+            Version::V2 => vec![open(Cpu, c"cpu.stat", libc::O_RDONLY)?],
+        };
+        Ok(Gauges {
+            pids: open(Pids, c"pids.current", libc::O_RDONLY)?,
+            peak,
+            events: open(Memory, events, libc::O_RDONLY)?,
+            memory: open(Memory, memory, libc::O_RDONLY)?,
+            cpu,
+        })
+    }
+
+    /// Whether leaves of procs that have ended can become others'. v2 cannot set its peak back.
+    pub fn reuses_leaves(&self) -> bool {
+        self.version == Version::V1
+    }
+
+    /// Whether hardly any process of the leaf's last proc is still counted.
+    pub fn is_ready(&self, leaf: &Leaf, limits: &Limits) -> bool {
+        let count = leaf.gauges.as_ref().and_then(|gauges| number(&gauges.pids));
+        count.is_some_and(|count| count <= INIT_TASKS + limits.pids as u64 / DYING_PART)
+    }
+
+    /// Lets a seat's leaf count from here on, and enforce these limits.
+    pub fn renew(&self, leaf: &mut Leaf, limits: &Limits) -> Result<()> {
+        if let Some(gauges) = leaf.gauges.as_ref().filter(|_| self.version == Version::V1) {
+            sys::write(gauges.peak.as_raw_fd(), b"0")?;
+        }
+        self.limit(leaf, limits)
+    }
+
+    /// What the present proc of a seat's leaf has used. From here on it counts for the next.
+    pub fn close_account(&self, leaf: &mut Leaf) -> Usage {
+        let Some(gauges) = &leaf.gauges else { return Usage::default() };
+        let oom_kills = text_of(&gauges.events, |text| value_of(text, "oom_kill ")).unwrap_or(leaf.oom_kills);
+        let cpu = match &gauges.cpu[..] {
+            [user, system] => number(user).zip(number(system)).map(|(user, system)| (user / 1000, system / 1000)),
+            [both] => text_of(both, |text| Some((value_of(text, "user_usec ")?, value_of(text, "system_usec ")?))),
+            _ => None,
+        };
+        let before = leaf.cpu_us;
+        let usage = Usage {
+            memory_peak: number(&gauges.peak).unwrap_or(0),
+            oom_kills: oom_kills.saturating_sub(leaf.oom_kills),
+            memory_left: number(&gauges.memory).unwrap_or(u64::MAX),
+            cpu_us: cpu.map(|(user, system)| (user.saturating_sub(before.0), system.saturating_sub(before.1))),
+        };
+        leaf.oom_kills = oom_kills;
+        leaf.cpu_us = cpu.unwrap_or(before);
+        usage
+    }
+
+    /// Whether a leaf may serve another proc.
+    pub fn is_clean(usage: &Usage) -> bool {
+        usage.memory_left <= LEFT_MAX
+    }
+
+    /// Kills what is in the leaf beside its seed; true if there was nothing. The first call that finds something
+    /// also stops it from forking, so that a few calls suffice whatever it does.
+    pub fn kill_members(&self, leaf: &mut Leaf, seed: Option<i32>) -> bool {
+        let Some(dir) = self.dir_of(leaf, Controller::Pids) else { return true };
+        // Opened anew, since v1 shows the same list as long as the file is read time and again.
+        let Ok(path) = path_in(&leaf.name, c"cgroup.procs") else { return true };
+        let Ok(members) = sys::openat(dir, &path, libc::O_RDONLY) else { return true };
+        let mut buf = [0; 4096];
+        let Ok(len) = sys::read(members.as_raw_fd(), &mut buf) else { return false };
+        let alone = |line: &[u8]| std::str::from_utf8(line).ok().and_then(|line| line.parse().ok()) == seed;
+        if buf[..len].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).all(alone) {
+            return true;
+        }
+        let mut text = buf[..len].to_vec();
+        while let Ok(more @ 1..) = sys::read(members.as_raw_fd(), &mut buf) {
+            text.extend_from_slice(&buf[..more]);
+        }
+        if leaf.limits.pids != STOPPED {
+            let _ = write_file(dir, &leaf.name, c"pids.max", "0");
+            leaf.limits.pids = STOPPED;
+        }
+        let pids = text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()?.parse().ok());
+        // A process of a foreign PID namespace is shown as 0, which kill takes for our own group.
+        for pid in pids.filter(|pid: &i32| *pid > 0 && Some(*pid) != seed) {
+            let _ = sys::kill(pid, libc::SIGKILL);
+        }
+        false
+    }
+}
+
+/// In place of a limit on processes: none may be added. No START can ask for it.
+const STOPPED: u32 = u32::MAX - 1;
+
+fn number(file: &OwnedFd) -> Option<u64> {
+    text_of(file, |text| text.trim().parse().ok())
+}
+
+fn text_of<T>(file: &OwnedFd, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+    let mut buf = [0; 1024];
+    let len = sys::read_at_start(file.as_raw_fd(), &mut buf).ok()?;
+    parse(std::str::from_utf8(&buf[..len]).ok()?)
+}
