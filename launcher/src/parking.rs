@@ -123,7 +123,12 @@ impl<P> Parking<P> {
         pool.starts += 1;
         pool.last = now;
         pool.limits = limits.clone();
-        self.take_next(purpose)
+        let parked = self.take_next(purpose);
+        if let Some(pool) = self.pools.get_mut(purpose) {
+            // After one that could not be made or kept, this START is the sign to try again.
+            pool.target = pool.target.max(POOL_FIRST);
+        }
+        parked
     }
 
     /// Another one for the same START, when the first was of no use.

@@ -94,7 +94,7 @@ fn what_dies_unasked_is_not_made_again() {
     assert_eq!(parking.need(), None);
     assert_eq!(parking.take(&be, &limits(), 1), Some(0));
     assert_eq!(parking.take(&be, &limits(), 1), None);
-    assert_eq!(parking.need(), Some(Need::AtRest), "the next START that finds none tries again");
+    assert_eq!(parking.need(), Some(Need::Urgent), "the next STARTs try again");
     assert_eq!(parking.drain().len(), 0);
 }
 

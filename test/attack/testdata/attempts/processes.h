@@ -1,6 +1,6 @@
 
-G("other processes", "see that another process is there")
-A("see another process", PIDS, R(0), see_another())
+G("other processes", "signal whatever has a number")
+A("reach another process by trying numbers", LANDLOCK | PIDS | ROOT, R(0), reach_another())
 
 G("the init of its processes", "signal init")
 A("signal init", LANDLOCK | ROOT, R(0), kill(1, 0))
@@ -81,7 +81,7 @@ G("a proc of another realm", "read another realm's limits")
 A("read another realm's limits", PIDS | ROOT, R(0), limit(ANOTHER, RLIMIT_NOFILE, 0))
 
 G("a proc of the same realm", "read a sibling's affinity")
-A("a sibling's affinity", PIDS, R(0), affinity(VICTIM, 0))
+A("a sibling's affinity", SECCOMP | PIDS, R(0), affinity(VICTIM, 0))
 
 G("a proc of the same realm", "change a sibling's affinity")
 A("set a sibling's affinity", SECCOMP | PIDS | ROOT, R(0), affinity(VICTIM, 1))
@@ -110,8 +110,8 @@ A("its own scheduler", SECCOMP, R(0), scheduler(0, SCHED_BATCH))
 A("sched_setattr", SECCOMP, R(EINVAL), syscall(SYS_sched_setattr, 0, NULL, 0))
 
 G("a proc of the same realm", "probe by session and process group")
-A("a sibling's session", PIDS, R(0), getsid(VICTIM))
-A("a sibling's process group", PIDS, R(0), getpgid(VICTIM))
+A("a sibling's session", SECCOMP | PIDS, R(0), getsid(VICTIM))
+A("a sibling's process group", SECCOMP | PIDS, R(0), getpgid(VICTIM))
 
 G("memory of the machine", "raise its own limits")
 A("raise the limit of files", SECCOMP, R(0), raise_limit(RLIMIT_NOFILE))

@@ -18,7 +18,7 @@ A("setfsuid to a sibling's uid", SECCOMP | CAPS, R(0), syscall(SYS_setfsuid, VIC
 A("every uid of the instance", SECCOMP | CAPS, R(0), any_uid(VICTIM_UID & ~0xfffff))
 
 G("a proc of the same realm", "clock a sibling's processor time")
-A("a sibling's clock", PIDS, R(0), ({ struct timespec t; clock_gettime(~(clockid_t)VICTIM << 3 | 2, &t); }))
+A("a sibling's clock", SECCOMP | PIDS, R(0), ({ struct timespec t; clock_gettime(~(clockid_t)VICTIM << 3 | 2, &t); }))
 
 G("a proc of the same realm", "take a sibling for a child")
 A("wait for a sibling", NONE, R(0), syscall(SYS_waitid, P_PID, VICTIM, NULL, WEXITED | WNOHANG, NULL))
