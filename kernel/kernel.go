@@ -22,6 +22,7 @@ import (
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/output"
+	"sigmaos.dev/readiness"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -61,19 +62,22 @@ type Program struct {
 
 // Kernel is one running sigmad.
 type Kernel struct {
-	cfg      Config
-	keeper   *launch.Keeper
-	proxy    *dialproxy.Proxy
-	bin      *binfs.Cache
-	ux       *ux.Tree
-	services map[string]*service
-	sched    *scheduler
-	metrics  metrics
-	meters   *meters
-	start    time.Time
-	down     context.CancelFunc // ends Run
-	ctx      context.Context    // Run's
-	sessions sync.WaitGroup
+	cfg       Config
+	keeper    *launch.Keeper
+	proxy     *dialproxy.Proxy
+	bin       *binfs.Cache
+	ux        *ux.Tree
+	services  map[string]*service
+	sched     *scheduler
+	metrics   metrics
+	meters    *meters
+	outputs   *output.Collector
+	ready     *readiness.Set // procs that are silent
+	start     time.Time
+	startMono time.Duration      // the same moment on the launcher's clock
+	down      context.CancelFunc // ends Run
+	ctx       context.Context    // Run's
+	sessions  sync.WaitGroup
 
 	nextLaunch atomic.Uint64
 
@@ -94,11 +98,17 @@ type Kernel struct {
 	removing map[sigma.RealmID]bool              // mu; realms that are being removed
 	open     map[*tree]bool                      // mu; the sessions there are
 	gids     map[sigma.RealmID]uint32            // mu
+	starts   []start                             // mu; procs that were placed and are to be started by who has mu
 	failing  time.Time                           // mu; when counting failures began
 	failures int                                 // mu; of requests, since then
 }
 
 type procLogs struct{ out, err *output.Log }
+
+func (l *procLogs) remove() {
+	l.out.Remove()
+	l.err.Remove()
+}
 
 // New checks the configuration and prepares the machine's parts. Nothing runs yet.
 func New(cfg Config) (*Kernel, error) {
@@ -125,7 +135,7 @@ func New(cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, keeper: launch.NewKeeper(cfg.Keeper), comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, services: map[string]*service{}, meters: newMeters(), start: time.Now(),
+	k := &Kernel{cfg: cfg, keeper: launch.NewKeeper(cfg.Keeper), comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, services: map[string]*service{}, meters: newMeters(), start: time.Now(), startMono: monotonic(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
@@ -142,6 +152,10 @@ func New(cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
+	if k.ready, err = readiness.New(); err != nil {
+		return nil, err
+	}
+	k.outputs = output.NewCollector(k.ready)
 	return k, nil
 }
 
@@ -160,6 +174,8 @@ func (k *Kernel) Run(ctx context.Context) error {
 		k.sessions.Go(func() { s.supervise(ctx) })
 	}
 	k.sessions.Go(func() { k.sched.run(ctx) })
+	k.sessions.Go(k.ready.Run)
+	context.AfterFunc(ctx, k.ready.Close)
 	booted := make(chan error, 1)
 	k.sessions.Go(func() { booted <- k.boot(ctx) })
 	defer k.ux.Close()

@@ -6,16 +6,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"sigmaos.dev/launch"
 	"sigmaos.dev/output"
 	"sigmaos.dev/schedd"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 )
 
@@ -24,15 +20,24 @@ const (
 	pidsMax    = 512
 	noFileMax  = 4096
 	cpuShares  = 1024
-	fetchLimit = time.Minute     // for a program's bytes to come
-	logLimit   = 5 * time.Second // for the last output of a proc that has ended to be stored
+	fetchLimit = time.Minute // for a program's bytes to come
 )
 
 // step applies an event and carries out its effects.
 func (k *Kernel) step(e schedd.Event) {
 	k.mu.Lock()
-	defer k.mu.Unlock()
 	k.stepLocked(e)
+	for _, s := range k.unlock() {
+		k.sessions.Go(func() { k.startProc(s) })
+	}
+}
+
+// unlock releases Kernel.mu and returns the procs to be started, which is the caller's task.
+func (k *Kernel) unlock() []start {
+	starts := k.starts
+	k.starts = nil
+	k.mu.Unlock()
+	return starts
 }
 
 func (k *Kernel) stepLocked(e schedd.Event) {
@@ -41,7 +46,7 @@ func (k *Kernel) stepLocked(e schedd.Event) {
 	}
 }
 
-// applyLocked carries out one effect; nothing in it blocks.
+// applyLocked carries out one effect; nothing in it blocks. Procs that are to be started are noted in Kernel.starts.
 func (k *Kernel) applyLocked(f schedd.Effect) {
 	switch f := f.(type) {
 	case schedd.Enqueue:
@@ -49,11 +54,9 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 	case schedd.Dequeue:
 		k.sched.cancel(f.ID)
 	case schedd.Start:
-		p := *f.Proc
-		l := k.newLogsLocked(p.Realm, p.ID)
 		ctx, cancel := context.WithTimeout(k.ctx, fetchLimit)
-		k.fetching[p.ID] = cancel
-		k.sessions.Go(func() { k.startProc(ctx, &p, l) })
+		k.fetching[f.Proc.ID] = cancel
+		k.starts = append(k.starts, start{ctx, *f.Proc, k.newLogsLocked(f.Proc.Realm, f.Proc.ID)})
 	case schedd.Abandon:
 		if cancel := k.fetching[f.ID]; cancel != nil {
 			cancel()
@@ -84,7 +87,11 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 	case schedd.Forget:
 		if l := k.logs[f.ID]; l != nil {
 			delete(k.logs, f.ID)
-			go func() { l.out.Remove(); l.err.Remove() }()
+			if l.out.InMemory() && l.err.InMemory() {
+				l.remove()
+			} else {
+				go l.remove()
+			}
 		}
 	case schedd.Room:
 		k.sched.room()
@@ -123,178 +130,6 @@ func (k *Kernel) noticeLocked(id sigma.ProcID) chan struct{} {
 		k.notice[id] = ch
 	}
 	return ch
-}
-
-// startProc fetches the program and asks the launcher for the proc (architecture §5, point 3).
-func (k *Kernel) startProc(ctx context.Context, p *schedd.Proc, l *procLogs) {
-	err := k.tryStart(ctx, p, l)
-	k.mu.Lock()
-	k.fetching[p.ID]()
-	delete(k.fetching, p.ID)
-	k.mu.Unlock()
-	if err != nil {
-		l.out.End()
-		l.err.End()
-		k.metrics.failed.Add(1)
-		k.step(schedd.NotLaunched{ID: p.ID, Err: err})
-	}
-}
-
-func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) error {
-	tree, err := k.tree(p.Realm)
-	if err != nil {
-		return err
-	}
-	program, release, err := k.bin.Open(ctx, p.Realm, tree, p.Descriptor.Program)
-	if err != nil {
-		return err
-	}
-	files, err := newProcFiles()
-	if err != nil {
-		release()
-		return sigma.Wrap("kernel.startProc", "", err)
-	}
-	files.program = release
-	defer files.closeTheirs()
-	who := sigma.Principal{Realm: p.Realm, Proc: p.ID, Machine: k.cfg.Machine}
-	started := make(chan struct{})
-	id := k.register(nil)
-	k.mu.Lock()
-	k.children[id] = func(e launch.Event) { k.procEvent(p.ID, id, started, files, e) }
-	k.mu.Unlock()
-	req := launch.Request{ID: id, Weaken: k.weaken(p.Descriptor.Env), Profile: launch.ProfileSigma, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: cpuShares, NoFile: noFileMax,
-		Group: string(p.Realm) + "/" + p.Class.String(), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
-		Env:    append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm), "SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, p.Descriptor.Env...),
-		Passed: []launch.Passed{{File: files.outW, Target: 1}, {File: files.errW, Target: 2}, {File: files.system, Target: 3}}}
-	k.step(schedd.LaunchAsked{ID: p.ID, Launch: id})
-	if err := k.launch(ctx, req); err != nil {
-		k.unregister(id)
-		files.closeOurs()
-		release()
-		return err
-	}
-	k.sessions.Go(func() { k.serve(k.ctx, files.conn, who) })
-	left := new(atomic.Int32)
-	left.Store(2)
-	keep := func(l *output.Log, r *os.File) { // ends with the proc, which may outlive Run
-		l.Copy(r)
-		r.Close()
-		if left.Add(-1) == 0 {
-			close(files.logged)
-		}
-	}
-	go keep(l.out, files.outR)
-	go keep(l.err, files.errR)
-	files.closeTheirs()
-	select {
-	case <-started:
-	case <-k.ctx.Done():
-	}
-	return nil
-}
-
-// procEvent turns what the launcher says into what schedd knows.
-func (k *Kernel) procEvent(id sigma.ProcID, launchID uint64, started chan struct{}, files *procFiles, e launch.Event) {
-	switch e := e.(type) {
-	case launch.Started:
-		k.metrics.started.Add(1)
-		k.step(schedd.Launched{ID: id, Contained: wallTime(e.Contained), Executed: wallTime(e.Executed)})
-		close(started)
-		return
-	case launch.Failed:
-		k.metrics.failed.Add(1)
-		k.step(schedd.NotLaunched{ID: id, Err: e.Err()})
-		files.conn.Close()
-		files.program()
-		close(started)
-	case launch.Exited:
-		k.procGone(id, files, schedd.Gone{ID: id, Exit: e})
-	case launch.Lost:
-		k.procGone(id, files, schedd.LauncherDied{ID: id})
-		select {
-		case <-started:
-		default:
-			close(started)
-		}
-	}
-	k.unregister(launchID)
-}
-
-// procGone ends what a proc had. Its end is told when its output is complete, which is not waited for here, where the launcher's other events wait.
-func (k *Kernel) procGone(id sigma.ProcID, files *procFiles, e schedd.Event) {
-	k.metrics.exited.Add(1)
-	k.proxy.CloseProc(id)
-	files.program()
-	files.conn.Close() // a session that outlives its proc has nobody at the other end
-	go func() {
-		select {
-		case <-files.logged: // so that who learns of the end can read all that was written
-		case <-time.After(logLimit):
-		}
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		k.stepLocked(e)
-		k.endedLocked(id)
-	}()
-}
-
-// wallTime turns the launcher's CLOCK_MONOTONIC into a time.
-func wallTime(mono time.Duration) time.Time {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return time.Now()
-	}
-	return time.Now().Add(mono - time.Duration(ts.Nano()))
-}
-
-// procFiles are the two sides of what a proc is born with.
-type procFiles struct {
-	outW, errW, system *os.File // theirs; the launcher makes their stdin /dev/null
-	outR, errR         *os.File // ours
-	conn               session.Conn
-	logged             chan struct{} // closed when the logs have all that was written
-	program            func()        // lets go of the program, which stays in the cache as long as the proc runs it
-}
-
-func newProcFiles() (*procFiles, error) {
-	f := procFiles{logged: make(chan struct{})}
-	var err error
-	if f.outR, f.outW, err = os.Pipe(); err == nil {
-		f.errR, f.errW, err = os.Pipe()
-	}
-	var ours *os.File
-	if err == nil {
-		ours, f.system, err = session.FilePair(syscall.SOCK_SEQPACKET)
-	}
-	if err == nil {
-		u, uerr := session.UnixConn(ours)
-		if err = uerr; err == nil {
-			f.conn = session.NewPacketConn(u, false)
-			return &f, nil
-		}
-	}
-	f.closeTheirs()
-	f.closeOurs()
-	return nil, err
-}
-
-func (f *procFiles) closeTheirs() {
-	for _, x := range []*os.File{f.outW, f.errW, f.system} {
-		if x != nil {
-			x.Close()
-		}
-	}
-}
-
-func (f *procFiles) closeOurs() {
-	for _, x := range []*os.File{f.outR, f.errR} {
-		if x != nil {
-			x.Close()
-		}
-	}
-	if f.conn != nil {
-		f.conn.Close()
-	}
 }
 
 // gid is the realm's group: of the upper half of the range, below which are the uids that the launcher chooses.

@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"sigmaos.dev/changeboard"
 	"sigmaos.dev/namespace"
@@ -41,8 +42,9 @@ func (s *source) live() bool {
 
 // resolved is what a path leads to, and what that depends on.
 type resolved struct {
-	stat  sigma.Stat
-	marks []mark
+	stat   sigma.Stat
+	marks  []mark
+	opened atomic.Bool // the program was started, so that its bytes are here
 }
 
 type mark struct {
@@ -61,10 +63,7 @@ func (r *resolved) stands() bool {
 
 // Stat implements sigma.Namespace.
 func (t *realmTree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
-	t.mu.Lock()
-	r := t.known[path]
-	t.mu.Unlock()
-	if r != nil && r.stands() {
+	if r := t.remembered(path); r != nil && r.stands() {
 		return r.stat, nil
 	}
 	way := &trail{seen: map[*source]*changeboard.Snapshot{}}
@@ -78,16 +77,27 @@ func (t *realmTree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
 	if len(t.known) >= knownMax {
 		clear(t.known)
 	}
-	t.known[path] = &resolved{st, way.marks}
+	t.known[path] = &resolved{stat: st, marks: way.marks}
 	return st, nil
 }
 
-// recall gives what path leads to if that is known to stand.
-func (t *realmTree) recall(path string) bool {
+// warm reports whether the program at path can be started without asking anybody, as far as is known.
+func (t *realmTree) warm(path string) bool {
+	r := t.remembered(path)
+	return r != nil && r.opened.Load() && r.stands()
+}
+
+// opened notes that the bytes of the program at path are here.
+func (t *realmTree) opened(path string) {
+	if r := t.remembered(path); r != nil && !r.opened.Load() {
+		r.opened.Store(true)
+	}
+}
+
+func (t *realmTree) remembered(path string) *resolved {
 	t.mu.Lock()
-	r := t.known[path]
-	t.mu.Unlock()
-	return r != nil && r.stands()
+	defer t.mu.Unlock()
+	return t.known[path]
 }
 
 // trail gathers what a path depends on while it is walked, for one caller. A walk that is not followed has none.

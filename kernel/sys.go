@@ -154,7 +154,7 @@ func (r *root) spawn(_ context.Context, payload []byte) ([]byte, []*os.File, err
 	if err == nil {
 		k.stepLocked(schedd.Spawned{By: by, IDs: ids, Ds: ds})
 	}
-	k.mu.Unlock()
+	k.startSpawned(k.unlock())
 	if err != nil {
 		return nil, nil, err
 	}

@@ -32,6 +32,7 @@ const (
 // Passed is a file that becomes file descriptor Target in the program.
 type Passed struct {
 	File   *os.File
+	FD     int // instead of File, if that is nil
 	Target uint32
 }
 
@@ -157,7 +158,11 @@ func (l *Launcher) Start(r Request) error {
 	}
 	for _, p := range r.Passed {
 		u32(p.Target)
-		fds = append(fds, int(p.File.Fd()))
+		fd := p.FD
+		if p.File != nil {
+			fd = int(p.File.Fd())
+		}
+		fds = append(fds, fd)
 	}
 	b = append(b, r.Group...)
 	for _, list := range [][]string{r.Args, r.Env} {

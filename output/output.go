@@ -1,4 +1,5 @@
-// Package output keeps what procs write to their standard output and error: bounded files that can be read and watched while the proc runs and after it has ended.
+// Package output keeps what procs write to their standard output and error: bounded logs that can be read and watched while the proc runs and after it has ended. Most procs
+// write a few lines or nothing and are gone soon; so a log is in memory until it is longer, and a pipe is not waited for before its proc is somewhat older (Collector).
 //
 // It promises that a proc that writes without end costs at most LogMax of disk and never blocks for good, and that watchers miss nothing. Users: kernel.
 package output
@@ -10,7 +11,6 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -23,8 +23,18 @@ const LogMax = 16 << 20
 // RealmMax bounds what all logs of one realm keep together.
 const RealmMax = 1 << 30
 
+const (
+	// memoryMax bytes of a log are kept in memory; one that is longer goes to a file.
+	memoryMax = 4 << 10
+	// realmMemoryMax bounds what the logs of one realm keep in memory; what comes after goes to files at once.
+	realmMemoryMax = 8 << 20
+)
+
 // Budget counts what the logs of one realm keep. The zero value is an empty one.
-type Budget struct{ used atomic.Int64 }
+type Budget struct {
+	used   atomic.Int64 // bytes
+	memory atomic.Int64 // of which in memory
+}
 
 // take reserves up to n bytes and returns how many.
 func (b *Budget) take(n int) int {
@@ -43,83 +53,36 @@ type Log struct {
 	written atomic.Uint64 // bytes that came, kept or not
 
 	mu       sync.Mutex
+	memory   []byte        // mu; all that is kept, until there is a file
+	attend   func()        // mu; has a writer that may still be left waiting looked after; nil = there is none
 	file     *os.File      // mu; open from the first byte to the end, as a machine remembers more procs than it can hold files open
 	made     bool          // mu; there is a file at path
 	ended    bool          // mu
 	size     uint64        // mu; bytes kept
 	dropped  uint64        // mu
 	version  sigma.Version // mu; grows with each piece, and at the end
-	changed  chan struct{} // mu; closed and replaced with each change
+	changed  chan struct{} // mu; closed and dropped with each change; nil = nobody waits
 	modified time.Time     // mu
 }
 
 // New makes an empty log that will be kept in the file at path and counted in budget.
 func New(path string, budget *Budget) *Log {
-	return &Log{path: path, budget: budget, version: 1, changed: make(chan struct{}), modified: time.Now()}
+	return &Log{path: path, budget: budget, version: 1, modified: time.Now()}
 }
-
-// buffers are for output that has come. Most procs are silent most of the time, and a buffer for each stream would be most of what sigmad holds for one that sleeps.
-var buffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
 // Copy reads r to its end into the log, then marks the end.
 func (l *Log) Copy(r io.Reader) {
-	raw := rawOf(r)
-	for l.copySome(r, raw) == nil {
-	}
-	l.End()
-}
-
-// copySome waits until r has something, without a buffer if r is a file that can be waited for, and takes it.
-func (l *Log) copySome(r io.Reader, raw syscall.RawConn) (err error) {
-	var buf *[64 << 10]byte
-	n := 0
-	read := func(from func([]byte) (int, error)) bool {
-		buf = buffers.Get().(*[64 << 10]byte)
-		if n, err = from(buf[:]); err == syscall.EAGAIN {
-			buffers.Put(buf)
-			buf, err = nil, nil
-			return false
-		}
-		return true
-	}
-	if raw == nil {
-		read(r.Read)
-	} else if failed := raw.Read(func(fd uintptr) bool { return read(func(p []byte) (int, error) { return readFile(int(fd), p) }) }); failed != nil {
-		err = failed // closed
-	}
-	if buf != nil {
+	buf := make([]byte, pieceMax)
+	for {
+		n, err := r.Read(buf)
 		if n > 0 {
 			l.write(buf[:n])
 		}
-		buffers.Put(buf)
-	}
-	return err
-}
-
-// rawOf gives nil for what is no file.
-func rawOf(r io.Reader) syscall.RawConn {
-	f, ok := r.(syscall.Conn)
-	if !ok {
-		return nil
-	}
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return nil
-	}
-	return raw
-}
-
-func readFile(fd int, p []byte) (int, error) {
-	for {
-		n, err := syscall.Read(fd, p)
-		switch {
-		case err == syscall.EINTR:
-		case n == 0 && err == nil:
-			return 0, io.EOF
-		default:
-			return max(n, 0), err
+		if err != nil {
+			break
 		}
 	}
+	l.End()
 }
 
 // End marks the end of the log, of one that nothing was ever written to too. Once is enough.
@@ -141,24 +104,54 @@ func (l *Log) endLocked() {
 }
 
 func (l *Log) write(p []byte) {
-	l.written.Add(uint64(len(p)))
 	l.bump(func() {
-		if l.file == nil && !l.ended {
-			if err := os.MkdirAll(filepath.Dir(l.path), 0o700); err == nil {
-				l.file, _ = os.OpenFile(l.path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-				l.made = true
-			}
-		}
+		l.written.Add(uint64(len(p)))
 		keep := p[:min(uint64(len(p)), LogMax-min(l.size, LogMax))]
 		n := 0
-		if l.file != nil {
+		if !l.ended {
 			granted := l.budget.take(len(keep))
-			n, _ = l.file.WriteAt(keep[:granted], int64(l.size)) // a full disk drops output and is counted; the proc goes on
+			n = l.storeLocked(keep[:granted]) // a full disk drops output and is counted; the proc goes on
 			l.budget.used.Add(int64(n - granted))
 		}
 		l.size += uint64(n)
 		l.dropped += uint64(len(p) - n)
 	})
+}
+
+// storeLocked adds p at the end and returns how much of it was stored.
+func (l *Log) storeLocked(p []byte) (n int) {
+	if !l.made && len(l.memory)+len(p) <= memoryMax && l.budget.memory.Load() < realmMemoryMax {
+		l.memory = append(l.memory, p...)
+		l.budget.memory.Add(int64(len(p)))
+		return len(p)
+	}
+	if !l.made {
+		if err := os.MkdirAll(filepath.Dir(l.path), 0o700); err != nil {
+			return 0
+		}
+		f, err := os.OpenFile(l.path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+		if err != nil {
+			return 0
+		}
+		l.made = true
+		if _, err = f.WriteAt(l.memory, 0); err != nil { // what is in memory stays there
+			f.Close()
+			os.Remove(l.path)
+			l.made = false
+			return 0
+		}
+		l.file = f
+		l.dropMemoryLocked()
+	}
+	if l.file != nil {
+		n, _ = l.file.WriteAt(p, int64(l.size))
+	}
+	return n
+}
+
+func (l *Log) dropMemoryLocked() {
+	l.budget.memory.Add(-int64(len(l.memory)))
+	l.memory = nil
 }
 
 func (l *Log) bump(change func()) {
@@ -167,8 +160,10 @@ func (l *Log) bump(change func()) {
 	change()
 	l.version++
 	l.modified = time.Now()
-	close(l.changed)
-	l.changed = make(chan struct{})
+	if l.changed != nil {
+		close(l.changed)
+		l.changed = nil
+	}
 }
 
 // Written is how many bytes have come. It never waits.
@@ -181,6 +176,13 @@ func (l *Log) Dropped() uint64 {
 	return l.dropped
 }
 
+// InMemory reports whether the log has no file.
+func (l *Log) InMemory() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.made
+}
+
 // Remove deletes the log.
 func (l *Log) Remove() {
 	l.mu.Lock()
@@ -188,9 +190,11 @@ func (l *Log) Remove() {
 	l.endLocked()
 	if l.made {
 		os.Remove(l.path)
-		l.budget.used.Add(-int64(l.size))
-		l.made, l.size = false, 0
+		l.made = false
 	}
+	l.budget.used.Add(-int64(l.size))
+	l.dropMemoryLocked()
+	l.size = 0
 }
 
 // File returns a handle of the log as a file of a tree.
@@ -222,6 +226,12 @@ func (f *file) Open(_ context.Context, flags sigma.OpenFlags) error {
 	if flags.Writes() {
 		return sigma.PathError("output.Open", sigma.KindPermission, f.name)
 	}
+	f.log.mu.Lock()
+	attend := f.log.attend
+	f.log.mu.Unlock()
+	if attend != nil {
+		attend()
+	}
 	return nil
 }
 
@@ -230,6 +240,9 @@ func (f *file) ReadAt(_ context.Context, p []byte, offset uint64) (int, error) {
 	defer f.log.mu.Unlock()
 	if offset >= f.log.size {
 		return 0, nil
+	}
+	if !f.log.made {
+		return copy(p, f.log.memory[offset:]), nil
 	}
 	from := f.log.file
 	if from == nil {
@@ -250,11 +263,16 @@ func (f *file) ReadAt(_ context.Context, p []byte, offset uint64) (int, error) {
 func (f *file) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
 	for {
 		f.log.mu.Lock()
-		v, ch := f.log.version, f.log.changed
-		f.log.mu.Unlock()
+		v := f.log.version
 		if v > since {
+			f.log.mu.Unlock()
 			return v, nil
 		}
+		if f.log.changed == nil {
+			f.log.changed = make(chan struct{})
+		}
+		ch := f.log.changed
+		f.log.mu.Unlock()
 		select {
 		case <-ch:
 		case <-ctx.Done():

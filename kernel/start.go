@@ -1,0 +1,265 @@
+package kernel
+
+import (
+	"context"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/launch"
+	"sigmaos.dev/output"
+	"sigmaos.dev/readiness"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+)
+
+// start is a proc that was placed here and is to be started.
+type start struct {
+	ctx  context.Context // ends when the proc need not be started any more
+	proc schedd.Proc
+	logs *procLogs
+}
+
+// startNowMax procs are started by the request that spawned them; of more, the others are started while it is answered.
+const startNowMax = 4
+
+// startSpawned starts what a Spawn placed here. Programs that are at hand are started at once and one after the other: each costs some ten microseconds, less than to wake
+// somebody for it. Others are fetched first, for which nobody waits here.
+func (k *Kernel) startSpawned(starts []start) {
+	var warm []start
+	for _, s := range starts {
+		if tree, err := k.tree(s.proc.Realm); err == nil && tree.warm(s.proc.Descriptor.Program) {
+			warm = append(warm, s)
+		} else {
+			k.sessions.Go(func() { k.startProc(s) })
+		}
+	}
+	now := min(len(warm), startNowMax)
+	for _, s := range warm[:now] {
+		k.startProc(s)
+	}
+	if warm = warm[now:]; len(warm) > 0 {
+		k.sessions.Go(func() {
+			for _, s := range warm {
+				k.startProc(s)
+			}
+		})
+	}
+}
+
+// startProc fetches the program and asks the launcher for the proc (architecture §5, point 3).
+func (k *Kernel) startProc(s start) {
+	err := k.tryStart(s.ctx, &s.proc, s.logs)
+	k.mu.Lock()
+	k.fetching[s.proc.ID]()
+	delete(k.fetching, s.proc.ID)
+	k.mu.Unlock()
+	if err != nil {
+		s.logs.out.End()
+		s.logs.err.End()
+		k.metrics.failed.Add(1)
+		k.step(schedd.NotLaunched{ID: s.proc.ID, Err: err})
+	}
+}
+
+func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) error {
+	tree, err := k.tree(p.Realm)
+	if err != nil {
+		return err
+	}
+	program, release, err := k.bin.Open(ctx, p.Realm, tree, p.Descriptor.Program)
+	if err != nil {
+		return err
+	}
+	tree.opened(p.Descriptor.Program)
+	c, err := k.newChild(p, l, release)
+	if err != nil {
+		release()
+		return sigma.Wrap("kernel.startProc", "", err)
+	}
+	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: launch.ProfileSigma, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: cpuShares, NoFile: noFileMax,
+		Group: string(p.Realm) + "/" + p.Class.String(), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
+		Env:    append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm), "SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, p.Descriptor.Env...),
+		Passed: []launch.Passed{{FD: c.outW, Target: 1}, {FD: c.errW, Target: 2}, {FD: c.theirs, Target: 3}}}
+	k.step(schedd.LaunchAsked{ID: p.ID, Launch: c.launch})
+	err = k.launch(ctx, req)
+	unix.Close(c.outW)
+	unix.Close(c.errW)
+	if err != nil {
+		k.unregister(c.launch)
+		c.end()
+		c.finish()
+		release()
+		return err
+	}
+	k.outputs.Begin(c.out, c.err)
+	c.listen()
+	return nil
+}
+
+// child is the kernel's side of a proc that the launcher was asked for.
+type child struct {
+	k          *Kernel
+	who        sigma.Principal
+	launch     uint64
+	release    func()         // lets go of the program, which stays in the cache as long as the proc runs it
+	out, err   *output.Stream // what it prints
+	outW, errW int            // theirs, until the launcher has them; it makes their stdin /dev/null
+
+	// A proc that says nothing on its file descriptor 3 costs an entry in a table; its session begins with the first message. Until then we keep the proc's end
+	// open too, so that its end is not reported here: the launcher's word of that comes anyway.
+	mu           sync.Mutex
+	ended        bool             // mu
+	ours, theirs int              // mu; the socket pair; -1 once closed, or the session's
+	silent       *readiness.Watch // mu; nil before, and once there is a session
+	conn         session.Conn     // mu; of the session
+}
+
+// newChild makes what a proc is born with, and takes the launcher's events about it.
+func (k *Kernel) newChild(p *schedd.Proc, l *procLogs, release func()) (*child, error) {
+	c := &child{k: k, release: release, who: sigma.Principal{Realm: p.Realm, Proc: p.ID, Machine: k.cfg.Machine}, outW: -1, errW: -1}
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	c.ours, c.theirs = pair[0], pair[1]
+	if c.out, c.outW, err = k.outputs.Open(l.out); err == nil {
+		if c.err, c.errW, err = k.outputs.Open(l.err); err != nil {
+			unix.Close(c.outW)
+			c.out.Drain()
+		}
+	}
+	if err != nil {
+		c.end()
+		return nil, err
+	}
+	c.launch = k.register(c.event)
+	return c, nil
+}
+
+// listen waits for the first message.
+func (c *child) listen() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return
+	}
+	var err error
+	if c.silent, err = c.k.ready.Add(c.ours, c.speaks); err != nil {
+		c.k.cfg.Log.Warn("cannot wait for a silent proc", "realm", c.who.Realm, "proc", c.who.Proc, "err", err)
+		c.serveLocked()
+	}
+}
+
+// speaks begins the session.
+func (c *child) speaks() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended || c.conn != nil {
+		return
+	}
+	c.silent.Remove()
+	c.silent = nil
+	c.serveLocked()
+}
+
+func (c *child) serveLocked() {
+	unix.Close(c.theirs)
+	u, err := session.UnixConn(os.NewFile(uintptr(c.ours), "proc"))
+	c.ours, c.theirs = -1, -1
+	if err != nil {
+		c.k.cfg.Log.Warn("cannot serve a proc", "realm", c.who.Realm, "proc", c.who.Proc, "err", err)
+		return
+	}
+	conn := session.NewPacketConn(u, false)
+	c.conn = conn
+	c.k.sessions.Go(func() { c.k.serve(c.k.ctx, conn, c.who) })
+}
+
+// end closes the proc's session, or what would have become one.
+func (c *child) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	if c.silent != nil {
+		c.silent.Remove()
+		c.silent = nil
+	}
+	for _, fd := range []*int{&c.ours, &c.theirs} {
+		if *fd >= 0 {
+			unix.Close(*fd)
+			*fd = -1
+		}
+	}
+	if c.conn != nil {
+		c.conn.Close() // a session that outlives its proc has nobody at the other end
+	}
+}
+
+// finish stores the last of the proc's output, however long that takes.
+func (c *child) finish() {
+	c.out.Drain()
+	c.err.Drain()
+}
+
+// event turns what the launcher says into what schedd knows.
+func (c *child) event(e launch.Event) {
+	k, id := c.k, c.who.Proc
+	switch e := e.(type) {
+	case launch.Started:
+		k.metrics.started.Add(1)
+		k.step(schedd.Launched{ID: id, Contained: k.wallTime(e.Contained), Executed: k.wallTime(e.Executed)})
+		return
+	case launch.Failed:
+		k.metrics.failed.Add(1)
+		c.end()
+		k.step(schedd.NotLaunched{ID: id, Err: e.Err()})
+		c.release()
+		go c.finish()
+	case launch.Exited:
+		c.gone(schedd.Gone{ID: id, Exit: e})
+	case launch.Lost:
+		c.gone(schedd.LauncherDied{ID: id})
+	}
+	k.unregister(e.ProcID())
+}
+
+// gone ends what a proc had. Its end is told when its output is complete.
+func (c *child) gone(e schedd.Event) {
+	c.k.metrics.exited.Add(1)
+	c.k.proxy.CloseProc(c.who.Proc)
+	c.release()
+	c.end()
+	if out, err := c.out.End(), c.err.End(); out && err {
+		c.tellGone(e)
+	} else { // not here, where the launcher's other events wait
+		go func() { c.finish(); c.tellGone(e) }()
+	}
+}
+
+func (c *child) tellGone(e schedd.Event) {
+	k := c.k
+	k.mu.Lock()
+	k.stepLocked(e)
+	k.endedLocked(c.who.Proc)
+	k.mu.Unlock()
+}
+
+// wallTime turns the launcher's CLOCK_MONOTONIC into a time.
+func (k *Kernel) wallTime(mono time.Duration) time.Time {
+	now := time.Now()
+	return now.Add(mono - k.startMono - now.Sub(k.start))
+}
+
+// monotonic is CLOCK_MONOTONIC, which Go does not tell.
+func monotonic() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
+}
