@@ -99,7 +99,15 @@ func (k *Kernel) statusText(realm sigma.RealmID, id sigma.ProcID) ([]byte, error
 			line(t.name, t.at.UTC().Format(time.RFC3339Nano))
 		}
 	}
+	for p, took := range i.Timing {
+		if i.State >= sigma.ProcRunning {
+			line("phase_"+sigma.Phase(p).String()+"_us", took.Microseconds())
+		}
+	}
+	line("profile", i.Profile)
+	line("frozen", i.Frozen)
 	if l != nil {
+		line("output", l.out.Written()+l.err.Written())
 		line("stdout_dropped", l.out.Dropped())
 		line("stderr_dropped", l.err.Dropped())
 	}

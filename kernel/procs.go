@@ -93,6 +93,8 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 				go l.remove()
 			}
 		}
+	case schedd.Timed:
+		k.metrics.timed(&f.Timing)
 	case schedd.Room:
 		k.sched.room()
 	}

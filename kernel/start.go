@@ -122,7 +122,7 @@ type child struct {
 // newChild makes what a proc is born with, and takes the launcher's events about it.
 func (k *Kernel) newChild(p *schedd.Proc, l *procLogs, release func()) (*child, error) {
 	c := &child{k: k, release: release, who: sigma.Principal{Realm: p.Realm, Proc: p.ID, Machine: k.cfg.Machine}, outW: -1, errW: -1}
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0) // neither end blocks
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
 	}
@@ -165,6 +165,7 @@ func (c *child) speaks() {
 	c.silent.Remove()
 	c.silent = nil
 	c.serveLocked()
+	c.k.step(schedd.Spoke{ID: c.who.Proc})
 }
 
 func (c *child) serveLocked() {
@@ -212,7 +213,7 @@ func (c *child) event(e launch.Event) {
 	switch e := e.(type) {
 	case launch.Started:
 		k.metrics.started.Add(1)
-		k.step(schedd.Launched{ID: id, Contained: k.wallTime(e.Contained), Executed: k.wallTime(e.Executed)})
+		k.step(schedd.Launched{ID: id, Cloned: k.wallTime(e.Cloned), Contained: k.wallTime(e.Contained), Executed: k.wallTime(e.Executed)})
 		return
 	case launch.Failed:
 		k.metrics.failed.Add(1)

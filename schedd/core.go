@@ -37,6 +37,9 @@ type Proc struct {
 	Descriptor sigma.Descriptor // dropped once started, except what Info shows
 	Launch     uint64           // the launcher's id; 0 before
 	startedOK  bool
+	spoke      time.Time      // when its first message came
+	askedAt    time.Time      // when the launcher was asked
+	timed      bool           // Timing is complete
 	seq        uint64         // in order of Spawn
 	bytes      sigma.Bytes    // that Descriptor is charged with
 	deadline   time.Time      // of the Timer that was asked for
@@ -87,6 +90,8 @@ type (
 	Forget struct{ ID sigma.ProcID }
 	// Room says that memory became free, so that a credit can be parked.
 	Room struct{}
+	// Timed says that the phases of a start are all known.
+	Timed struct{ Timing sigma.Timing }
 )
 
 func (Enqueue) effect() {}
@@ -99,6 +104,7 @@ func (Wake) effect()    {}
 func (Timer) effect()   {}
 func (Forget) effect()  {}
 func (Room) effect()    {}
+func (Timed) effect()   {}
 
 // Event is something that happened.
 type Event interface{ event() }
@@ -125,8 +131,15 @@ type (
 	}
 	// Launched: the program executes.
 	Launched struct {
-		ID                  sigma.ProcID
-		Contained, Executed time.Time
+		ID                          sigma.ProcID
+		Cloned, Contained, Executed time.Time
+	}
+	// Spoke: it sent its first message.
+	Spoke struct{ ID sigma.ProcID }
+	// Froze: its processes were stopped, or go on.
+	Froze struct {
+		ID sigma.ProcID
+		On bool
 	}
 	// Gone: all its processes ended.
 	Gone struct {
@@ -169,6 +182,8 @@ func (Assigned) event()      {}
 func (LaunchAsked) event()   {}
 func (NotLaunched) event()   {}
 func (Launched) event()      {}
+func (Spoke) event()         {}
+func (Froze) event()         {}
 func (Gone) event()          {}
 func (LauncherDied) event()  {}
 func (CalledStarted) event() {}
@@ -294,6 +309,13 @@ func memoryOf(d sigma.Descriptor) sigma.Bytes {
 	return d.Memory
 }
 
+func profileOf(d sigma.Descriptor) sigma.Profile {
+	if d.Profile == "" {
+		return sigma.ProfileSigma
+	}
+	return d.Profile
+}
+
 // sizeOf is about what a descriptor occupies.
 func sizeOf(d sigma.Descriptor) sigma.Bytes {
 	n := len(d.Program) + len(d.Name) + len(d.TraceParent)
@@ -331,7 +353,12 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		c.queued--
 		return []Effect{c.place(now, p)}
 	case LaunchAsked:
-		p.Launch, p.asked = e.Launch, true
+		p.Launch, p.asked, p.askedAt = e.Launch, true, now
+		p.Timing[sigma.PhasePlacement] = since(now, p.Times.Placed)
+	case Spoke:
+		p.spoke = now
+	case Froze:
+		p.Frozen = e.On
 	case NotLaunched:
 		if p.State != sigma.ProcStarting {
 			return nil
@@ -396,6 +423,10 @@ func idOf(e Event) sigma.ProcID {
 		return e.ID
 	case Launched:
 		return e.ID
+	case Spoke:
+		return e.ID
+	case Froze:
+		return e.ID
 	case Gone:
 		return e.ID
 	case LauncherDied:
@@ -426,7 +457,7 @@ func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 	for i, d := range e.Ds {
 		c.seq++
 		p := &Proc{Descriptor: d, seq: c.seq, bytes: sizeOf(d), ProcInfo: sigma.ProcInfo{ID: e.IDs[i], Realm: e.By.Realm, Name: d.Name, Program: d.Program, Args: shown(d.Args), Parent: e.By.Proc,
-			Class: d.Class, Memory: memoryOf(d), Times: sigma.Times{Spawned: now}}}
+			Class: d.Class, Memory: memoryOf(d), Profile: profileOf(d), Times: sigma.Times{Spawned: now}}}
 		if p.Name == "" {
 			p.Name = path.Base(d.Program)
 		}
@@ -458,12 +489,21 @@ func shown(args []string) []string {
 // place charges a proc's memory and has it started.
 func (c *Core) place(now time.Time, p *Proc) Effect {
 	p.State, p.Times.Placed, p.Machine = sigma.ProcStarting, now, c.machine
+	p.Timing[sigma.PhaseQueue] = since(now, p.Times.Spawned)
 	c.used += p.Memory
 	return Start{p}
 }
 
+// since is how long a phase took; clocks of different processes may differ by a little.
+func since(end, begin time.Time) time.Duration { return max(0, end.Sub(begin)) }
+
 func (c *Core) launched(now time.Time, p *Proc, e Launched) []Effect {
 	p.State, p.Times.Contained, p.Times.Executed = sigma.ProcRunning, e.Contained, e.Executed
+	if p.asked {
+		p.Timing[sigma.PhaseHandOver] = since(e.Cloned, p.askedAt)
+		p.Timing[sigma.PhaseRestrict] = since(e.Contained, e.Cloned)
+		p.Timing[sigma.PhaseExec] = since(e.Executed, e.Contained)
+	}
 	var out []Effect
 	if p.killing {
 		out = append(out, Kill{p})
@@ -477,7 +517,22 @@ func (c *Core) launched(now time.Time, p *Proc, e Launched) []Effect {
 	if mark == sigma.StartedByExec {
 		return append(out, c.markStarted(now, p)...)
 	}
-	return append(out, Wake{p.ID})
+	return append(append(out, p.time()...), Wake{p.ID})
+}
+
+// time completes the phases once the program executes and has started, whichever was known first.
+func (p *Proc) time() []Effect {
+	if !p.startedOK || p.Times.Executed.IsZero() || p.timed {
+		return nil
+	}
+	p.timed = true
+	first := p.Times.Started
+	if p.Descriptor.Start == sigma.StartedByCall && !p.spoke.IsZero() {
+		first = p.spoke
+	}
+	p.Timing[sigma.PhaseFirst] = since(first, p.Times.Executed)
+	p.Timing[sigma.PhaseStarted] = since(p.Times.Started, first)
+	return []Effect{Timed{p.Timing}}
 }
 
 func (c *Core) markStarted(now time.Time, p *Proc) []Effect {
@@ -485,7 +540,7 @@ func (c *Core) markStarted(now time.Time, p *Proc) []Effect {
 		return nil
 	}
 	p.startedOK, p.Times.Started = true, now
-	return []Effect{Wake{p.ID}}
+	return append(p.time(), Wake{p.ID})
 }
 
 // statusOf reads how the main process ended. What the proc said by Exited stands, unless the system ended it before it could.
@@ -577,7 +632,7 @@ func (c *Core) end(now time.Time, p *Proc, s sigma.Status) []Effect {
 	} else {
 		c.used -= p.Memory
 	}
-	p.State, p.Status, p.Times.Ended = sigma.ProcEnded, s, now
+	p.State, p.Status, p.Times.Ended, p.Frozen = sigma.ProcEnded, s, now, false
 	p.Descriptor, p.exited = sigma.Descriptor{}, nil
 	r := c.realms[p.Realm]
 	r.live--

@@ -23,7 +23,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the scripts do now into th
 //
 //	spawn PROC REALM MEMORY [call]   assigned|asked|launched|started|killed|timer|wait|unwait PROC   evict PROC SECONDS
 //	exited PROC CODE MESSAGE         not-launched PROC KIND   gone PROC exit|signal NUMBER [oom]     lost   age DURATION   launcher-died PROC
-//	leased|recalled
+//	leased|recalled                        launched PROC timed               spoke PROC
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -70,7 +70,7 @@ func play(t *testing.T, script string) string {
 			now = now.Add(d)
 			continue
 		}
-		for _, f := range c.Step(now, event(t, w)) {
+		for _, f := range c.Step(now, event(t, w, now)) {
 			fmt.Fprintf(&out, "  %s\n", show(f, now))
 		}
 		if len(w) > 1 {
@@ -89,7 +89,7 @@ func play(t *testing.T, script string) string {
 	return out.String()
 }
 
-func event(t *testing.T, w []string) Event {
+func event(t *testing.T, w []string, now time.Time) Event {
 	t.Helper()
 	num := func(s string) int {
 		n, err := strconv.Atoi(s)
@@ -120,7 +120,12 @@ func event(t *testing.T, w []string) Event {
 	case "asked":
 		return LaunchAsked{id, 1}
 	case "launched":
+		if len(w) > 2 {
+			return Launched{ID: id, Cloned: now.Add(-600 * time.Millisecond), Contained: now.Add(-400 * time.Millisecond), Executed: now.Add(-100 * time.Millisecond)}
+		}
 		return Launched{ID: id}
+	case "spoke":
+		return Spoke{id}
 	case "started":
 		return CalledStarted{id}
 	case "exited":
@@ -155,6 +160,11 @@ func event(t *testing.T, w []string) Event {
 func show(f Effect, now time.Time) string {
 	name := strings.ToLower(reflect.TypeOf(f).Name())
 	switch f := f.(type) {
+	case Timed:
+		for p, took := range f.Timing {
+			name += fmt.Sprintf(" %v %v", sigma.Phase(p), took)
+		}
+		return name
 	case Enqueue:
 		return name + " " + string(f.Proc.ID)
 	case Dequeue:
