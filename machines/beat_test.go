@@ -139,7 +139,7 @@ func TestTry(t *testing.T) {
 func TestFileStore(t *testing.T) {
 	ctx := t.Context()
 	ns := space(t)
-	first, st, err := TakeOver(ctx, ns, "/machines", "m1")
+	first, st, err := TakeOver(ctx, ns, "/machines", "m1", "")
 	if err != nil || st.Epoch != 0 || len(st.Members) != 0 {
 		t.Fatal(st, err)
 	}
@@ -148,7 +148,7 @@ func TestFileStore(t *testing.T) {
 	if err := first.Save(ctx, []Effect{SaveEpoch{2}, SaveMember{m}, SaveToken{Token{ID: "t", Uses: 3, Made: began}}, SaveMember{Member{ID: "m2"}}, DropMember{"m2"}}); err != nil {
 		t.Fatal(err)
 	}
-	second, st, err := TakeOver(ctx, ns, "/machines", "m2")
+	second, st, err := TakeOver(ctx, ns, "/machines", "m2", "")
 	if err != nil || st.Epoch != 2 || len(st.Members) != 1 || len(st.Tokens) != 1 || st.Members[0].Key != m.Key || st.Members[0].Labels["zone"] != "a" || !st.Members[0].Joined.Equal(began) {
 		t.Fatalf("%+v, %v", st, err)
 	}
@@ -171,7 +171,7 @@ func TestFileStore(t *testing.T) {
 func TestFileStoreLostAnswer(t *testing.T) {
 	for _, applied := range []bool{true, false} {
 		ns := &lossy{Namespace: space(t)}
-		s, _, err := TakeOver(t.Context(), ns, "/machines", "m1")
+		s, _, err := TakeOver(t.Context(), ns, "/machines", "m1", "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,7 +179,7 @@ func TestFileStoreLostAnswer(t *testing.T) {
 		if err := s.Save(t.Context(), []Effect{SaveEpoch{5}}); err != nil {
 			t.Errorf("applied %t: %v", applied, err)
 		}
-		if _, st, err := TakeOver(t.Context(), ns, "/machines", "m1"); err != nil || st.Epoch != 5 {
+		if _, st, err := TakeOver(t.Context(), ns, "/machines", "m1", ""); err != nil || st.Epoch != 5 {
 			t.Errorf("applied %t: %+v, %v", applied, st, err)
 		}
 	}

@@ -38,20 +38,25 @@ func (c *Core) report(now time.Time, e Report) (out []Effect) {
 	return out
 }
 
-// tick judges. All that was not heard while the judge itself stood still may only not have been read yet, so such time is taken out of every account.
+// tick judges.
 func (c *Core) tick(now time.Time) (out []Effect) {
-	gap := now.Sub(c.ticked)
-	c.ticked = now
-	if gap > c.timing.gapMax() || gap < 0 {
-		c.skip(now, gap-c.timing.Tick)
-	}
-	c.countObservers(now)
+	c.pass(now)
 	for _, m := range c.sorted() {
 		if !m.Lost && m.ID != c.self {
 			out = append(out, c.judge(now, m)...)
 		}
 	}
 	return append(out, c.forgetTokens(now)...)
+}
+
+// pass lets time go by until now. What was not heard while the judge itself stood still may only not have been read yet, so such time is taken out of every account.
+func (c *Core) pass(now time.Time) {
+	gap := now.Sub(c.ticked)
+	c.ticked = now
+	if gap > c.timing.gapMax() || gap < 0 {
+		c.skip(now, gap-c.timing.Tick)
+	}
+	c.countObservers(now)
 }
 
 // skip takes a time out of everybody's silence.

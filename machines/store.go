@@ -42,8 +42,9 @@ const (
 
 var _ Store = (*FileStore)(nil)
 
-// TakeOver reads the state from path, or begins with none, and makes judge the one who may write it. The directory of path must exist.
-func TakeOver(ctx context.Context, ns sigma.Namespace, path string, judge sigma.MachineID) (*FileStore, State, error) {
+// TakeOver reads the state from path, or begins with none, and makes judge the one who may write it. The directory of path must exist. former, unless it is "", is who must have been the judge until now: of several
+// heirs only one succeeds, the others get KindStale.
+func TakeOver(ctx context.Context, ns sigma.Namespace, path string, judge, former sigma.MachineID) (*FileStore, State, error) {
 	s := &FileStore{ns: ns, path: path, judge: judge, members: map[sigma.MachineID]Member{}, tokens: map[identity.TokenID]Token{}}
 	text, id, err := ns.Get(ctx, path)
 	switch {
@@ -51,9 +52,12 @@ func TakeOver(ctx context.Context, ns sigma.Namespace, path string, judge sigma.
 	case err != nil:
 		return nil, State{}, sigma.Wrap("machines.TakeOver", path, err)
 	default:
-		st, err := ParseState(text)
+		st, is, err := parseRecord(text)
 		if err != nil {
 			return nil, State{}, sigma.Wrap("machines.TakeOver", path, err)
+		}
+		if former != "" && is != former && is != judge {
+			return nil, State{}, sigma.Errorf("machines.TakeOver", sigma.KindStale, "machine %s has taken over already", is)
 		}
 		s.version, s.epoch = id.Version, st.Epoch
 		for _, m := range st.Members {
@@ -69,24 +73,38 @@ func TakeOver(ctx context.Context, ns sigma.Namespace, path string, judge sigma.
 	return s, s.state(), nil
 }
 
+// Look reads the state without taking it over, and says who the judge is.
+func Look(ctx context.Context, ns sigma.Namespace, path string) (State, sigma.MachineID, error) {
+	text, _, err := ns.Get(ctx, path)
+	if err != nil {
+		return State{}, "", sigma.Wrap("machines.Look", path, err)
+	}
+	return parseRecord(text)
+}
+
 // ParseState decodes a file of a FileStore.
 func ParseState(text []byte) (State, error) {
+	st, _, err := parseRecord(text)
+	return st, err
+}
+
+func parseRecord(text []byte) (State, sigma.MachineID, error) {
 	var r record
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	err := d.Decode(&r)
 	switch {
 	case err != nil:
-		return State{}, &sigma.Error{Op: "machines.ParseState", Kind: sigma.KindInvalid, Msg: "the record of the machines cannot be read", Err: err}
+		return State{}, "", &sigma.Error{Op: "machines.ParseState", Kind: sigma.KindInvalid, Msg: "the record of the machines cannot be read", Err: err}
 	case r.Format != recordFormat:
-		return State{}, sigma.Errorf("machines.ParseState", sigma.KindUnsupported, "the record of the machines has format %d, this program knows %d", r.Format, recordFormat)
+		return State{}, "", sigma.Errorf("machines.ParseState", sigma.KindUnsupported, "the record of the machines has format %d, this program knows %d", r.Format, recordFormat)
 	}
 	for _, m := range r.Members {
 		if err := m.ID.Check(); err != nil {
-			return State{}, sigma.Wrap("machines.ParseState", "", err)
+			return State{}, "", sigma.Wrap("machines.ParseState", "", err)
 		}
 	}
-	return r.State, nil
+	return r.State, r.Judge, nil
 }
 
 func (s *FileStore) state() State {

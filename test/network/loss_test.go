@@ -58,7 +58,7 @@ func newCluster(t *testing.T, n int) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, state, err := machines.TakeOver(ctx, namespace.New(namespace.Config{Root: root}), "/machines", "m1")
+	store, state, err := machines.TakeOver(ctx, namespace.New(namespace.Config{Root: root}), "/machines", "m1", "")
 	if err != nil {
 		t.Fatal(err)
 	}
