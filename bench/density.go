@@ -61,7 +61,7 @@ func runDensity(ctx context.Context, r *Run) error {
 	if a.empty, err = a.starts(ctx); err != nil { // and warm
 		return err
 	}
-	leaks.isWarm(ctx)
+	leaks.isWarm()
 	r.note("%d blocks of %d sleeping procs", blocks, a.n)
 	if err := interleave(blocks, func() error { return a.oursBlock(ctx) }, func() error { return a.peerBlock(ctx) }); err != nil {
 		return err
@@ -79,7 +79,7 @@ func runDensity(ctx context.Context, r *Run) error {
 			return err
 		}
 	}
-	return leaks.report(ctx, blocks*a.n)
+	return leaks.report(blocks*a.n)
 }
 
 // occupied is how much memory is in use, in KiB, once two readings agree. Free pages that the kernel keeps at hand for each processor, which can be 100 MiB after

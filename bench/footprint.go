@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"context"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -23,12 +22,18 @@ type footprint struct {
 	memory     map[string]float64 // KiB, proportional set size of launcher and daemons
 }
 
+// What the launcher makes for the first proc and keeps for all: the PID namespace that they share, its init, and that one's own view of the mounts.
+const (
+	sharedProcesses  = 1
+	sharedNamespaces = 2
+)
+
 // leakMetrics are in the order in which they are printed.
 var leakMetrics = [...]string{"leaked_processes", "leaked_cgroups", "leaked_mounts", "leaked_namespaces", "leaked_descriptors"}
 
 // leaks tells what there is more of than when the system had just booted; of descriptors, than when it was warm: some are for connections that are made when they are first needed.
 func (f footprint) leaks(booted, warm footprint) [len(leakMetrics)]int {
-	return [...]int{f.processes - booted.processes, f.leaves - booted.leaves, f.mounts - booted.mounts, f.namespaces - booted.namespaces, f.files - warm.files}
+	return [...]int{f.processes - booted.processes - sharedProcesses, f.leaves - booted.leaves, f.mounts - booted.mounts, f.namespaces - booted.namespaces - sharedNamespaces, f.files - warm.files}
 }
 
 // footprint counts.
@@ -111,20 +116,42 @@ func (s *system) settle(booted, warm footprint) footprint {
 type leakCheck struct {
 	s            *system
 	booted, warm footprint
-	occupied     float64 // KiB of the machine's memory when warm
+	held         float64 // KiB when warm
 }
 
 // watchLeaks is called when the system has booted and nothing was started yet.
 func (s *system) watchLeaks() *leakCheck { return &leakCheck{s: s, booted: s.footprint()} }
 
 // isWarm is called when a few procs have been started.
-func (c *leakCheck) isWarm(ctx context.Context) {
+func (c *leakCheck) isWarm() {
 	c.warm = c.s.footprint()
-	c.occupied = occupied(ctx)
+	c.held = c.s.held()
 }
 
-// report prints what was left over, in which nothing is best. Memory is the machine's, with what the system remembers of procs that have ended, some 4 KiB each of the last 8,192.
-func (c *leakCheck) report(ctx context.Context, starts int) error {
+// held is the memory that cannot be had back from the system while it lives, in KiB: that of its processes and of the kernel's objects for them, as its cgroups count them, and of
+// launcher and keeper, which are in none. Others on the machine do not disturb it, as they would what the machine has left.
+func (s *system) held() (sum float64) {
+	for _, p := range s.family() {
+		if s.launcher(p) {
+			sum += kibField(fmt.Sprintf("/proc/%d/smaps_rollup", p.pid), "Pss")
+		}
+	}
+	for _, root := range s.cgroupRoots() {
+		sum += number(root+"/memory.kmem.usage_in_bytes") / 1024
+		stat, _ := os.ReadFile(root + "/memory.stat")
+		for line := range strings.Lines(string(stat)) {
+			switch f := strings.Fields(line); f[0] {
+			case "total_rss", "anon", "kernel": // of the first version of cgroups; of the second
+				n, _ := strconv.ParseFloat(f[1], 64)
+				sum += n / 1024
+			}
+		}
+	}
+	return sum
+}
+
+// report prints what was left over, in which nothing is best. What is remembered of procs that have ended, some 4 KiB each of the last 8,192 of a realm, is in the memory.
+func (c *leakCheck) report(starts int) error {
 	r := c.s.r
 	after := c.s.settle(c.booted, c.warm)
 	for i, n := range after.leaks(c.booted, c.warm) {
@@ -132,7 +159,7 @@ func (c *leakCheck) report(ctx context.Context, starts int) error {
 			return err
 		}
 	}
-	grown := occupied(ctx) - c.occupied
+	grown := c.s.held() - c.held
 	if err := r.print(Line{Metric: "leaked_kib_per_start", Unit: "KiB", Ours: grown / float64(max(starts, 1)), Peer: "none", Theirs: pointer(0), Floor: pointer(0), N: starts}); err != nil {
 		return err
 	}
@@ -140,6 +167,6 @@ func (c *leakCheck) report(ctx context.Context, starts int) error {
 	for _, part := range slices.Sorted(maps.Keys(after.memory)) {
 		fmt.Fprintf(&text, "; %s %.1f MiB, %.1f MiB", part, c.warm.memory[part]/1024, after.memory[part]/1024)
 	}
-	r.note("memory when warm and at the end: machine %+.1f MiB%s", grown/1024, text.String())
+	r.note("memory when warm and at the end: all %+.1f MiB%s", grown/1024, text.String())
 	return nil
 }

@@ -85,7 +85,7 @@ func runStartRate(ctx context.Context, r *Run) error {
 	if _, err := a.saturate(ctx, time.Second); err != nil { // warm
 		return err
 	}
-	leaks.isWarm(ctx)
+	leaks.isWarm()
 	most, err := a.saturate(ctx, saturate)
 	if err != nil {
 		return err
@@ -114,7 +114,7 @@ func runStartRate(ctx context.Context, r *Run) error {
 	if err := a.report(best, most, floor); err != nil {
 		return err
 	}
-	return leaks.report(ctx, starts)
+	return leaks.report(starts)
 }
 
 func (a *rateArms) report(t, most rateTrial, floor float64) error {
