@@ -175,8 +175,8 @@ func TestRoster(t *testing.T) {
 	check("a lost one", sub("m2", 4, 4, b), sigma.KindStale, false)
 	check("a lost one that registered again", sub("m2", 8, 8, b), 0, true)
 	check("one that joined since", sub("m3", 6, 6, b), sigma.KindUnavailable, false)
-	check("one that was removed", sub("m3", 2, 2, b), sigma.KindPermission, false)
-	check("a removed key of a name that was given again", sub("m1", 2, 2, b), sigma.KindPermission, false)
+	check("one that was removed", sub("m3", 2, 2, b), sigma.KindStale, false)
+	check("a removed key of a name that was given again", sub("m1", 2, 2, b), sigma.KindStale, false)
 	if r.Set(5, nil) || r.Set(4, nil) || r.Epoch() != 5 || len(r.Members()) != 2 {
 		t.Error("an older list was taken")
 	}

@@ -81,7 +81,7 @@ func (r *Roster) Member(m sigma.MachineID) (Member, bool) {
 	return got, ok
 }
 
-// Check says whether s is a member in a life that goes on. KindPermission: it is none. KindStale: its life was ended, it must register again. KindUnavailable: its certificate is younger than this list,
+// Check says whether s is a member in a life that goes on. KindStale: that life was ended, by loss, a new registration or removal. KindUnavailable: its certificate is younger than this list,
 // which will know it soon.
 func (r *Roster) Check(s Subject) error {
 	const op = "identity.Roster"
@@ -97,7 +97,7 @@ func (r *Roster) Check(s Subject) error {
 	case epoch == 0 || s.Epoch > epoch:
 		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("this machine has not yet heard of machine %s", s.Machine), Hint: "try again in a moment"}
 	case ok:
-		return sigma.Errorf(op, sigma.KindPermission, "machine %s has another key now: the one shown was removed", s.Machine)
+		return sigma.Errorf(op, sigma.KindStale, "machine %s has another key now: the one shown was removed", s.Machine)
 	}
-	return &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: fmt.Sprintf("machine %s was removed from the system", s.Machine), Hint: "to take it in again, make a token (sigma token create) and join"}
+	return &sigma.Error{Op: op, Kind: sigma.KindStale, Msg: fmt.Sprintf("machine %s was removed from the system", s.Machine), Hint: "to take it in again, make a token (sigma token create) and join"}
 }

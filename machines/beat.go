@@ -27,7 +27,7 @@ type BeaterConfig struct {
 	Controls func() []sigma.MachineID
 	// Dial makes a link for beats.
 	Dial func(ctx context.Context, m sigma.MachineID) (net.Conn, error)
-	// Over is called once, if a control machine says that this machine's life was ended (KindStale) or that it was removed (KindPermission): its procs must be killed, and it must register again.
+	// Over is called once, if a control machine says that this machine's life was ended (KindStale): by loss, or because the machine was removed. Its procs must be killed, and it must register again.
 	Over func(err error)
 }
 
@@ -151,7 +151,7 @@ func (b *Beater) try(ctx context.Context, m sigma.MachineID, limit time.Duration
 	if err == nil {
 		return &pulse{conn: conn, patience: 2*b.cfg.Timing.Interval + time.Since(began), last: time.Now()}
 	}
-	if k := sigma.KindOf(err); (k == sigma.KindStale || k == sigma.KindPermission) && b.cfg.Over != nil {
+	if sigma.KindOf(err) == sigma.KindStale && b.cfg.Over != nil { // other refusals, such as of a wrong clock, end no life
 		b.over.Do(func() { b.cfg.Over(err) })
 	}
 	return &pulse{}

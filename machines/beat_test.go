@@ -19,18 +19,18 @@ import (
 
 // wire is a network of one link that can be cut: then dials get no answer, and what is written goes nowhere, without an error.
 type wire struct {
-	mu    sync.Mutex
-	cut   bool // mu
-	stale bool // mu
-	dials int  // mu
-	ear   *Ear
-	all   sync.WaitGroup
+	mu     sync.Mutex
+	cut    bool  // mu
+	refuse error // mu
+	dials  int   // mu
+	ear    *Ear
+	all    sync.WaitGroup
 }
 
-func (w *wire) set(cut, stale bool) {
+func (w *wire) set(cut bool, refuse error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.cut, w.stale = cut, stale
+	w.cut, w.refuse = cut, refuse
 }
 
 func (w *wire) isCut() bool {
@@ -55,11 +55,11 @@ func (l leaky) Write(b []byte) (int, error) {
 func (w *wire) dial(ctx context.Context, _ sigma.MachineID) (net.Conn, error) {
 	w.mu.Lock()
 	w.dials++
-	cut, stale := w.cut, w.stale
+	cut, refuse := w.cut, w.refuse
 	w.mu.Unlock()
 	switch {
-	case stale:
-		return nil, sigma.Errorf("test", sigma.KindStale, "your life is over")
+	case refuse != nil:
+		return nil, refuse
 	case cut:
 		<-ctx.Done()
 		return nil, sigma.Wrap("test", "", ctx.Err())
@@ -99,14 +99,18 @@ func TestBeater(t *testing.T) {
 		}
 		w.mu.Unlock()
 		for gap := interval; gap < time.Minute; gap *= 2 {
-			w.set(true, false)
+			w.set(true, nil)
 			time.Sleep(gap)
-			w.set(false, false)
+			w.set(false, nil)
 			if time.Sleep(2 * interval); age() > interval {
 				t.Errorf("after a gap of %v it is not heard %v later", gap, 2*interval)
 			}
 		}
-		w.set(true, true)
+		w.set(true, sigma.Errorf("test", sigma.KindPermission, "your clock is wrong"))
+		if time.Sleep(10 * time.Second); told.Load() != 0 {
+			t.Error("a refusal that ends no life was taken for its end")
+		}
+		w.set(true, sigma.Errorf("test", sigma.KindStale, "your life is over"))
 		if time.Sleep(10 * time.Second); told.Load() != 1 {
 			t.Errorf("it was told %d times that its life is over", told.Load())
 		}

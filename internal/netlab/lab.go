@@ -80,6 +80,7 @@ type Machine struct {
 
 	lab  *Lab
 	tun  *os.File
+	ns   *os.File    // the namespace
 	work chan func() // for the thread that lives in the namespace
 	gone chan struct{}
 }
@@ -185,19 +186,24 @@ func (l *Lab) way(from, to *Machine) *way {
 	return w
 }
 
-// live is the thread that makes a namespace and does there what Do asks. It never leaves the namespace, so it ends with its goroutine (runtime.LockOSThread without Unlock), and with it whatever was
+// live is the thread that makes a namespace and starts programs there. It never leaves the namespace, so it ends with its goroutine (runtime.LockOSThread without Unlock), and with it whatever was
 // started with Pdeathsig.
 func (m *Machine) live(made chan<- error) {
 	runtime.LockOSThread()
 	defer close(m.gone)
 	err := unix.Unshare(unix.CLONE_NEWNET)
 	if err == nil {
+		m.ns, err = os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
+	}
+	if err == nil {
 		m.tun, err = device(m.Addr)
 	}
 	made <- err
 	if err != nil {
+		m.ns.Close() // of nil too
 		return
 	}
+	defer m.ns.Close()
 	for {
 		select {
 		case f := <-m.work:
@@ -211,9 +217,26 @@ func (m *Machine) live(made chan<- error) {
 // ErrClosed is the error of everything that is asked of a closed network.
 var ErrClosed = errors.New("netlab: the network is closed")
 
-// Do runs f on a thread within the machine's namespace and waits for it: sockets that f itself makes (net.Listen and net.Dial with an address in digits do) belong to the machine, also later. One f runs at a time, so
-// it must not wait for another Do of this machine.
+// Do runs f on a thread within the machine's namespace and waits for it: sockets that f itself makes (net.Listen and net.Dial with an address in digits do) belong to the machine, also later.
 func (m *Machine) Do(f func()) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocks, so that the thread, which is in another namespace now, ends with this goroutine
+		err := ErrClosed
+		select {
+		case <-m.lab.over:
+		default:
+			if err = unix.Setns(int(m.ns.Fd()), unix.CLONE_NEWNET); err == nil {
+				f()
+			}
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// stay does f on the thread that lives as long as the lab.
+func (m *Machine) stay(f func()) error {
 	done := make(chan struct{})
 	select {
 	case m.work <- func() { defer close(done); f() }:
@@ -230,7 +253,7 @@ func (m *Machine) Start(cmd *exec.Cmd) (err error) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	if derr := m.Do(func() { err = cmd.Start() }); derr != nil {
+	if derr := m.stay(func() { err = cmd.Start() }); derr != nil {
 		return derr
 	}
 	return err
