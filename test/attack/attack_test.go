@@ -28,7 +28,7 @@ func TestAttacks(t *testing.T) {
 	group("descriptors", func(t *testing.T) { attackByDescriptors(ctx, t, s, p, plain, weak) })
 	group("exhaustion", func(t *testing.T) { attackByExhaustion(ctx, t, s, p, plain) })
 	group("endings", func(t *testing.T) { attackByEndings(ctx, t, s, p, plain) })
-	group("everybody", func(t *testing.T) { attackEverybody(ctx, t, s, plain, weak) })
+	group("everybody", func(t *testing.T) { attackEverybody(ctx, t, s, p, plain) })
 	group("messages", func(t *testing.T) { attackByMessages(ctx, t, s, p, plain) })
 	group("requests", func(t *testing.T) { attackByRequests(ctx, t, s, plain) })
 	if counted := s.report(t); counted < 100 {

@@ -124,7 +124,7 @@ static int orphans(long n) {
 }
 
 // flee leaves n chains of processes behind, in sessions of their own, each of which lives as long as it takes to make the next one: whoever kills by number comes late.
-// On the host, where nobody could stop them, they end after FLEE_SECONDS.
+// On the host, where nobody could stop them, they end after FLEE_SECONDS, and say so.
 static int flee(long n) {
 	int fds[2];
 	const char *seconds = getenv("FLEE_SECONDS");
@@ -140,7 +140,7 @@ static int flee(long n) {
 			while (until == 0 || time(NULL) < until)
 				if (fork() > 0)
 					_exit(0); // the next one goes on; without one, this one tries again
-			_exit(0);
+			_exit(write(1, "fled\n", 5) != 5);
 		}
 	for (char c; n > 0 && read(fds[0], &c, 1) == 1;)
 		n--;

@@ -17,6 +17,12 @@ A("setresuid to a sibling's uid", SECCOMP | CAPS, R(0), syscall(SYS_setresuid, V
 A("setfsuid to a sibling's uid", SECCOMP | CAPS, R(0), syscall(SYS_setfsuid, VICTIM_UID))
 A("every uid of the instance", SECCOMP | CAPS, R(0), any_uid(VICTIM_UID & ~0xfffff))
 
+// What makes procs has their filter too, and may do more by a number that only it knows.
+G("the filter", "guess the key of who makes procs")
+A("guess the key that changes a uid", SECCOMP, R(0), guess_key(0))
+A("guess the key that changes a limit", SECCOMP, R(0), guess_key(1))
+A("guess the key that makes a child for the launcher", SECCOMP, R(0), guess_key(2))
+
 G("a proc of the same realm", "clock a sibling's processor time")
 A("a sibling's clock", SECCOMP | PIDS, R(0), ({ struct timespec t; clock_gettime(~(clockid_t)VICTIM << 3 | 2, &t); }))
 
