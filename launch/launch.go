@@ -80,6 +80,18 @@ type Exited struct {
 	MemoryPeak sigma.Bytes
 }
 
+// Frozen answers a Freeze: from now on no process of the proc runs, unless Errno is not 0 (ESRCH: there is no such proc, or not yet).
+type Frozen struct {
+	ID    uint64
+	Errno syscall.Errno
+}
+
+// Thawed answers a Thaw.
+type Thawed struct {
+	ID    uint64
+	Errno syscall.Errno
+}
+
 // Metered is what a proc uses now; all zero if there is none of the ID.
 type Metered struct {
 	ID                 uint64
@@ -102,6 +114,12 @@ func (e Failed) ProcID() uint64 { return e.ID }
 
 // ProcID is the request's.
 func (e Exited) ProcID() uint64 { return e.ID }
+
+// ProcID is the request's.
+func (e Frozen) ProcID() uint64 { return e.ID }
+
+// ProcID is the request's.
+func (e Thawed) ProcID() uint64 { return e.ID }
 
 // ProcID is the request's.
 func (e Metered) ProcID() uint64 { return e.ID }
@@ -188,6 +206,16 @@ func (l *Launcher) Signal(id uint64, sig syscall.Signal) error {
 	return l.send(binary.LittleEndian.AppendUint32(b, uint32(sig)), nil)
 }
 
+// Freeze stops all processes of a proc until Thaw. Exactly one Frozen answers each, while the launcher lives. It is no error if the proc is frozen. Kill ends a frozen proc.
+func (l *Launcher) Freeze(id uint64) error {
+	return l.send(binary.LittleEndian.AppendUint64([]byte{4, 0, 1, 0}, id), nil)
+}
+
+// Thaw lets a frozen proc go on. Exactly one Thawed answers each, while the launcher lives. It is no error if the proc is not frozen.
+func (l *Launcher) Thaw(id uint64) error {
+	return l.send(binary.LittleEndian.AppendUint64([]byte{5, 0, 1, 0}, id), nil)
+}
+
 // Meter asks what a proc uses. Exactly one Metered answers each, while the launcher lives.
 func (l *Launcher) Meter(id uint64) error {
 	return l.send(binary.LittleEndian.AppendUint64([]byte{8, 0, 1, 0}, id), nil)
@@ -244,6 +272,10 @@ func Decode(b []byte) (Event, error) {
 		flags := u32(4)
 		return Exited{ID: id, Wait: syscall.WaitStatus(u32(0)), OOM: flags&1 != 0, Killed: flags&2 != 0, User: time.Duration(u64(8)) * time.Microsecond,
 			Sys: time.Duration(u64(16)) * time.Microsecond, MemoryPeak: sigma.Bytes(u64(24))}, nil
+	case typ == 20 && len(b) == 4:
+		return Frozen{ID: id, Errno: syscall.Errno(u32(0))}, nil
+	case typ == 21 && len(b) == 4:
+		return Thawed{ID: id, Errno: syscall.Errno(u32(0))}, nil
 	case typ == 24 && len(b) == 36:
 		return Metered{ID: id, User: time.Duration(u64(0)) * time.Microsecond, Sys: time.Duration(u64(8)) * time.Microsecond, Memory: sigma.Bytes(u64(16)), MemoryPeak: sigma.Bytes(u64(24)),
 			Tasks: u32(32)}, nil

@@ -21,6 +21,8 @@ var records = []struct {
 	{"failed", "1100 0100 0700000000000000 08000000 0c00 0400 65786563", Failed{ID: 7, Errno: syscall.ENOEXEC, Step: "exec"}},
 	{"exited", "1200 0100 0700000000000000 00070000 03000000 e803000000000000 d007000000000000 0010000000000000",
 		Exited{ID: 7, Wait: 0x700, OOM: true, Killed: true, User: time.Millisecond, Sys: 2 * time.Millisecond, MemoryPeak: 4096}},
+	{"frozen", "1400 0100 0700000000000000 03000000", Frozen{ID: 7, Errno: syscall.ESRCH}},
+	{"thawed", "1500 0100 0700000000000000 00000000", Thawed{ID: 7}},
 	{"metered", "1800 0100 0700000000000000 e803000000000000 d007000000000000 0010000000000000 0020000000000000 03000000",
 		Metered{ID: 7, User: time.Millisecond, Sys: 2 * time.Millisecond, Memory: 4096, MemoryPeak: 8192, Tasks: 3}},
 }

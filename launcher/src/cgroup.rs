@@ -7,6 +7,7 @@
 use crate::error::{Errno, Error, log};
 use crate::plan::Limits;
 use crate::sys;
+use freezer::Frozen;
 use gauges::Gauges;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -14,6 +15,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+mod freezer;
 mod gauges;
 pub mod meter;
 mod place;
@@ -61,6 +63,8 @@ struct Hierarchy {
 pub struct Cgroups {
     version: Version,
     hierarchies: Vec<Hierarchy>,
+    /// v1: where its freezer is mounted.
+    freezer: Option<PathBuf>,
     name: String,
     /// The directories of each group, in the order of the hierarchies.
     groups: HashMap<String, Vec<OwnedFd>>,
@@ -79,6 +83,7 @@ pub struct Leaf {
     cpu_us: (u64, u64),
     /// Of a seat's.
     gauges: Option<Gauges>,
+    frozen: Option<Frozen>,
 }
 
 /// What a leaf counted.
@@ -118,7 +123,11 @@ impl Cgroups {
     pub fn sweep(instance: &str, place: &Place, but: Option<&str>) -> std::result::Result<Cgroups, Error> {
         let (version, hierarchies) = place.hierarchies()?;
         let name = format!("sigma-{instance}");
-        let cgroups = Cgroups { version, hierarchies, name, groups: HashMap::new(), named: 0 };
+        let freezer = place.freezer();
+        if let Some(freezer) = &freezer {
+            freezer::sweep(&freezer.join(&name)).map_err(Error::Sweep)?;
+        }
+        let cgroups = Cgroups { version, hierarchies, freezer, name, groups: HashMap::new(), named: 0 };
         for hierarchy in &cgroups.hierarchies {
             let root = hierarchy.path.join(&cgroups.name);
             match but {
@@ -140,7 +149,15 @@ impl Cgroups {
         let name = CString::new(name).map_err(|_| Errno(libc::EINVAL))?;
         let limits_now = Limits::of_kernel();
         let group_name = group.to_string();
-        let mut leaf = Leaf { group: group_name, name, limits: limits_now, oom_kills: 0, cpu_us: (0, 0), gauges: None };
+        let mut leaf = Leaf {
+            group: group_name,
+            name,
+            limits: limits_now,
+            oom_kills: 0,
+            cpu_us: (0, 0),
+            gauges: None,
+            frozen: None,
+        };
         let dirs = &self.groups[group];
         for (made, dir) in dirs.iter().enumerate() {
             if let Err(errno) = sys::mkdirat(dir.as_raw_fd(), &leaf.name, 0o755) {
@@ -208,6 +225,11 @@ impl Cgroups {
             memory_left: 0,
             cpu_us: None,
         }
+    }
+
+    /// As remove_leaf, for one that may have been frozen.
+    pub fn close_leaf(&self, leaf: &mut Leaf) -> Result<()> {
+        self.unhold(leaf).and_then(|()| self.remove_leaf(leaf))
     }
 
     /// Removes the leaf; EBUSY while the kernel still counts a dying process in it.
@@ -289,6 +311,14 @@ fn find(mountinfo: &str, controllers_of: impl Fn(&Path) -> String) -> Option<(Ve
     }
     let has = |wanted: &Controller| v1.iter().any(|h| h.controllers.contains(wanted));
     CONTROLLERS.iter().all(|(wanted, _)| has(wanted)).then_some((Version::V1, v1))
+}
+
+/// Where v1's freezer is mounted.
+fn find_freezer(mountinfo: &str) -> Option<PathBuf> {
+    mountinfo.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - cgroup ")?;
+        right.split([' ', ',']).any(|option| option == "freezer").then(|| left.split(' ').nth(4).map(PathBuf::from))?
+    })
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -437,6 +467,10 @@ mod tests {
 
         let (version, found) = find(V1, |_| "cpuset cpu io memory pids".into()).unwrap();
         assert_eq!((version, found.len()), (Version::V2, 1));
+
+        assert_eq!(find_freezer(V1), None);
+        let freezer = "25 30 0:22 / /f/f rw shared:1 - cgroup cgroup rw,freezer\n";
+        assert_eq!(find_freezer(freezer), Some("/f/f".into()));
 
         let joint = "25 30 0:22 / /c rw - cgroup cgroup rw,cpu,cpuacct\n26 30 0:23 / /m rw - cgroup c rw,memory\n";
         assert_eq!(find(joint, |_| String::new()), None, "no pids controller: fail closed");

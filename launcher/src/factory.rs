@@ -174,7 +174,7 @@ impl Factory {
                     self.cgroups.kill_leaf(&tree.leaf);
                 }
                 let usage = self.cgroups.usage(&tree.leaf);
-                match self.cgroups.remove_leaf(&tree.leaf) {
+                match self.cgroups.close_leaf(&mut tree.leaf) {
                     Err(Errno(libc::EBUSY)) => return Err(Errno(libc::EBUSY)),
                     Err(errno) => log(&format!("cannot remove a cgroup of {}: {errno}", proc.id)),
                     Ok(()) => {}

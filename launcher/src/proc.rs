@@ -102,6 +102,14 @@ impl Proc {
         }
     }
 
+    /// The seed is in the leaf, but no part of the proc.
+    pub fn leaf_and_seed(&mut self) -> (&mut Leaf, Option<i32>) {
+        match &mut self.body {
+            Body::Tree(tree) => (&mut tree.leaf, None),
+            Body::Seat(seat) => (&mut seat.leaf, seat.seed),
+        }
+    }
+
     pub fn key(&self) -> u64 {
         match &self.body {
             Body::Tree(tree) => tree.key,

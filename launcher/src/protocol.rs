@@ -32,6 +32,8 @@ pub enum Request {
     Start(Start),
     Kill { id: u64 },
     Signal { id: u64, signo: u32 },
+    Freeze { id: u64 },
+    Thaw { id: u64 },
     Meter { id: u64 },
 }
 
@@ -40,6 +42,8 @@ pub enum Reply {
     Started { id: u64, pid: u32, received: u64, cloned: u64, contained: u64, exec: u64 },
     Failed { id: u64, error: Error },
     Exited { id: u64, wait_status: i32, flags: u32, user_us: u64, system_us: u64, memory_peak: u64 },
+    Frozen { id: u64, errno: i32 },
+    Thawed { id: u64, errno: i32 },
     Metered { id: u64, reading: Reading },
 }
 
@@ -100,6 +104,8 @@ pub fn decode(message: &[u8]) -> Result<Request, Error> {
         1 => Request::Start(decode_start(&mut r)?),
         2 => Request::Kill { id: r.u64()? },
         3 => Request::Signal { id: r.u64()?, signo: r.u32()? },
+        4 => Request::Freeze { id: r.u64()? },
+        5 => Request::Thaw { id: r.u64()? },
         8 => Request::Meter { id: r.u64()? },
         _ => return Err(Error::Malformed("unknown type")),
     };
@@ -161,6 +167,14 @@ pub fn encode(reply: &Reply) -> Vec<u8> {
             for figure in [user_us, system_us, memory_peak] {
                 out.extend(figure.to_le_bytes());
             }
+        }
+        Reply::Frozen { id, errno } => {
+            head(&mut out, 20, id);
+            out.extend(errno.to_le_bytes());
+        }
+        Reply::Thawed { id, errno } => {
+            head(&mut out, 21, id);
+            out.extend(errno.to_le_bytes());
         }
         Reply::Metered { id, reading } => {
             head(&mut out, 24, id);
@@ -259,8 +273,12 @@ mod tests {
         m.extend(15u32.to_le_bytes());
         assert_eq!(decode(&m), Ok(Request::Signal { id: 5, signo: 15 }));
         m.truncate(12);
-        m[0] = 8;
-        assert_eq!(decode(&m), Ok(Request::Meter { id: 5 }));
+        for (kind, want) in
+            [(4, Request::Freeze { id: 5 }), (5, Request::Thaw { id: 5 }), (8, Request::Meter { id: 5 })]
+        {
+            m[0] = kind;
+            assert_eq!(decode(&m), Ok(want));
+        }
     }
 
     /// Deterministic noise, half of it grown from a valid START, must decode or be refused, never panic.
@@ -316,6 +334,10 @@ mod tests {
             want.extend(v.to_le_bytes());
         }
         assert_eq!(encode(&exited), want);
+
+        let frozen = [20, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0];
+        assert_eq!(encode(&Reply::Frozen { id: 1, errno: 3 }), frozen);
+        assert_eq!(encode(&Reply::Thawed { id: 1, errno: 3 })[0], 21);
 
         let reading = Reading { user_us: 2, system_us: 3, memory: 4, memory_peak: 5, tasks: 6 };
         let mut want = vec![24, 0, 1, 0];

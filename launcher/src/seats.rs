@@ -124,9 +124,7 @@ impl Factory {
     }
 
     fn fork_seed(&mut self, plan: &Plan, key: u64, orders: OwnedFd, leaf: &Leaf) -> Result<i32, Error> {
-        if self.space.is_none() {
-            self.space = Some(Space::make(&self.templates, self.bounds.base, &self.launcher)?);
-        }
+        self.open_space()?;
         let Some(space) = &self.space else { return Err(Error::Space(Errno(libc::ESRCH))) };
         let entry = self.cgroups.entry(leaf).map_err(Error::Cgroup)?;
         let forked = space.fork(|| match &entry {
@@ -171,9 +169,21 @@ impl Factory {
     /// Kills everything of a proc. What it forks meanwhile is found when its account is closed.
     pub fn kill(&self, proc: &mut Proc) {
         proc.kill();
-        if let Body::Seat(seat) = &mut proc.body {
-            self.cgroups.kill_members(&mut seat.leaf, seat.seed);
+        match &mut proc.body {
+            Body::Seat(seat) => drop(self.cgroups.kill_members(&mut seat.leaf, seat.seed)),
+            // In v1 nothing that is frozen dies.
+            Body::Tree(tree) => drop(self.cgroups.thaw(&mut tree.leaf, None)),
         }
+    }
+
+    pub fn freeze(&self, proc: &mut Proc) -> sys::Result<()> {
+        let (leaf, seed) = proc.leaf_and_seed();
+        self.cgroups.freeze(leaf, seed)
+    }
+
+    pub fn thaw(&self, proc: &mut Proc) -> sys::Result<()> {
+        let (leaf, seed) = proc.leaf_and_seed();
+        self.cgroups.thaw(leaf, seed)
     }
 
     /// Takes the seat of a proc back of which nothing is left.
@@ -282,6 +292,14 @@ impl Factory {
     /// Whether some of those ended are not gone yet.
     pub fn leaving(&self) -> bool {
         !self.leaving.is_empty()
+    }
+
+    /// Makes the PID namespace of procs, if there is none.
+    pub fn open_space(&mut self) -> Result<(), Error> {
+        if self.space.is_none() {
+            self.space = Some(Space::make(&self.templates, self.bounds.base, &self.launcher)?);
+        }
+        Ok(())
     }
 
     /// Ends the PID namespace of procs, when there are none any more.

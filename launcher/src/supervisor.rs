@@ -93,7 +93,8 @@ impl Supervisor {
         let cgroups = Cgroups::open(&config.instance, &Place::of(config.rootless.as_ref()), Some(boot::GROUP))?;
         let bounds = boot::bounds(config);
         let (status, reporter) = sys::pipe().map_err(Error::Loop)?;
-        let factory = Factory::new(cgroups, &config.data, bounds, reporter)?;
+        let mut factory = Factory::new(cgroups, &config.data, bounds, reporter)?;
+        factory.open_space()?;
         let signals = sys::signalfd(&[libc::SIGCHLD, libc::SIGTERM, libc::SIGINT]).map_err(Error::Loop)?;
         let epoll = Epoll::new().map_err(Error::Loop)?;
         for (fd, token) in [(&keeper, KEEPER), (&signals, SIGNALS), (&status, STATUS)] {
@@ -278,6 +279,16 @@ impl Supervisor {
                 self.on_signal_request(id, signo as i32);
                 Ok(())
             }
+            Request::Freeze { id } => {
+                let errno = self.hold(id, Factory::freeze);
+                self.send(&Reply::Frozen { id, errno });
+                Ok(())
+            }
+            Request::Thaw { id } => {
+                let errno = self.hold(id, Factory::thaw);
+                self.send(&Reply::Thawed { id, errno });
+                Ok(())
+            }
             // Answered for an unknown id too, with nothing: whoever asked waits.
             Request::Meter { id } => {
                 let proc = self.procs.get(&id);
@@ -286,6 +297,11 @@ impl Supervisor {
                 Ok(())
             }
         }
+    }
+
+    fn hold(&mut self, id: u64, act: impl Fn(&Factory, &mut Proc) -> sys::Result<()>) -> i32 {
+        let Some(proc) = self.procs.get_mut(&id).filter(|proc| proc.started) else { return libc::ESRCH };
+        act(&self.factory, proc).err().map_or(0, |errno| errno.0)
     }
 
     /// `len` bytes of the buffer are the record that `start` was decoded from.

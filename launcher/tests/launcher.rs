@@ -141,6 +141,107 @@ fn what_a_killed_proc_used_is_told() {
 }
 
 #[test]
+fn what_a_proc_leaves_behind_ends_with_it() {
+    let mut machine = machine!();
+    for (id, behaviour) in (1..).zip(["daemon", "burn", "daemon"]) {
+        // The grandchild's end of the pipe would keep us reading for ever.
+        let (output, end) = machine.run(id, &[behaviour]);
+        assert_eq!((output.as_str(), exited(&end)), ("", (0, 0)));
+        let Reply::Exited { user_us, system_us, .. } = end else { unreachable!() };
+        if behaviour == "burn" {
+            assert!(user_us + system_us > 90_000, "{user_us} {system_us}: nobody waited for who used it");
+        }
+    }
+    machine.end(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn fork_bombs_are_killed_for_sure() {
+    let mut machine = machine!();
+    for id in 1..=3 {
+        let (mut reader, writer) = pipe();
+        let mut bomb = machine.hello(id, &["bomb"]);
+        (bomb.targets, bomb.pids_max) = (vec![1], 100);
+        machine.start(&bomb, &victim(), &[writer.as_raw_fd()]);
+        drop(writer);
+        assert!(matches!(machine.reply(), Reply::Started { .. }));
+        let mut up = [0; 2];
+        reader.read_exact(&mut up).unwrap();
+        machine.kill(id);
+        assert_eq!(exited(&machine.reply()), (libc::SIGKILL, 2));
+        assert_eq!(reader.read(&mut up).unwrap(), 0, "every writer is gone");
+        // Its seat serves the next.
+        assert_eq!(machine.run(10 + id, &["hello"]).0, "hello test\n");
+    }
+    machine.end(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+/// Whether the kernel says that a process is frozen.
+fn is_frozen(pid: i32) -> bool {
+    let lines = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
+    let freezer = lines.lines().find_map(|line| line.split_once(":freezer:"));
+    let one = freezer.map(|(_, path)| read(format!("/sys/fs/cgroup/freezer{path}/freezer.state")));
+    let two = lines.lines().find_map(|line| line.strip_prefix("0::"));
+    let two = two.map(|path| read(format!("/sys/fs/cgroup{path}/cgroup.events")));
+    let stat = read(format!("/proc/{pid}/stat"));
+    one.is_some_and(|state| state == "FROZEN\n")
+        || two.is_some_and(|events| events.contains("frozen 1\n"))
+        || stat.contains(") T ")
+}
+
+#[test]
+fn frozen_procs_go_on_when_thawed_and_die_when_killed() {
+    let mut machine = machine!();
+    let (input, mut to) = pipe();
+    let (mut from, output) = pipe();
+    let mut start = machine.hello(1, &["echo"]);
+    start.targets = vec![0, 1];
+    machine.start(&start, &victim(), &[input.as_raw_fd(), output.as_raw_fd()]);
+    drop((input, output));
+    let Reply::Started { pid, .. } = machine.reply() else { panic!() };
+    let mut echo = |text: &[u8]| {
+        to.write_all(text).unwrap();
+        let mut got = vec![0; text.len()];
+        from.read_exact(&mut got).unwrap();
+        assert_eq!(got.len(), text.len());
+    };
+    echo(b"awake");
+    for _ in 0..2 {
+        assert_eq!(machine.freeze(1), Reply::Frozen { id: 1, errno: 0 });
+        assert_eq!(machine.freeze(1), Reply::Frozen { id: 1, errno: 0 }, "again");
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !is_frozen(pid) {
+            assert!(std::time::Instant::now() < end, "it still runs");
+            std::thread::yield_now();
+        }
+        assert_eq!(machine.run(2, &["hello"]).0, "hello test\n", "others run");
+        assert_eq!(machine.thaw(1), Reply::Thawed { id: 1, errno: 0 });
+        assert_eq!(machine.thaw(1), Reply::Thawed { id: 1, errno: 0 }, "again");
+        echo(b"awake again");
+    }
+    assert_eq!(machine.freeze(99), Reply::Frozen { id: 99, errno: libc::ESRCH });
+    assert_eq!(machine.thaw(99), Reply::Thawed { id: 99, errno: libc::ESRCH });
+    assert_eq!(machine.freeze(1), Reply::Frozen { id: 1, errno: 0 });
+    machine.kill(1);
+    assert_eq!(exited(&machine.reply()), (libc::SIGKILL, 2));
+    machine.end(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn the_end_leaves_nothing_frozen() {
+    let mut machine = machine!();
+    machine.start(&machine.hello(1, &["tree"]), &victim(), &[]);
+    assert!(matches!(machine.reply(), Reply::Started { .. }));
+    assert_eq!(machine.freeze(1), Reply::Frozen { id: 1, errno: 0 });
+    machine.end(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
 fn signals_reach_the_main_process_only() {
     let machine = machine!();
     machine.start(&machine.hello(1, &["pause"]), &victim(), &[]);

@@ -118,30 +118,42 @@ impl Cgroups {
     /// Kills what is in the leaf beside its seed; true if there was nothing. The first call that finds something
     /// also stops it from forking, so that a few calls suffice whatever it does.
     pub fn kill_members(&self, leaf: &mut Leaf, seed: Option<i32>) -> bool {
-        let Some(dir) = self.dir_of(leaf, Controller::Pids) else { return true };
-        // Opened anew, since v1 shows the same list as long as the file is read time and again.
-        let Ok(path) = path_in(&leaf.name, c"cgroup.procs") else { return true };
-        let Ok(members) = sys::openat(dir, &path, libc::O_RDONLY) else { return true };
-        let mut buf = [0; 4096];
-        let Ok(len) = sys::read(members.as_raw_fd(), &mut buf) else { return false };
-        let alone = |line: &[u8]| std::str::from_utf8(line).ok().and_then(|line| line.parse().ok()) == seed;
-        if buf[..len].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).all(alone) {
-            return true;
+        let Ok(members) = self.members(leaf) else { return true };
+        if members.iter().all(|pid| Some(*pid) == seed) {
+            return leaf.frozen.is_none() || self.unhold(leaf).is_ok();
         }
-        let mut text = buf[..len].to_vec();
-        while let Ok(more @ 1..) = sys::read(members.as_raw_fd(), &mut buf) {
-            text.extend_from_slice(&buf[..more]);
-        }
-        if leaf.limits.pids != STOPPED {
+        if leaf.limits.pids != STOPPED
+            && let Some(dir) = self.dir_of(leaf, Controller::Pids)
+        {
             let _ = write_file(dir, &leaf.name, c"pids.max", "0");
             leaf.limits.pids = STOPPED;
         }
-        let pids = text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()?.parse().ok());
-        // A process of a foreign PID namespace is shown as 0, which kill takes for our own group.
-        for pid in pids.filter(|pid: &i32| *pid > 0 && Some(*pid) != seed) {
+        for pid in members.into_iter().filter(|pid| Some(*pid) != seed) {
             let _ = sys::kill(pid, libc::SIGKILL);
         }
+        // In v1 nothing that is frozen dies.
+        let _ = self.thaw(leaf, seed);
         false
+    }
+
+    /// The processes of a leaf. Its file is opened anew each time, since v1 shows the same list as long as one is
+    /// read time and again.
+    pub(super) fn members(&self, leaf: &Leaf) -> Result<Vec<i32>> {
+        let dir = self.dir_of(leaf, Controller::Pids).ok_or(Errno(libc::ENODEV))?;
+        let file = sys::openat(dir, &path_in(&leaf.name, c"cgroup.procs")?, libc::O_RDONLY)?;
+        let mut buf = [0; 4096];
+        let mut text = Vec::new();
+        loop {
+            let len = sys::read(file.as_raw_fd(), &mut buf)?;
+            text.extend_from_slice(&buf[..len]);
+            // Full but for less than a line.
+            if len < buf.len() - 16 {
+                break;
+            }
+        }
+        let pids = text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()?.parse().ok());
+        // A process of a foreign PID namespace is shown as 0, which kill takes for our own group.
+        Ok(pids.filter(|pid: &i32| *pid > 0).collect())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where an instance's cgroups are.
 
-use super::{CONTROLLERS, Hierarchy, Version, among, find};
+use super::{CONTROLLERS, Hierarchy, Version, among, find, find_freezer};
 use crate::error::{Errno, Error};
 use crate::rootless::Rootless;
 use std::os::unix::ffi::OsStrExt;
@@ -23,6 +23,14 @@ impl Place {
             None => Place::Top,
             Some(Some(path)) => Place::Beneath(PathBuf::from(std::ffi::OsStr::from_bytes(path.to_bytes()))),
             Some(None) => Place::None,
+        }
+    }
+
+    /// Where v1's freezer is. In v2 every cgroup has one.
+    pub(super) fn freezer(&self) -> Option<PathBuf> {
+        match self {
+            Place::Top => find_freezer(&std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()),
+            _ => None,
         }
     }
 

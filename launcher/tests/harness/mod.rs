@@ -21,6 +21,8 @@ pub enum Reply {
     Failed { id: u64, errno: i32, step: String },
     Exited { id: u64, status: i32, flags: u32, user_us: u64, system_us: u64, memory_peak: u64 },
     Metered { id: u64, user_us: u64, memory: u64, memory_peak: u64, tasks: u32 },
+    Frozen { id: u64, errno: i32 },
+    Thawed { id: u64, errno: i32 },
 }
 
 /// A START with defaults that suit most tests.
@@ -167,6 +169,16 @@ impl Machine {
 
     pub fn kill(&self, id: u64) {
         self.send(&[&[2, 0, 1, 0], &id.to_le_bytes()[..]].concat(), &[]);
+    }
+
+    pub fn freeze(&self, id: u64) -> Reply {
+        self.send(&[&[4, 0, 1, 0], &id.to_le_bytes()[..]].concat(), &[]);
+        self.reply()
+    }
+
+    pub fn thaw(&self, id: u64) -> Reply {
+        self.send(&[&[5, 0, 1, 0], &id.to_le_bytes()[..]].concat(), &[]);
+        self.reply()
     }
 
     pub fn signal(&self, id: u64, signo: i32) {
@@ -383,6 +395,8 @@ fn decode(record: &[u8]) -> Reply {
             assert_eq!(len, 20 + u16::from_le_bytes([record[18], record[19]]) as usize);
             Reply::Failed { id, errno: u32_at(12) as i32, step: String::from_utf8(record[20..].to_vec()).unwrap() }
         }
+        (20, 16) => Reply::Frozen { id, errno: u32_at(12) as i32 },
+        (21, 16) => Reply::Thawed { id, errno: u32_at(12) as i32 },
         (18, 44) => Reply::Exited {
             id,
             status: u32_at(12) as i32,

@@ -39,6 +39,49 @@ static int orphan(void) {
 	return 0; /* The grandchild pauses for ever: it must die with us. */
 }
 
+/* A grandchild in a session of its own, which nobody waits for, does `work` and says so before we end. */
+static int daemonize(void (*work)(void)) {
+	int ready[2];
+	char byte;
+	if (pipe(ready) != 0) return 1;
+	if (fork() == 0) {
+		setsid();
+		if (fork() == 0) {
+			while (getppid() != 1) usleep(1000);
+			work();
+			if (write(ready[1], "x", 1) != 1) _exit(1);
+			for (;;) pause();
+		}
+		_exit(0);
+	}
+	if (wait(NULL) < 0) return 1;
+	return read(ready[0], &byte, 1) != 1;
+}
+
+static void nothing(void) {}
+
+static void burn(void) {
+	struct timespec used = { 0, 0 };
+	while (used.tv_nsec < 100 * 1000 * 1000) clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+}
+
+/* Every process forks as fast as it can, for ever. */
+static int bomb(void) {
+	if (write(1, "up", 2) != 2) return 1;
+	signal(SIGCHLD, SIG_IGN);
+	for (;;)
+		if (fork() == 0) setsid();
+}
+
+/* Two processes that answer what they are sent. */
+static int echo(void) {
+	char byte;
+	fork();
+	while (read(0, &byte, 1) == 1)
+		if (write(1, &byte, 1) != 1) return 1;
+	return 0;
+}
+
 static int threads(void) {
 	pthread_t t;
 	int value = 0;
@@ -144,6 +187,10 @@ int main(int argc, char **argv) {
 	if (!strcmp(what, "abort")) abort();
 	if (!strcmp(what, "raise")) return raise(SIGUSR1);
 	if (!strcmp(what, "orphan")) return orphan();
+	if (!strcmp(what, "daemon")) return daemonize(nothing);
+	if (!strcmp(what, "burn")) return daemonize(burn);
+	if (!strcmp(what, "bomb")) return bomb();
+	if (!strcmp(what, "echo")) return echo();
 	if (!strcmp(what, "threads")) return threads();
 	if (!strcmp(what, "facts")) return facts();
 	if (!strcmp(what, "files")) return files();
