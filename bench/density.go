@@ -79,7 +79,7 @@ func runDensity(ctx context.Context, r *Run) error {
 			return err
 		}
 	}
-	return leaks.report(blocks*a.n)
+	return leaks.report(blocks * a.n)
 }
 
 // occupied is how much memory is in use, in KiB, once two readings agree. Free pages that the kernel keeps at hand for each processor, which can be 100 MiB after

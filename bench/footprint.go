@@ -140,9 +140,9 @@ func (s *system) held() (sum float64) {
 		sum += number(root+"/memory.kmem.usage_in_bytes") / 1024
 		stat, _ := os.ReadFile(root + "/memory.stat")
 		for line := range strings.Lines(string(stat)) {
-			switch f := strings.Fields(line); f[0] {
-			case "total_rss", "anon", "kernel": // of the first version of cgroups; of the second
-				n, _ := strconv.ParseFloat(f[1], 64)
+			name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if name == "total_rss" || name == "anon" || name == "kernel" { // of the first version of cgroups; of the second
+				n, _ := strconv.ParseFloat(value, 64)
 				sum += n / 1024
 			}
 		}
