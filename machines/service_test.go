@@ -22,10 +22,14 @@ type office struct {
 	service *Service
 	store   *memory
 	known   *identity.Authority
+	asked   *Client // instead of the service's own
 }
 
 func (o *office) client(m sigma.MachineID) *Client {
 	o.t.Helper()
+	if o.asked != nil {
+		return o.asked
+	}
 	root, err := o.service.Attach(o.t.Context(), sigma.Principal{Realm: sigma.SystemRealm, Machine: m, System: true}, "")
 	if err != nil {
 		o.t.Fatal(err)
@@ -254,4 +258,11 @@ func FuzzService(f *testing.F) {
 			t.Errorf("the service is broken: %v", err)
 		}
 	})
+}
+
+// enrolWith makes a token and a machine of it.
+func enrolWith(t *testing.T, c *Client, a *identity.Authority, name sigma.MachineID) {
+	t.Helper()
+	o := &office{t: t, known: a, asked: c}
+	o.join(name)
 }

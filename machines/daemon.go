@@ -1,0 +1,241 @@
+package machines
+
+import (
+	"context"
+	"crypto/ed25519"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/treekit"
+)
+
+// DaemonConfig is what machined runs with.
+type DaemonConfig struct {
+	Self      sigma.MachineID
+	Namespace sigma.Namespace // of the system realm
+	Path      string          // of the state in it; its directory must exist
+	// Authority gets the authority when this machine becomes the judge.
+	Authority func(ctx context.Context) (*identity.Authority, error)
+	Timing    Timing // zero = DefaultTiming
+	Log       *slog.Logger
+}
+
+// Daemon is machined on one control machine: the judge, if the state says so or nobody is, else an heir. Its tree answers as Service does; an heir takes reports and tells who the judge is. Safe for concurrent use.
+type Daemon struct {
+	cfg DaemonConfig
+	ear *Ear
+
+	mu      sync.Mutex
+	service *Service        // mu; nil unless this is the judge
+	judge   sigma.MachineID // mu; who is, if not this machine
+	heir    *Heir           // mu; nil unless this is one
+}
+
+var _ sigma.Tree = (*Daemon)(nil)
+
+// CallFound makes the first machine: Enrolment without proofs -> Grant. Only the judge's own machine may ask, and only while there is no other.
+const CallFound = "found"
+
+// daemonPause is between attempts to read the state while the store cannot be reached.
+const daemonPause = 250 * time.Millisecond
+
+// NewDaemon makes one. Nothing runs yet.
+func NewDaemon(cfg DaemonConfig) (*Daemon, error) {
+	if err := cfg.Self.Check(); err != nil {
+		return nil, err
+	}
+	if cfg.Namespace == nil || cfg.Authority == nil || cfg.Path == "" {
+		return nil, sigma.Errorf("machines.NewDaemon", sigma.KindInvalid, "the configuration lacks a name space, a path or an authority")
+	}
+	if cfg.Timing == (Timing{}) {
+		cfg.Timing = DefaultTiming()
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Daemon{cfg: cfg, ear: NewEar()}, nil
+}
+
+// Run is the judge or an heir, in turn, until ctx ends.
+func (d *Daemon) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		state, judge, err := Look(ctx, d.cfg.Namespace, d.cfg.Path)
+		switch {
+		case sigma.KindOf(err) == sigma.KindNotFound || err == nil && judge == d.cfg.Self:
+			err = d.preside(ctx, "")
+		case err == nil && d.inherit(ctx, state, judge):
+			err = d.preside(ctx, judge)
+		}
+		if err != nil && ctx.Err() == nil {
+			d.cfg.Log.Warn("this machine does not decide about membership", "machine", d.cfg.Self, "err", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(daemonPause):
+			}
+		}
+	}
+}
+
+// preside takes over and is the judge until another is, or the state cannot be saved.
+func (d *Daemon) preside(ctx context.Context, former sigma.MachineID) error {
+	authority, err := d.cfg.Authority(ctx)
+	if err != nil {
+		return err
+	}
+	store, state, err := TakeOver(ctx, d.cfg.Namespace, d.cfg.Path, d.cfg.Self, former)
+	if err != nil {
+		return err
+	}
+	s, err := NewService(time.Now(), ServiceConfig{Authority: authority, Store: store, Log: d.cfg.Log,
+		Core: Config{Self: d.cfg.Self, Remote: true, Timing: d.cfg.Timing, State: state, Heard: d.ear.Heard()}})
+	if err != nil {
+		return err
+	}
+	d.cfg.Log.Info("this machine decides about membership", "machine", d.cfg.Self, "after", former)
+	d.become(s, nil, "")
+	defer d.become(nil, nil, "")
+	return s.Run(ctx)
+}
+
+// inherit waits as an heir until the state changes (false), or the judge's machine is silent (true).
+func (d *Daemon) inherit(ctx context.Context, state State, judge sigma.MachineID) bool {
+	h, err := NewHeir(time.Now(), Config{Self: d.cfg.Self, Timing: d.cfg.Timing, State: state, Heard: d.ear.Heard()}, judge)
+	if err != nil {
+		return false
+	}
+	d.become(nil, h, judge)
+	defer d.become(nil, nil, "")
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changed := make(chan struct{})
+	go func() { defer close(changed); d.awaitChange(ctx, state.Epoch, judge) }()
+	defer func() { cancel(); <-changed }()
+	tick := time.NewTicker(d.cfg.Timing.Tick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-changed:
+			return false
+		case now := <-tick.C:
+			d.mu.Lock()
+			silent := h.Tick(now)
+			d.mu.Unlock()
+			if silent {
+				return true
+			}
+		}
+	}
+}
+
+// awaitChange returns when the state names another judge or another epoch, so that the heir knows new machines. What changes otherwise does not concern it. A store that cannot be read says nothing.
+func (d *Daemon) awaitChange(ctx context.Context, epoch uint64, judge sigma.MachineID) {
+	tick := time.NewTicker(d.cfg.Timing.Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if st, now, err := Look(ctx, d.cfg.Namespace, d.cfg.Path); err == nil && (now != judge || st.Epoch != epoch) {
+			return
+		}
+	}
+}
+
+func (d *Daemon) become(s *Service, h *Heir, judge sigma.MachineID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.service, d.heir, d.judge = s, h, judge
+}
+
+// Attach implements sigma.Tree; only the provider's programs may.
+func (d *Daemon) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.File, error) {
+	if !p.System {
+		return nil, sigma.Errorf("machines.Attach", sigma.KindPermission, "membership is the machines' own business")
+	}
+	return &treekit.Callable{Name: "machines", ID: 1, Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
+		reply, err := d.call(ctx, p, method, payload)
+		return reply, nil, err
+	}}, nil
+}
+
+func (d *Daemon) call(ctx context.Context, p sigma.Principal, method string, payload []byte) ([]byte, error) {
+	if method == CallReport { // for whoever this machine is, or will be
+		var es []Evidence
+		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeEvidence(c, &es) }); err != nil {
+			return nil, err
+		}
+		now := time.Now()
+		for _, e := range es {
+			d.ear.Hear(e.ID, e.Incarnation, now.Add(-e.Age))
+		}
+		d.mu.Lock()
+		heir := d.heir
+		if heir != nil {
+			heir.Report(now, Report{p.Machine, es})
+		}
+		d.mu.Unlock()
+		if heir != nil {
+			return nil, nil
+		}
+	}
+	d.mu.Lock()
+	s, judge := d.service, d.judge
+	d.mu.Unlock()
+	switch {
+	case s == nil && judge != "":
+		return nil, &sigma.Error{Op: "machines.Daemon", Kind: sigma.KindUnavailable, Msg: "machine " + string(judge) + " decides about membership"}
+	case s == nil:
+		return nil, &sigma.Error{Op: "machines.Daemon", Kind: sigma.KindUnavailable, Msg: "it is not known yet who decides about membership", Hint: "try again in a moment"}
+	case method == CallFound:
+		return s.found(ctx, p, d.cfg.Self, payload)
+	}
+	return s.call(ctx, p, method, payload)
+}
+
+// found makes the first machine of what it says of itself.
+func (s *Service) found(ctx context.Context, p sigma.Principal, self sigma.MachineID, payload []byte) ([]byte, error) {
+	e, err := identity.ParseEnrolment(payload)
+	if err != nil {
+		return nil, err
+	}
+	if p.Machine != self || e.Machine != self {
+		return nil, sigma.Errorf("machines.Found", sigma.KindPermission, "a system is founded by its first machine")
+	}
+	labels, err := parseLabels(e.Labels, false)
+	if err != nil {
+		return nil, err
+	}
+	g, err := s.registry.Found(ctx, Request{ID: e.Machine, Key: identity.KeyFingerprint(e.Key), Address: e.Address, Version: e.Version, Labels: labels, CPU: e.CPU, Memory: e.Memory}, e.Key)
+	if err != nil {
+		return nil, err
+	}
+	return g.Encode()
+}
+
+// Found founds the system of the machined that is asked, as its own machine. e says what the machine offers; it is signed here so that its form is that of every enrolment.
+func (c *Client) Found(ctx context.Context, e identity.Enrolment, key ed25519.PrivateKey) (*identity.Grant, error) {
+	if e.System == "" {
+		e.System = sigma.SystemID("aaaaaaaaaaaaaaaa") // it has no name yet that this machine could know
+	}
+	if err := e.Sign(key, nil); err != nil {
+		return nil, err
+	}
+	payload, err := e.Encode()
+	if err != nil {
+		return nil, err
+	}
+	reply, _, err := c.root.Call(ctx, CallFound, payload, nil)
+	if err != nil {
+		return nil, err
+	}
+	return identity.ParseGrant(reply)
+}
