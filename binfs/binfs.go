@@ -100,6 +100,7 @@ type Cache struct {
 	served sync.WaitGroup // the server
 	count  counters
 
+	fromTree  bool        // the source is the realm's tree
 	unmounted atomic.Bool // nobody answers for the mount
 
 	mu       sync.Mutex
@@ -158,10 +159,11 @@ func New(cfg Config) (*Cache, error) {
 			return nil, sigma.Wrap("binfs.New", dir, err)
 		}
 	}
+	fromTree := cfg.Source == nil
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	c := &Cache{cfg: cfg, known: map[key]*program{}, nodes: map[uint64]*node{}, contents: map[Hash]*program{}, order: list.New(), at: map[*program]*list.Element{}, paths: map[place]int{},
+	c := &Cache{cfg: cfg, fromTree: fromTree, known: map[key]*program{}, nodes: map[uint64]*node{}, contents: map[Hash]*program{}, order: list.New(), at: map[*program]*list.Element{}, paths: map[place]int{},
 		lastNode: uint64(time.Now().UnixMicro())} // so that no number comes again in the next life
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	if err := c.load(); err != nil {
@@ -226,7 +228,16 @@ func (c *Cache) find(ctx context.Context, realm sigma.RealmID, tree Tree, path s
 	n := Name{Realm: realm, Path: path}
 	var r sigma.GetResult
 	var err error
+	var o *treeObject
 	if !known { // one round trip; Stat takes three, but a realm's tree answers it by heart when it was asked before
+		if c.fromTree { // meanwhile the file is opened
+			o = newTreeObject(tree, n)
+			defer func() {
+				if o != nil {
+					c.work.Go(o.Close)
+				}
+			}()
+		}
 		r, err = tree.GetAt(ctx, path, 0, 1)
 		n.ID, n.Size = r.ID, int64(min(r.Size, 1<<62))
 	}
@@ -249,7 +260,23 @@ func (c *Cache) find(ctx context.Context, realm sigma.RealmID, tree Tree, path s
 	case n.Size == 0:
 		return nil, notProgram(path, "not a program: it has only 0 bytes")
 	}
-	return c.enter(n)
+	p, err := c.enter(n)
+	if err == nil && o != nil && p.offer(o, n) {
+		o = nil
+	}
+	return p, err
+}
+
+// offer gives a program its object, unless it has one.
+func (p *program) offer(o *treeObject, n Name) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.object != nil || p.left == 0 || p.name.ID != n.ID {
+		return false
+	}
+	o.name = p.name
+	p.object = o
+	return true
 }
 
 func notProgram(path, msg string) error {
@@ -280,6 +307,12 @@ func (c *Cache) open(ctx context.Context, p *program) (*os.File, func(), error) 
 		if err := p.why(); err != nil {
 			return nil, nil, err
 		}
+		whole := c.cfg.Mount == nil || c.unmounted.Load() || p.name.Size <= wholeMax
+		if whole {
+			for i := range min(aheadMax, len(p.state)) {
+				p.want(i)
+			}
+		}
 		data, err := p.need(ctx, 0)
 		if err == nil && data != nil {
 			err = errNoRoom(p.name.Path)
@@ -291,7 +324,7 @@ func (c *Cache) open(ctx context.Context, p *program) (*os.File, func(), error) 
 		if err != nil {
 			return nil, nil, sigma.Wrap("binfs.Open", p.name.Path, err)
 		}
-		if c.cfg.Mount == nil || c.unmounted.Load() || p.name.Size <= wholeMax {
+		if whole {
 			if err := p.needAll(ctx); err != nil {
 				return nil, nil, sigma.Wrap("binfs.Open", p.name.Path, err)
 			}

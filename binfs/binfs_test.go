@@ -475,7 +475,7 @@ func TestTreeSource(t *testing.T) {
 	if h, err := held.Hash(t.Context(), chunkSize, chunkSize); err != nil || h != sha256.Sum256(b) {
 		t.Errorf("its hash: %v", err)
 	}
-	if err := late.ReadAt(t.Context(), b, 0); sigma.KindOf(err) != sigma.KindStale {
+	if _, err := late.Hash(t.Context(), 0, chunkSize); sigma.KindOf(err) != sigma.KindStale {
 		t.Errorf("who comes late: %v", err)
 	}
 	f, release2 := mustOpen(t, c, tree, "/bin/p")

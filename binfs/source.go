@@ -56,16 +56,22 @@ func (s treeSource) Object(n Name) (Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := &treeObject{tree: t, name: n}
+	return newTreeObject(t, n), nil
+}
+
+// newTreeObject begins to open the file. It may be made before the version and size are known, which name has to say before anything is asked.
+func newTreeObject(t Tree, n Name) *treeObject {
+	o := &treeObject{tree: t, path: n.Path, name: n}
 	o.ctx, o.stop = context.WithCancel(context.Background())
 	o.pin()
-	return o, nil
+	return o
 }
 
 // treeObject reads by path until it has the file open, which takes some round trips: each answer says of which version it is. From then on a server of objects keeps the
-// version for it, whatever happens to the name.
+// version for it, whatever happens to the name. Which version that is tells each hash, and Check.
 type treeObject struct {
 	tree Tree
+	path string
 	name Name
 	ctx  context.Context
 	stop context.CancelFunc
@@ -77,21 +83,30 @@ type treeObject struct {
 
 // pinned is an open file, or the attempt to get one.
 type pinned struct {
-	ready chan struct{} // closed when file or err is set
-	file  sigma.File
-	err   error
+	walked chan struct{} // closed when found or err is set
+	found  sigma.File    // not opened; good for hashes
+	ready  chan struct{} // closed when file or err is set
+	file   sigma.File
+	err    error
 }
 
+// Close implements Object.
 func (o *treeObject) Close() {
 	o.stop()
 	o.mu.Lock()
 	p := o.pinned
-	o.closed = true
+	o.pinned, o.closed = nil, true
 	o.mu.Unlock()
 	if p != nil {
-		<-p.ready
-		if p.file != nil {
-			p.file.Close()
+		p.close()
+	}
+}
+
+func (p *pinned) close() {
+	<-p.ready
+	for _, f := range []sigma.File{p.found, p.file} {
+		if f != nil {
+			f.Close()
 		}
 	}
 }
@@ -101,9 +116,10 @@ func (o *treeObject) pin() *pinned {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.pinned == nil {
-		p := &pinned{ready: make(chan struct{})}
+		p := &pinned{walked: make(chan struct{}), ready: make(chan struct{})}
 		if o.closed {
 			p.err = sigma.Errorf("binfs.pin", sigma.KindCanceled, "the program is not wanted any more")
+			close(p.walked)
 			close(p.ready)
 			return p
 		}
@@ -112,28 +128,31 @@ func (o *treeObject) pin() *pinned {
 			defer close(p.ready)
 			ctx, cancel := context.WithTimeout(o.ctx, tryMax)
 			defer cancel()
-			p.file, p.err = o.open(ctx)
+			p.open(ctx, o.tree, o.path)
 		}()
 	}
 	return o.pinned
 }
 
-func (o *treeObject) open(ctx context.Context) (sigma.File, error) {
-	f, err := o.tree.Handle(ctx, o.name.Path)
+// open walks to the file and opens another handle of it.
+func (p *pinned) open(ctx context.Context, t Tree, path string) {
+	f, err := t.Handle(ctx, path)
+	p.found, p.err = f, err
+	close(p.walked)
 	if err != nil {
-		return nil, err
+		return
 	}
-	if err = f.Open(ctx, sigma.OpenRead); err == nil {
-		var st sigma.Stat
-		if st, err = f.Stat(ctx); err == nil && st.ID != o.name.ID {
-			err = o.replaced()
+	file, _, err := f.Walk(ctx, nil)
+	if err == nil {
+		if err = file.Open(ctx, sigma.OpenRead); err != nil {
+			file.Close()
 		}
 	}
 	if err != nil {
-		f.Close()
-		return nil, err
+		p.err = err
+		return
 	}
-	return f, nil
+	p.file = file
 }
 
 func (o *treeObject) replaced() error {
@@ -156,22 +175,31 @@ func (o *treeObject) unpin(p *pinned) {
 		o.pinned = nil
 	}
 	o.mu.Unlock()
-	if mine && p.file != nil {
-		p.file.Close()
+	if mine {
+		go p.close()
 	}
 }
 
-// held runs f with the open file, waiting for it.
-func (o *treeObject) held(ctx context.Context, f func(sigma.File) error) error {
+// held runs f with the open file, or for hashes with any handle of it, waiting for that.
+func (o *treeObject) held(ctx context.Context, hash bool, f func(sigma.File) error) error {
 	p := o.pin()
+	there := p.ready
+	if hash {
+		there = p.walked
+	}
 	select {
-	case <-p.ready:
+	case <-there:
 	case <-ctx.Done():
 		return sigma.Wrap("binfs.Source", o.name.Path, ctx.Err())
 	}
-	err := p.err
-	if err == nil {
-		err = f(p.file)
+	var err error
+	select {
+	case <-p.ready:
+		if err = p.err; err == nil {
+			err = f(p.file)
+		}
+	default:
+		err = f(p.found)
 	}
 	if err != nil && ctx.Err() == nil && sigma.KindOf(err) != sigma.KindUnsupported {
 		o.unpin(p) // its server may have been restarted
@@ -210,7 +238,7 @@ func (o *treeObject) readPiece(ctx context.Context, p []byte, offset int64) erro
 			return err
 		} // else the name means something else now; the file may be held all the same
 	}
-	return o.held(ctx, func(f sigma.File) error {
+	return o.held(ctx, false, func(f sigma.File) error {
 		n, err := f.ReadAt(ctx, p, uint64(offset))
 		if err != nil {
 			return err
@@ -228,7 +256,7 @@ func (o *treeObject) whole(n, want int) error {
 
 // Hash implements Object by the method hash of the store's objects.
 func (o *treeObject) Hash(ctx context.Context, offset int64, size int) (h Hash, err error) {
-	err = o.held(ctx, func(f sigma.File) error {
+	err = o.held(ctx, true, func(f sigma.File) error {
 		c, ok := f.(sigma.Caller)
 		if !ok {
 			return sigma.PathError("binfs.Hash", sigma.KindUnsupported, o.name.Path)
@@ -260,7 +288,7 @@ func (o *treeObject) Hash(ctx context.Context, offset int64, size int) (h Hash, 
 
 // Check implements Object.
 func (o *treeObject) Check(ctx context.Context) error {
-	return o.held(ctx, func(f sigma.File) error {
+	return o.held(ctx, false, func(f sigma.File) error {
 		st, err := f.Stat(ctx)
 		if err == nil && (st.ID != o.name.ID || st.Size != uint64(o.name.Size)) {
 			err = o.replaced()

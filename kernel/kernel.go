@@ -49,8 +49,10 @@ type Config struct {
 	// ProgramsMax bounds the bytes of programs that are kept on disk; 0 = a tenth of the disk, 8 GiB at most. Mount, if not nil, lets programs start before all their bytes are here.
 	ProgramsMax sigma.Bytes
 	Mount       *binfs.Mount
-	Log         *slog.Logger
-	Ready       func() // called once, when the boot set is up and the admin socket listens
+	// StoreDelay is added to each message between sigmad and the object store, in each direction. Benches and tests only.
+	StoreDelay time.Duration
+	Log        *slog.Logger
+	Ready      func() // called once, when the boot set is up and the admin socket listens
 }
 
 // Program is one of the boot set.

@@ -209,6 +209,14 @@ func (s *service) connect(ctx context.Context, e sigma.Endpoint) (*session.Clien
 	if err != nil {
 		return nil, err
 	}
+	if s.name == serviceS3 && s.k.cfg.StoreDelay > 0 {
+		far, err := newRelay(conn, s.k.cfg.StoreDelay)
+		if err != nil {
+			conn.Close()
+			return nil, err
+		}
+		conn = far
+	}
 	return session.Dial(ctx, conn)
 }
 

@@ -17,7 +17,7 @@ func host(files map[string]string) machine {
 	return machine{files: func(path string) ([]byte, error) { return fs.ReadFile(m, strings.TrimPrefix(path, "/")) }, dirs: m}
 }
 
-// A stock Debian 12 with cgroup v2 on sound hardware has nothing weak but lockdown, which Debian leaves off, and FUSE passthrough, which its kernel is too old for.
+// A stock Debian 12 with cgroup v2 on sound hardware has nothing weak but lockdown, which Debian leaves off, and resending of FUSE requests, which its kernel is too old for.
 var debian = map[string]string{
 	"/proc/sys/kernel/osrelease":                         "6.1.0-18-amd64\n",
 	"/proc/self/mountinfo":                               "25 30 0:22 / /sys/fs/cgroup rw,relatime shared:4 - cgroup2 cgroup2 rw\n",
@@ -75,7 +75,7 @@ func TestHardening(t *testing.T) {
 					got = append(got, f.Check)
 				}
 			}
-			want := append([]string{"lockdown", "fuse passthrough"}, c.weak...)
+			want := append([]string{"lockdown", "fuse resend"}, c.weak...)
 			slices.Sort(got)
 			slices.Sort(want)
 			if !slices.Equal(got, want) {

@@ -23,7 +23,7 @@ func weak(check, found, advice string) finding {
 
 // hardening checks are in the order in which people should read them: what stands between procs first, then between procs and the host, then what helps to run many.
 func (m machine) hardening() []finding {
-	return []finding{m.cpuFlaws(), m.smt(), m.corePattern(), m.ptraceScope(), m.userNamespaces(), m.lockdown(), m.sysctls(), m.freezer(), m.swapAccounting(), m.pressure(), m.fuse(), m.passthrough()}
+	return []finding{m.cpuFlaws(), m.smt(), m.corePattern(), m.ptraceScope(), m.userNamespaces(), m.lockdown(), m.sysctls(), m.freezer(), m.swapAccounting(), m.pressure(), m.fuse(), m.resend()}
 }
 
 // landlockAdds says what each ABI brought: what a Landlock of a proc cannot restrict before it.
@@ -221,14 +221,14 @@ func (m machine) fuse() finding {
 	return ok("fuse", "/dev/fuse")
 }
 
-// passthroughLeast is the first kernel that reads cached bytes of FUSE files without asking the daemon.
-const passthroughLeast = "6.9"
+// resendLeast is the first kernel that gives requests of a FUSE mount out again, which a daemon read and did not live to answer.
+const resendLeast = "6.9"
 
-func (m machine) passthrough() finding {
-	if release := m.release(); !versionAtLeast(release, passthroughLeast) {
-		return weak("fuse passthrough", "not in Linux "+orElse(release, "of unknown version"), "pages of programs that start for the first time pass through a daemon: use Linux "+passthroughLeast+" or newer")
+func (m machine) resend() finding {
+	if release := m.release(); !versionAtLeast(release, resendLeast) {
+		return weak("fuse resend", "not in Linux "+orElse(release, "of unknown version"), "a proc that waits for a page of its program when sigmad is killed waits for ever: use Linux "+resendLeast+" or newer")
 	}
-	return ok("fuse passthrough", "if the kernel was built with it (CONFIG_FUSE_PASSTHROUGH)")
+	return ok("fuse resend", "in this kernel")
 }
 
 // madeWithin is how long the launcher may need to make a process.
