@@ -34,7 +34,7 @@ const (
 	burstEvery    = 5 * time.Millisecond
 	window        = 64 // procs in flight at saturation
 	sampleEvery   = 8  // of procs, whose first line is read; reading all would be load of its own
-	backlogMost   = 5000
+	backlogMost   = 3000 // procs; each is waited for, and a session has 4096 requests at most
 	startedMemory = 4 * sigma.MiB
 )
 
