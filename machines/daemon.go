@@ -19,8 +19,8 @@ type DaemonConfig struct {
 	Self      sigma.MachineID
 	Namespace sigma.Namespace // of the system realm
 	Path      string          // of the state in it; its directory must exist
-	// Authority gets the authority when this machine becomes the judge.
-	Authority func(ctx context.Context) (*identity.Authority, error)
+	// Authority gets the authority when this machine becomes the judge. fresh says that the system has no machine yet, so that one may be made.
+	Authority func(fresh bool) (*identity.Authority, error)
 	Timing    Timing // zero = DefaultTiming
 	Log       *slog.Logger
 }
@@ -67,9 +67,9 @@ func (d *Daemon) Run(ctx context.Context) {
 		state, judge, err := Look(ctx, d.cfg.Namespace, d.cfg.Path)
 		switch {
 		case sigma.KindOf(err) == sigma.KindNotFound || err == nil && judge == d.cfg.Self:
-			err = d.preside(ctx, "")
+			err = d.preside(ctx, state, "")
 		case err == nil && d.inherit(ctx, state, judge):
-			err = d.preside(ctx, judge)
+			err = d.preside(ctx, state, judge)
 		}
 		if err != nil && ctx.Err() == nil {
 			d.cfg.Log.Warn("this machine does not decide about membership", "machine", d.cfg.Self, "err", err)
@@ -82,8 +82,8 @@ func (d *Daemon) Run(ctx context.Context) {
 }
 
 // preside takes over and is the judge until another is, or the state cannot be saved.
-func (d *Daemon) preside(ctx context.Context, former sigma.MachineID) error {
-	authority, err := d.cfg.Authority(ctx)
+func (d *Daemon) preside(ctx context.Context, seen State, former sigma.MachineID) error {
+	authority, err := d.cfg.Authority(len(seen.Members) == 0)
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ func TestDaemon(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		var all sync.WaitGroup
 		start := func(name sigma.MachineID) {
-			d, err := NewDaemon(DaemonConfig{Self: name, Namespace: ns, Path: "/machines", Authority: func(context.Context) (*identity.Authority, error) { return authority, nil }})
+			d, err := NewDaemon(DaemonConfig{Self: name, Namespace: ns, Path: "/machines", Authority: func(bool) (*identity.Authority, error) { return authority, nil }})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,0 +1,67 @@
+package identity
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// OpenAuthority reads the authority from its file, which nobody but its owner may read. If there is none and the system is new it makes one, durable before it is returned, since certificates will depend on it.
+func OpenAuthority(path string, fresh bool, now time.Time) (*Authority, error) {
+	const op = "identity.OpenAuthority"
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && fresh:
+		return makeAuthority(path, now)
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, &sigma.Error{Op: op, Path: path, Kind: sigma.KindNotFound, Msg: "the system has an authority, and its key is not on this machine",
+			Hint: "bring the file from another control machine, or from a backup; without it no machine can join or renew its certificate"}
+	case err != nil:
+		return nil, sigma.Wrap(op, path, err)
+	case info.Mode().Perm()&0o077 != 0:
+		return nil, &sigma.Error{Op: op, Path: path, Kind: sigma.KindPermission, Msg: "others than the owner can read the authority's key", Hint: "who has read it can be any machine; if nobody has: chmod 600"}
+	case info.Size() > 16<<10:
+		return nil, sigma.PathError(op, sigma.KindTooBig, path)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, sigma.Wrap(op, path, err)
+	}
+	a, err := ParseAuthority(text)
+	return a, sigma.Wrap(op, path, err)
+}
+
+func makeAuthority(path string, now time.Time) (*Authority, error) {
+	const op = "identity.OpenAuthority"
+	a, err := NewAuthority(now)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path+"~", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, sigma.Wrap(op, path, err)
+	}
+	_, err = f.Write(a.Marshal())
+	if err = errors.Join(err, f.Chmod(0o600), f.Sync(), f.Close()); err == nil {
+		err = os.Rename(path+"~", path)
+	}
+	if err == nil {
+		err = syncDir(filepath.Dir(path))
+	}
+	if err != nil {
+		return nil, sigma.Wrap(op, path, err)
+	}
+	return a, nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
