@@ -32,8 +32,8 @@ const (
 	p99Most       = 20.0 // ms
 	drainMost     = time.Second
 	burstEvery    = 5 * time.Millisecond
-	window        = 64 // procs in flight at saturation
-	sampleEvery   = 8  // of procs, whose first line is read; reading all would be load of its own
+	window        = 64   // procs in flight at saturation
+	sampleEvery   = 8    // of procs, whose first line is read; reading all would be load of its own
 	backlogMost   = 3000 // procs; each is waited for, and a session has 4096 requests at most
 	startedMemory = 4 * sigma.MiB
 )
