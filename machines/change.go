@@ -141,7 +141,7 @@ func (c *Core) register(now time.Time, m *member, r Request) []Effect {
 	epoch, save := c.next()
 	m.Incarnation, m.Lost, m.suspect = sigma.Incarnation(epoch), false, false
 	m.Address, m.Version, m.CPU, m.Memory = r.Address, r.Version, r.CPU, r.Memory
-	m.heard, m.vouched, m.probed = now, time.Time{}, time.Time{}
+	m.heard, m.vouched, m.probed, m.grace = now, time.Time{}, time.Time{}, now.Add(c.timing.Join)
 	return []Effect{save, SaveMember{m.copy()}, c.publish(), Certify{m.copy(), epoch}}
 }
 

@@ -28,13 +28,14 @@ type Timing struct {
 	Suspect  time.Duration // of silence, after which others are asked
 	Lost     time.Duration // of silence, after which the machine is given up; longer is later, shorter is rash
 	Vouched  time.Duration // of silence to all observers, after which it does not help that other machines hear it: it can be told nothing
+	Join     time.Duration // from a registration to the first beat, which needs a few round trips; who dies within it is noticed later
 	Report   time.Duration // without a report, after which an observer does not count
 	Tick     time.Duration // between two Ticks; a larger gap was the judge's own fault
 }
 
 // DefaultTiming fits machines of one site.
 func DefaultTiming() Timing {
-	return Timing{Interval: 250 * time.Millisecond, Suspect: 750 * time.Millisecond, Lost: 1500 * time.Millisecond, Vouched: 10 * time.Second, Report: time.Second, Tick: 100 * time.Millisecond}
+	return Timing{Interval: 250 * time.Millisecond, Suspect: 750 * time.Millisecond, Lost: 1500 * time.Millisecond, Vouched: 10 * time.Second, Join: 10 * time.Second, Report: time.Second, Tick: 100 * time.Millisecond}
 }
 
 // Slack is by how much a beat, with the report that carries it, may be late without an alarm.
@@ -125,6 +126,7 @@ type member struct {
 	heard   time.Time // by an observer
 	vouched time.Time // by another machine
 	probed  time.Time // when others were asked last
+	grace   time.Time // until when it need not beat, for it has just registered; zero once it has
 	suspect bool
 	asked   int // how often, so that it is not always the same helpers
 }
@@ -135,7 +137,7 @@ func New(now time.Time, cfg Config) (*Core, error) {
 		cfg.Timing = DefaultTiming()
 	}
 	t := cfg.Timing
-	if t.Tick <= 0 || t.Interval < t.Tick || t.Suspect < 2*t.Interval || t.Lost < t.Suspect+2*t.Interval || t.Vouched < t.Lost || t.Report < 2*t.Interval || t.Report > t.Lost {
+	if t.Tick <= 0 || t.Interval < t.Tick || t.Suspect < 2*t.Interval || t.Lost < t.Suspect+2*t.Interval || t.Vouched < t.Lost || t.Join < 0 || t.Report < 2*t.Interval || t.Report > t.Lost {
 		return nil, sigma.Errorf("machines.New", sigma.KindInvalid, "the timing %+v makes no sense", t)
 	}
 	c := &Core{self: cfg.Self, remote: cfg.Remote, timing: t, epoch: max(cfg.State.Epoch, 1), members: map[sigma.MachineID]*member{}, tokens: map[identity.TokenID]*Token{}, ticked: now, reported: map[sigma.MachineID]time.Time{}}

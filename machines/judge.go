@@ -17,7 +17,7 @@ func (c *Core) heardBy(now time.Time, e Evidence) []Effect {
 		return []Effect{Tell{e.ID, e.Incarnation}}
 	}
 	if at := now.Add(-e.Age); at.After(m.heard) {
-		m.heard = at
+		m.heard, m.grace = at, time.Time{}
 	}
 	if m.suspect && now.Sub(m.heard) < c.timing.Suspect {
 		m.suspect = false
@@ -70,6 +70,9 @@ func (c *Core) skip(now time.Time, gap time.Duration) {
 		}
 	}
 	for _, m := range c.members {
+		if !m.grace.IsZero() {
+			m.grace = m.grace.Add(max(gap, 0))
+		}
 		later(&m.heard)
 		later(&m.vouched)
 		later(&m.probed)
@@ -104,6 +107,9 @@ func (c *Core) countObservers(now time.Time) {
 // judge looks at one machine that counts as alive.
 func (c *Core) judge(now time.Time, m *member) (out []Effect) {
 	silent := now.Sub(m.heard)
+	if now.Before(m.grace) {
+		return nil
+	}
 	if silent < c.timing.Suspect {
 		if m.suspect {
 			m.suspect = false
