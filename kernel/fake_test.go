@@ -205,6 +205,14 @@ func (m *machine) launch(control *net.UnixConn) {
 		switch binary.LittleEndian.Uint16(b) {
 		case 1:
 			m.start(b, oob[:oobn])
+		case 4, 5: // freeze, thaw
+			m.mu.Lock()
+			errno := uint32(syscall.ESRCH)
+			if m.running[binary.LittleEndian.Uint64(b[4:])] != nil {
+				errno = 0
+			}
+			m.mu.Unlock()
+			m.send(binary.LittleEndian.AppendUint32(append([]byte{16 + b[0], 0, 1, 0}, b[4:12]...), errno))
 		case 8:
 			metered := append([]byte{24, 0, 1, 0}, b[4:12]...)
 			for n := range uint64(4) {

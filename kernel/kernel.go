@@ -3,7 +3,7 @@
 //
 // It parses hostile bytes and holds no privilege: every act that needs one is the launcher's. It assumes that named, besched and s3d are in the boot set. Users: cmd/sigmad.
 //
-// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu is taken; service.mu, tree.mu and meters.mu, under which nothing is. None is held across a call to another
+// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu is taken; service.mu, tree.mu and questions.mu, under which nothing is. None is held across a call to another
 // process.
 package kernel
 
@@ -72,7 +72,8 @@ type Kernel struct {
 	services  map[string]*service
 	sched     *scheduler
 	metrics   metrics
-	meters    *meters
+	meters    *questions // what launches use
+	freezes   *questions // to freeze and thaw; one at a time, so that what is said of a proc is in the order of what is done to it
 	outputs   *output.Collector
 	ready     *readiness.Set // procs that are silent
 	start     time.Time
@@ -137,7 +138,7 @@ func New(cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, keeper: launch.NewKeeper(cfg.Keeper), comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, services: map[string]*service{}, meters: newMeters(), start: time.Now(), startMono: monotonic(),
+	k := &Kernel{cfg: cfg, keeper: launch.NewKeeper(cfg.Keeper), comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, services: map[string]*service{}, meters: newQuestions(metersMax), freezes: newQuestions(1), start: time.Now(), startMono: monotonic(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}

@@ -134,6 +134,40 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// A running proc is frozen and thawed, and says so; what does not run cannot be frozen, but thawing it is no error.
+func TestFreeze(t *testing.T) {
+	m := boot(t)
+	c := m.connect(sigma.DefaultRealm)
+	id := m.spawn(c, sigma.Descriptor{})
+	p := <-m.procs
+	if err := c.WaitStart(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for _, on := range []bool{true, true, false, false, true} {
+		do := c.Thaw
+		if on {
+			do = c.Freeze
+		}
+		if err := do(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		if ps, err := c.List(t.Context(), false); err != nil || len(ps) != 1 || ps[0].Frozen != on {
+			t.Errorf("got %+v, %v, want frozen: %v", ps, err, on)
+		}
+	}
+	p.exit(0)
+	m.status(c, id)
+	if err := c.Freeze(t.Context(), id); sigma.KindOf(err) != sigma.KindInvalid || sigma.HintOf(err) == "" {
+		t.Errorf("an ended proc: got %v, %q", err, sigma.HintOf(err))
+	}
+	if err := c.Thaw(t.Context(), id); err != nil {
+		t.Errorf("an ended proc: got %v", err)
+	}
+	if err := c.Freeze(t.Context(), "unknown"); sigma.KindOf(err) != sigma.KindNotFound {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestEnding(t *testing.T) {
 	m := boot(t)
 	c := m.connect("default")

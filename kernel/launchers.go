@@ -100,8 +100,7 @@ func (k *Kernel) unregister(id uint64) {
 }
 
 func (k *Kernel) launchEvent(e launch.Event) {
-	if m, ok := e.(launch.Metered); ok {
-		k.meters.answer(m)
+	if k.answered(e) {
 		return
 	}
 	k.mu.Lock()

@@ -92,11 +92,11 @@ func (r *root) procsCalls() map[string]handler {
 		sigmap.CallKill: aboutProc(func(_ context.Context, id sigma.ProcID) ([]byte, error) {
 			return nil, r.tell(id, schedd.Killed{ID: id})
 		}),
-		sigmap.CallFreeze: aboutProc(func(context.Context, sigma.ProcID) ([]byte, error) {
-			return nil, sigma.Errorf("kernel.Freeze", sigma.KindUnsupported, "the launcher cannot freeze procs yet")
+		sigmap.CallFreeze: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+			return nil, r.freeze(ctx, id, true)
 		}),
-		sigmap.CallThaw: aboutProc(func(context.Context, sigma.ProcID) ([]byte, error) {
-			return nil, sigma.Errorf("kernel.Thaw", sigma.KindUnsupported, "the launcher cannot freeze procs yet")
+		sigmap.CallThaw: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+			return nil, r.freeze(ctx, id, false)
 		}),
 		sigmap.CallEvict: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var id sigma.ProcID

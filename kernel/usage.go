@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	gometrics "runtime/metrics"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -13,74 +14,100 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// meters asks the launcher what running procs use. sigmad cannot read cgroups itself, having no privilege, and the launcher reads them only when asked: nobody pays for figures that nobody looks at.
-type meters struct {
+// questions are those to the launcher that it answers once each. sigmad cannot read or freeze cgroups itself, having no privilege, and the launcher reads them only when asked: nobody pays
+// for figures that nobody looks at.
+type questions struct {
 	slots chan struct{} // of questions under way
 
 	mu      sync.Mutex
-	waiting map[uint64][]chan launch.Metered // mu; by launch id
+	waiting map[question][]chan launch.Event // mu
+}
+
+type question struct {
+	what   byte   // 'm' meter, 'f' freeze, 't' thaw
+	launch uint64 // id
 }
 
 const (
 	// metersMax questions are under way at a time, so that the launcher, which answers one in some 40 µs, stays free for starts.
 	metersMax = 16
-	// meterMax is how long the launcher may take to answer.
-	meterMax = 5 * time.Second
+	// answerMax is how long the launcher may take to answer.
+	answerMax = 5 * time.Second
 )
 
-func newMeters() *meters {
-	return &meters{slots: make(chan struct{}, metersMax), waiting: map[uint64][]chan launch.Metered{}}
+func newQuestions(max int) *questions {
+	return &questions{slots: make(chan struct{}, max), waiting: map[question][]chan launch.Event{}}
 }
 
-// read asks about one launch.
-func (m *meters) read(ctx context.Context, l *launch.Launcher, id uint64) (launch.Metered, error) {
-	ctx, cancel := context.WithTimeout(ctx, meterMax)
+// put asks with send and waits for the answer. Then is called with it while no other question may take this one's place; nil: nothing is.
+func (m *questions) put(ctx context.Context, q question, send func(id uint64) error, then func(launch.Event)) (launch.Event, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerMax)
 	defer cancel()
-	late := func() error { return sigma.Wrap("kernel.usage", "", ctx.Err()) }
+	late := func() error { return sigma.Wrap("kernel.ask", "", ctx.Err()) }
 	select {
 	case m.slots <- struct{}{}:
 		defer func() { <-m.slots }()
 	case <-ctx.Done():
-		return launch.Metered{}, late()
+		return nil, late()
 	}
-	ch := make(chan launch.Metered, 1)
+	ch := make(chan launch.Event, 1)
 	m.mu.Lock()
-	m.waiting[id] = append(m.waiting[id], ch)
+	m.waiting[q] = append(m.waiting[q], ch)
 	m.mu.Unlock()
-	defer m.forget(id, ch)
-	if err := l.Meter(id); err != nil {
-		return launch.Metered{}, err
+	defer m.forget(q, ch)
+	if err := send(q.launch); err != nil {
+		return nil, err
 	}
 	select {
 	case e := <-ch:
+		if then != nil {
+			then(e)
+		}
 		return e, nil
 	case <-ctx.Done():
-		return launch.Metered{}, late()
+		return nil, late()
 	}
 }
 
-// answer gives an answer to all who wait for one about this launch: a later question has a later answer, which then finds nobody.
-func (m *meters) answer(e launch.Metered) {
+// answer gives an answer to all who wait for one to this question: a later question has a later answer, which then finds nobody.
+func (m *questions) answer(q question, e launch.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, ch := range m.waiting[e.ID] {
+	for _, ch := range m.waiting[q] {
 		ch <- e // has room for the one
 	}
-	delete(m.waiting, e.ID)
+	delete(m.waiting, q)
 }
 
-func (m *meters) forget(id uint64, ch chan launch.Metered) {
+func (m *questions) forget(q question, ch chan launch.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	left := m.waiting[id][:0]
-	for _, other := range m.waiting[id] {
-		if other != ch {
-			left = append(left, other)
-		}
+	left := slices.DeleteFunc(m.waiting[q], func(other chan launch.Event) bool { return other == ch })
+	if m.waiting[q] = left; len(left) == 0 {
+		delete(m.waiting, q)
 	}
-	if m.waiting[id] = left; len(left) == 0 {
-		delete(m.waiting, id)
+}
+
+// answered sends an answer to who waits for it, and reports whether e is one.
+func (k *Kernel) answered(e launch.Event) bool {
+	switch e.(type) {
+	case launch.Metered:
+		k.meters.answer(question{'m', e.ProcID()}, e)
+	case launch.Frozen:
+		k.freezes.answer(question{'f', e.ProcID()}, e)
+	case launch.Thawed:
+		k.freezes.answer(question{'t', e.ProcID()}, e)
+	default:
+		return false
 	}
+	return true
+}
+
+// meter asks what a launch uses.
+func (k *Kernel) meter(ctx context.Context, l *launch.Launcher, id uint64) (launch.Metered, error) {
+	e, err := k.meters.put(ctx, question{'m', id}, l.Meter, nil)
+	m, _ := e.(launch.Metered)
+	return m, err
 }
 
 // usageMax procs are asked about in one call.
@@ -128,7 +155,7 @@ func (k *Kernel) usageOf(ctx context.Context, realm sigma.RealmID, id sigma.Proc
 	if l == nil { // it died, and the proc with it
 		return u, nil
 	}
-	m, err := k.meters.read(ctx, l, launched)
+	m, err := k.meter(ctx, l, launched)
 	if err != nil {
 		return sigma.Usage{}, err
 	}
@@ -146,7 +173,7 @@ func (k *Kernel) servicesUsage(ctx context.Context) (out []sigma.Usage) {
 		s.mu.Unlock()
 		var m launch.Metered
 		if l != nil && id != 0 {
-			m, _ = k.meters.read(ctx, l, id)
+			m, _ = k.meter(ctx, l, id)
 		}
 		out = append(out, sigma.Usage{UserTime: m.User, SystemTime: m.Sys, Memory: m.Memory, MemoryPeak: m.MemoryPeak, Tasks: m.Tasks})
 	}

@@ -178,11 +178,20 @@ func newFreezeCommand(a *app) *cobra.Command {
 		Short:   "Stop procs where they are, until thaw",
 		Long: `Stop all processes of procs where they are. They keep their memory and their
 connections, use no processor, and go on after "sigma thaw". A frozen proc can be
-killed; the grace of "sigma evict" passes while it is frozen. ` + procArgument,
+killed; the grace of "sigma evict" passes while it is frozen. One that has not started is
+waited for. ` + procArgument,
 		Example: `  sudo sigma freeze hello && sudo sigma thaw hello`,
 		Args:    between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.eachProc(cmd.Context(), args, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error { return c.Freeze(ctx, id) })
+			return a.eachProc(cmd.Context(), args, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error {
+				err := c.Freeze(ctx, id)
+				if sigma.KindOf(err) == sigma.KindBusy { // it has not started
+					if err = c.WaitStart(ctx, id); err == nil {
+						err = c.Freeze(ctx, id)
+					}
+				}
+				return err
+			})
 		},
 	}
 }

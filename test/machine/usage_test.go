@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"sigmaos.dev/sigma"
 )
 
 // What a running proc uses is shown by ps, inspect and top, what it used by inspect; and doctor finds the walls of every process of the system.
@@ -13,6 +15,9 @@ func TestUsageShown(t *testing.T) {
 	s := shared.Get(t)
 	s.RequireLimits(t)
 	id := strings.TrimSpace(s.Must(t, "run", "-d", "--name", "usage", program(t, "probe.c"), "leave"))
+	if err := s.Connect(t.Context(), t, defaultRealm).WaitStart(t.Context(), sigma.ProcID(id)); err != nil {
+		t.Fatal(err)
+	}
 	type proc struct {
 		ID    string
 		Usage struct {
@@ -64,5 +69,31 @@ func TestUsageShown(t *testing.T) {
 	var list []proc
 	if err := json.Unmarshal([]byte(s.Must(t, "inspect", "--json", id)), &list); err != nil || len(list) != 1 || list[0].Usage.Now != 0 || list[0].Usage.Tasks != 0 || list[0].Usage.Peak == 0 {
 		t.Errorf("after the end: got %+v, %v", list, err)
+	}
+}
+
+// A frozen proc uses no processor and goes on where it was; a frozen one can be killed.
+func TestFreeze(t *testing.T) {
+	s := shared.Get(t)
+	for _, end := range []string{"thaw", "kill"} {
+		id := strings.TrimSpace(s.Must(t, "run", "-d", "--name", "cold", program(t, "probe.c"), "leave"))
+		s.Must(t, "freeze", id)
+		var list []struct{ Frozen bool }
+		if err := json.Unmarshal([]byte(s.Must(t, "inspect", "--json", id)), &list); err != nil || len(list) != 1 || !list[0].Frozen {
+			t.Errorf("got %+v, %v, want it frozen", list, err)
+		}
+		s.Must(t, "freeze", id) // twice is once
+		if end == "thaw" {
+			s.Must(t, "thaw", id)
+			s.Must(t, "evict", id)
+		} else {
+			s.Must(t, "kill", id)
+		}
+		if out, _, code := s.CLI(t, "wait", id); code == 0 {
+			t.Errorf("%s: got %q", end, out)
+		}
+		if _, stderr, code := s.CLI(t, "freeze", id); code != 1 || !strings.Contains(stderr, "has ended") {
+			t.Errorf("an ended proc: code %d, %q", code, stderr)
+		}
 	}
 }

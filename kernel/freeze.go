@@ -1,0 +1,60 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+
+	"sigmaos.dev/launch"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/sigma"
+)
+
+// freeze stops a proc of the caller's realm, or lets it go on.
+func (r *root) freeze(ctx context.Context, id sigma.ProcID, on bool) error {
+	const op = "kernel.freeze"
+	k := r.tree.k
+	k.mu.Lock()
+	p := k.core.Proc(r.realm, id)
+	if p == nil {
+		k.mu.Unlock()
+		return unknownProc(id)
+	}
+	state, launched, l := p.State, p.Launch, k.launcher
+	k.mu.Unlock()
+	switch {
+	case state != sigma.ProcRunning && !on:
+		return nil // it is not frozen
+	case state == sigma.ProcEnded:
+		return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("proc %s has ended", id), Hint: "sigma ps lists the procs that run"}
+	case state != sigma.ProcRunning:
+		return &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("proc %s has not started", id), Hint: "try again when it runs"}
+	case l == nil:
+		return sigma.Errorf(op, sigma.KindUnavailable, "the launcher is being restarted")
+	}
+	q, send := question{'t', launched}, l.Thaw
+	if on {
+		q, send = question{'f', launched}, l.Freeze
+	}
+	var no syscall.Errno
+	_, err := k.freezes.put(ctx, q, send, func(e launch.Event) {
+		switch e := e.(type) {
+		case launch.Frozen:
+			no = e.Errno
+		case launch.Thawed:
+			no = e.Errno
+		}
+		if no == 0 {
+			k.step(schedd.Froze{ID: id, On: on})
+		}
+	})
+	switch {
+	case err != nil:
+		return err
+	case no == syscall.ESRCH:
+		return sigma.Errorf(op, sigma.KindInvalid, "proc %s has ended, or ends just now", id)
+	case no != 0:
+		return &sigma.Error{Op: op, Kind: sigma.KindOther, Msg: fmt.Sprintf("proc %s cannot be frozen or thawed", id), Hint: "run sigma doctor on the machine", Err: no}
+	}
+	return nil
+}
