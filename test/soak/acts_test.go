@@ -169,9 +169,9 @@ func (x *soak) pause() {
 	}
 }
 
-// crash kills a service, if it runs.
+// crash kills a service, if it runs. While those that a dying launcher takes with it are ending nobody could tell which of two ends the machine has heard of.
 func (x *soak) crash(name string) {
-	if x.s.PID(name) == 0 {
+	if x.ending = x.ending && !x.calm(); x.ending || x.s.PID(name) == 0 {
 		return
 	}
 	x.done["kill -9 "+name]++
@@ -199,6 +199,7 @@ func (x *soak) crashLauncher() {
 	for _, p := range x.live {
 		p.fault, p.launcher = true, true
 	}
+	x.ending = true
 	x.s.Kill9(x.t, "launcher")
 }
 
@@ -221,6 +222,7 @@ func (x *soak) die(name string) {
 	clear(x.live)
 	clear(x.ended)
 	clear(x.killed)
+	x.ending = false
 	x.s.Restart(x.t)
 	x.c = x.s.Connect(x.ctx, x.t, sigma.DefaultRealm)
 	list, err := x.c.List(x.ctx, false)

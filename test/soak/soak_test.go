@@ -96,6 +96,7 @@ type soak struct {
 	dying   bool              // the whole system is being killed
 
 	launchers []time.Time // when launchers were killed
+	ending    bool        // one was, and not all services have been seen to run since
 
 	answers chan answer
 	waiters sync.WaitGroup
