@@ -81,7 +81,7 @@ func (s *System) processes() (out []process) {
 	}
 	number, _ := strconv.ParseUint(s.instance, 16, 32)
 	base, uids := uint32(0x40000000+number%1024<<20), uint32(uidRange)
-	if first, count, rootless := rootlessUIDs(); rootless { // of all systems of this user, so a package in this mode should have one
+	if first, count, rootless := RootlessUIDs(); rootless { // of all systems of this user, so a package in this mode should have one
 		base, uids = first, count
 	}
 	entries, _ := os.ReadDir("/proc")

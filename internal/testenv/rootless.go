@@ -28,8 +28,8 @@ const (
 	rootlessCount = 65536
 )
 
-// rootlessUIDs are the uids outside of what runs in rootless mode; ok tells whether this is it.
-func rootlessUIDs() (first, count uint32, ok bool) {
+// RootlessUIDs are the uids, as the host sees them, of what runs in rootless mode; ok tells whether this test program runs in it.
+func RootlessUIDs() (first, count uint32, ok bool) {
 	_, err := fmt.Sscanf(os.Getenv(rootlessEnv), "%d:%d", &first, &count)
 	return first, count, err == nil
 }
@@ -37,7 +37,7 @@ func rootlessUIDs() (first, count uint32, ok bool) {
 // RequireLimits skips the test where no cgroup holds procs to their limits, as in rootless mode without a subtree of one's own.
 func (s *System) RequireLimits(tb testing.TB) {
 	tb.Helper()
-	if _, _, ok := rootlessUIDs(); ok && len(s.cgroups()) == 0 {
+	if _, _, ok := RootlessUIDs(); ok && len(s.cgroups()) == 0 {
 		tb.Skip("skipped: in rootless mode, and no cgroup belongs to this user")
 	}
 }

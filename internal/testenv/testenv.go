@@ -63,7 +63,7 @@ type System struct {
 // RequireRoot skips the test, saying why, where procs cannot be made.
 func RequireRoot(tb testing.TB) {
 	tb.Helper()
-	if _, _, rootless := rootlessUIDs(); os.Geteuid() != 0 && !rootless {
+	if _, _, rootless := RootlessUIDs(); os.Geteuid() != 0 && !rootless {
 		tb.Skip("skipped: making procs needs root; run: sudo env PATH=$PATH go test -tags system ./test/...")
 	}
 }
@@ -211,7 +211,7 @@ func (s *System) Up(tb testing.TB) {
 
 func (s *System) up() error {
 	args := []string{"up", "--detach", "--machine", s.options.Machine}
-	if _, _, rootless := rootlessUIDs(); rootless {
+	if _, _, rootless := RootlessUIDs(); rootless {
 		args = append(args, "--rootless")
 	}
 	if s.options.Weaken {
@@ -321,7 +321,7 @@ func (s *System) PID(name string) int {
 		pid, _ := strconv.Atoi(strings.TrimSpace(string(b)))
 		return pid
 	}
-	_, _, rootless := rootlessUIDs()
+	_, _, rootless := RootlessUIDs()
 	for _, p := range s.processes() {
 		if p.name == name && (p.cgroup == "launcher/sigmad" || strings.HasPrefix(p.cgroup, "system/"+name) || p.cgroup == "" && rootless) {
 			return p.pid
