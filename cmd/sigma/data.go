@@ -81,7 +81,11 @@ func prepareData(dir string) error {
 	case !st.IsDir():
 		return dataError(dir, sigma.KindNotDir, "is a file", "choose another with --data DIR")
 	case st.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()):
-		return dataError(dir, sigma.KindPermission, "belongs to another user", "choose another with --data DIR, or give it to root: chown root "+dir)
+		hint := "choose another with --data DIR"
+		if os.Geteuid() == 0 {
+			hint += ", or give it to root: chown root " + dir
+		}
+		return dataError(dir, sigma.KindPermission, "belongs to another user", hint)
 	default:
 		if err := checkIsData(dir); err != nil {
 			return err
