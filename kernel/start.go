@@ -81,7 +81,11 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 		release()
 		return sigma.Wrap("kernel.startProc", "", err)
 	}
-	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: launch.ProfileSigma, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: cpuShares, NoFile: noFileMax,
+	profile := launch.ProfileSigma
+	if p.Descriptor.Profile == sigma.ProfileLinux {
+		profile = launch.ProfileLinux
+	}
+	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: profile, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: cpuShares, NoFile: noFileMax,
 		Group: string(p.Realm) + "/" + p.Class.String(), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
 		Env:    append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm), "SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, p.Descriptor.Env...),
 		Passed: []launch.Passed{{FD: c.outW, Target: 1}, {FD: c.errW, Target: 2}, {FD: c.theirs, Target: 3}}}

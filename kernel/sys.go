@@ -138,9 +138,6 @@ func (r *root) spawn(_ context.Context, payload []byte) ([]byte, []*os.File, err
 		if err := ds[i].Check(); err != nil {
 			return nil, nil, err
 		}
-		if ds[i].Profile == sigma.ProfileLinux {
-			return nil, nil, sigma.Errorf("kernel.Spawn", sigma.KindUnsupported, "the launcher does not know the profile linux yet")
-		}
 		ids[i] = sigma.NewProcID()
 	}
 	k := r.tree.k

@@ -27,6 +27,7 @@ type Profile uint32
 const (
 	ProfileSigma  Profile = 0 // tenants' procs
 	ProfileSystem Profile = 1 // the boot set
+	ProfileLinux  Profile = 2 // tenants' unmodified programs
 )
 
 // Passed is a file that becomes file descriptor Target in the program.

@@ -236,6 +236,155 @@ const SOCKET_QUESTIONS: &[&[Test]] = &[
     &[Is(1, IPPROTO_TCP as u32)],
 ];
 
+/// What profile `linux` answers otherwise than `sigma`, or beside it: unmodified programs, whose run-time systems
+/// (CPython, the JVM, busybox) expect an ordinary Linux without files. Still no sockets, nothing to execute, and no
+/// path leads anywhere: the root is empty and read-only.
+const LINUX: &[Entry] = &[
+    // The root, which is all there is.
+    (SYS_getcwd, EVER),
+    // To / only, for the same reason.
+    (SYS_chdir, EVER),
+    // A number of the process's own.
+    (SYS_umask, EVER),
+    // A file already held, by the name that newer libcs use.
+    (SYS_statx, Rule::When(&[&[Masked(2, AT_EMPTY_PATH as u32, AT_EMPTY_PATH as u32)]], Verdict::Errno(ENOENT))),
+    // The type of a file already held.
+    (SYS_fstatfs, EVER),
+    // There is nothing to execute, as a shell finds out by trying.
+    (SYS_execve, ABSENT),
+    // Changes to a read-only root, as the kernel would refuse them.
+    (SYS_mkdir, READ_ONLY),
+    (SYS_mkdirat, READ_ONLY),
+    (SYS_rename, READ_ONLY),
+    (SYS_renameat, READ_ONLY),
+    (SYS_renameat2, READ_ONLY),
+    (SYS_symlink, READ_ONLY),
+    (SYS_symlinkat, READ_ONLY),
+    (SYS_mknod, READ_ONLY),
+    (SYS_mknodat, READ_ONLY),
+    // Of what is not there nothing can be removed or changed.
+    (SYS_unlink, ABSENT),
+    (SYS_unlinkat, ABSENT),
+    (SYS_rmdir, ABSENT),
+    (SYS_link, ABSENT),
+    (SYS_linkat, ABSENT),
+    (SYS_chmod, ABSENT),
+    (SYS_fchmodat, ABSENT),
+    (SYS_truncate, ABSENT),
+    (SYS_utimensat, ABSENT),
+    (SYS_statfs, ABSENT),
+    // Memory as a file: shared between the processes of a proc, charged to it, and never executable (Landlock).
+    (SYS_memfd_create, EVER),
+    // Its size. Of a passed file that may be written the content is the proc's to destroy anyway.
+    (SYS_ftruncate, EVER),
+    // Bytes between descriptors already held.
+    (SYS_preadv, EVER),
+    (SYS_pwritev, EVER),
+    (SYS_preadv2, EVER),
+    (SYS_pwritev2, EVER),
+    (SYS_sendfile, EVER),
+    (SYS_copy_file_range, EVER),
+    // Advice, which the kernel may ignore.
+    (SYS_fadvise64, EVER),
+    (SYS_readahead, EVER),
+    // Durability of files already held.
+    (SYS_fsync, EVER),
+    (SYS_fdatasync, EVER),
+    (SYS_msync, EVER),
+    // Pages that stay in memory: up to RLIMIT_MEMLOCK, 64 KiB.
+    (SYS_mlock, EVER),
+    (SYS_mlock2, EVER),
+    (SYS_munlock, EVER),
+    // As in sigma, with seals for memory that is shared and the size of a pipe.
+    (SYS_fcntl, when(FCNTL_LINUX)),
+    // As in sigma, with close-on-exec by ioctl and the terminal's group, which CPython and shells ask for.
+    (SYS_ioctl, when(IOCTL_LINUX)),
+    // As in sigma, with what only concerns the process and its descendants.
+    (SYS_prctl, when(PRCTL_LINUX)),
+    // Closes many, as CPython does before it forks a child.
+    (SYS_close_range, EVER),
+    // Events as descriptors: the older names, timers and signals.
+    (SYS_epoll_create, EVER),
+    (SYS_eventfd, EVER),
+    (SYS_timerfd_create, CLOCKS),
+    (SYS_timerfd_settime, EVER),
+    (SYS_timerfd_gettime, EVER),
+    (SYS_signalfd, EVER),
+    (SYS_signalfd4, EVER),
+    // There is no path to watch.
+    (SYS_inotify_init, EVER),
+    (SYS_inotify_init1, EVER),
+    (SYS_inotify_add_watch, ABSENT),
+    (SYS_inotify_rm_watch, EVER),
+    // Threads: of the process itself only, since a number could be another proc's.
+    (SYS_sched_setaffinity, when(&[&[Is(0, 0)]])),
+    (SYS_sched_getscheduler, when(&[&[Is(0, 0)]])),
+    (SYS_sched_getparam, when(&[&[Is(0, 0)]])),
+    (SYS_getpriority, when(&[&[Is(0, PRIO_PROCESS as u32), Is(1, 0)]])),
+    // Constants of the kernel.
+    (SYS_sched_get_priority_max, EVER),
+    (SYS_sched_get_priority_min, EVER),
+    // Which processor one is on.
+    (SYS_getcpu, EVER),
+    // Several futexes at once.
+    (SYS_futex_waitv, EVER),
+    // Barriers between the threads of the process (query, private, private for code); never the global one, for
+    // which the whole machine is interrupted.
+    (SYS_membarrier, when(&[&[Is(0, 0)], &[Is(0, 8)], &[Is(0, 16)], &[Is(0, 32)], &[Is(0, 64)]])),
+    // Signals with a value: to whom kill reaches.
+    (SYS_rt_sigqueueinfo, EVER),
+    (SYS_rt_tgsigqueueinfo, EVER),
+    // Who one is.
+    (SYS_getgroups, EVER),
+    (SYS_getresuid, EVER),
+    (SYS_getresgid, EVER),
+    // The question which personality, not another one.
+    (SYS_personality, when(&[&[Is(0, u32::MAX)]])),
+];
+
+const READ_ONLY: Rule = Rule::Always(Verdict::Errno(EROFS));
+
+/// No locks and leases here either: they would reach other readers of a passed file.
+const FCNTL_LINUX: &[&[Test]] = &[
+    &[Is(1, F_DUPFD as u32)],
+    &[Is(1, F_DUPFD_CLOEXEC as u32)],
+    &[Is(1, F_GETFD as u32)],
+    &[Is(1, F_SETFD as u32)],
+    &[Is(1, F_GETFL as u32)],
+    &[Is(1, F_SETFL as u32)],
+    &[Is(1, F_GET_SEALS as u32)],
+    &[Is(1, F_ADD_SEALS as u32)],
+    &[Is(1, F_GETPIPE_SZ as u32)],
+    &[Is(1, F_SETPIPE_SZ as u32)],
+];
+
+const IOCTL_LINUX: &[&[Test]] = &[
+    &[Is(1, FIONBIO as u32)],
+    &[Is(1, FIONREAD as u32)],
+    &[Is(1, TCGETS as u32)],
+    &[Is(1, TIOCGWINSZ as u32)],
+    &[Is(1, FIOCLEX as u32)],
+    &[Is(1, FIONCLEX as u32)],
+    &[Is(1, TIOCGPGRP as u32)],
+];
+
+const PRCTL_LINUX: &[&[Test]] = &[
+    &[Is(0, PR_SET_NAME as u32)],
+    &[Is(0, PR_GET_NAME as u32)],
+    &[Is(0, PR_SET_VMA as u32)],
+    &[Is(0, PR_SET_PDEATHSIG as u32)],
+    &[Is(0, PR_GET_PDEATHSIG as u32)],
+    &[Is(0, PR_GET_DUMPABLE as u32)],
+    &[Is(0, PR_SET_NO_NEW_PRIVS as u32)],
+    &[Is(0, PR_GET_NO_NEW_PRIVS as u32)],
+    &[Is(0, PR_GET_SECCOMP as u32)],
+    &[Is(0, PR_CAPBSET_READ as u32)],
+    &[Is(0, PR_SET_TIMERSLACK as u32)],
+    &[Is(0, PR_GET_TIMERSLACK as u32)],
+    &[Is(0, PR_SET_CHILD_SUBREAPER as u32)],
+    &[Is(0, PR_GET_CHILD_SUBREAPER as u32)],
+];
+
 const SYSTEM: &[Entry] = &[
     // A system program has a PID namespace of its own.
     (SYS_prlimit64, when(&[&[Null(2)]])),
@@ -380,6 +529,12 @@ pub const SPACE_INIT: &[Entry] =
 
 pub fn sigma() -> Vec<Entry> {
     [COMMON, SIGMA].concat()
+}
+
+/// As sigma, but for what LINUX says.
+pub fn linux() -> Vec<Entry> {
+    let replaced = |entry: &Entry| LINUX.iter().any(|other| other.0 == entry.0);
+    sigma().into_iter().filter(|entry| !replaced(entry)).chain(LINUX.iter().copied()).collect()
 }
 
 pub fn system() -> Vec<Entry> {

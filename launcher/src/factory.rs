@@ -24,7 +24,8 @@ pub struct Factory {
     pub cgroups: Cgroups,
     pub(crate) templates: Templates,
     pub(crate) abi: Abi,
-    pub(crate) sigma_filter: Vec<sock_filter>,
+    sigma_filter: Vec<sock_filter>,
+    linux_filter: Vec<sock_filter>,
     system_filter: Vec<sock_filter>,
     init_filter: Vec<sock_filter>,
     /// By which seeds' calls pass the filter that they share with programs.
@@ -65,6 +66,7 @@ impl Factory {
             templates,
             abi: Abi::detect().map_err(Error::LandlockRules)?,
             sigma_filter: compile(&calls::sigma(), refused, secret),
+            linux_filter: compile(&calls::linux(), refused, secret),
             system_filter: compile(&calls::system(), refused, secret),
             init_filter: compile(calls::INIT, Verdict::Kill, secret),
             secret,
@@ -157,13 +159,18 @@ impl Factory {
         // The numbers stay open until they are placed, since nobody drops them.
         let fds = fds.map(IntoRawFd::into_raw_fd).zip(plan.targets.iter().copied()).collect();
         let program = Program { file, argv: Pointers::new(&plan.argv), envp: Pointers::new(&plan.envp), fds };
-        let filter = match plan.profile {
-            Profile::Sigma => &self.sigma_filter,
-            Profile::System => &self.system_filter,
-        };
+        let filter = self.filter_of(plan.profile);
         let (init_filter, abi, null) = (&self.init_filter, self.abi, self.null.as_raw_fd());
         let launch = Launch { plan, key, program, data, null, report, filter, init_filter, abi };
         init::run(&launch, &common, entered)
+    }
+
+    pub(crate) fn filter_of(&self, profile: Profile) -> &[sock_filter] {
+        match profile {
+            Profile::Sigma => &self.sigma_filter,
+            Profile::Linux => &self.linux_filter,
+            Profile::System => &self.system_filter,
+        }
     }
 
     /// Closes the account of a proc of which the launcher's own child has ended. EBUSY: not all of it has, try again.

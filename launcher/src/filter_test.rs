@@ -1,5 +1,5 @@
 use super::*;
-use crate::calls::{INIT, SEED_CLONE, sigma, system};
+use crate::calls::{INIT, SEED_CLONE, linux, sigma, system};
 
 /// A dumb interpreter of the instructions used, to run filters on made-up calls.
 fn run(program: &[sock_filter], arch: u32, nr: u32, args: [u64; 6]) -> u32 {
@@ -60,9 +60,9 @@ fn meaning(entries: &[Entry], default: Verdict, nr: u32, args: [u64; 6]) -> u32 
 
 #[test]
 fn compiled_lists_mean_what_the_lists_say() {
-    let (sigma, system) = (sigma(), system());
+    let (sigma, linux, system) = (sigma(), linux(), system());
     let eperm = Verdict::Errno(libc::EPERM);
-    for (entries, default) in [(&sigma[..], eperm), (&system[..], eperm), (INIT, Verdict::Kill)] {
+    for (entries, default) in [(&sigma[..], eperm), (&linux[..], eperm), (&system[..], eperm), (INIT, Verdict::Kill)] {
         let program = compile(entries, default, KEY);
         let numbers = (0..600).chain([X32_FIRST - 1, X32_FIRST, X32_FIRST + 1, X32_END - 1, X32_END, u32::MAX]);
         for nr in numbers {
@@ -85,7 +85,7 @@ fn compiled_lists_mean_what_the_lists_say() {
 
 #[test]
 fn lists_name_no_call_twice() {
-    for mut numbers in [sigma(), system()].map(|list| list.iter().map(|e| e.0).collect::<Vec<_>>()) {
+    for mut numbers in [sigma(), linux(), system()].map(|list| list.iter().map(|e| e.0).collect::<Vec<_>>()) {
         let len = numbers.len();
         numbers.sort();
         numbers.dedup();
@@ -137,6 +137,49 @@ fn sigma_decides_as_the_document_says() {
     ];
     for (name, got, want) in cases {
         assert_eq!(got, want, "{name}: got {got:#x}, want {want:#x}");
+    }
+}
+
+#[test]
+fn linux_gets_more_files_and_threads_but_no_sockets() {
+    let program = compile(&linux(), Verdict::Errno(libc::EPERM), KEY);
+    let ask = |nr: libc::c_long, args: [u64; 6]| run(&program, ARCH, nr as u32, args);
+    let cases = [
+        ("memfd_create", ask(libc::SYS_memfd_create, [0; 6]), ALLOW),
+        ("openat", ask(libc::SYS_openat, [0; 6]), ENOENT),
+        ("own affinity", ask(libc::SYS_sched_setaffinity, [0; 6]), ALLOW),
+        ("another's affinity", ask(libc::SYS_sched_setaffinity, [7, 0, 0, 0, 0, 0]), EPERM),
+        ("a clock of another", ask(libc::SYS_timerfd_create, [(!7u64) << 3 | 2, 0, 0, 0, 0, 0]), EINVAL),
+        ("global barrier", ask(libc::SYS_membarrier, [1, 0, 0, 0, 0, 0]), EPERM),
+        ("private barrier", ask(libc::SYS_membarrier, [8, 0, 0, 0, 0, 0]), ALLOW),
+        ("clone3", ask(libc::SYS_clone3, [0; 6]), ENOSYS),
+        ("another personality", ask(libc::SYS_personality, [0x4_0000, 0, 0, 0, 0, 0]), EPERM),
+        ("TIOCSTI", ask(libc::SYS_ioctl, [0, 0x5412, 0, 0, 0, 0]), EPERM),
+        ("F_SETLK", ask(libc::SYS_fcntl, [0, 6, 0, 0, 0, 0]), EPERM),
+        ("PR_SET_MM", ask(libc::SYS_prctl, [35, 0, 0, 0, 0, 0]), EPERM),
+        ("execve", ask(libc::SYS_execve, [0; 6]), ENOENT),
+    ];
+    for (name, got, want) in cases {
+        assert_eq!(got, want, "{name}: got {got:#x}, want {want:#x}");
+    }
+    let never = [
+        libc::SYS_socket,
+        libc::SYS_socketpair,
+        libc::SYS_connect,
+        libc::SYS_bind,
+        libc::SYS_sendmsg,
+        libc::SYS_ptrace,
+        libc::SYS_process_vm_readv,
+        libc::SYS_pidfd_open,
+        libc::SYS_mount,
+        libc::SYS_setuid,
+        libc::SYS_io_uring_setup,
+        libc::SYS_userfaultfd,
+        libc::SYS_vmsplice,
+        libc::SYS_flock,
+    ];
+    for nr in never {
+        assert_eq!(ask(nr, [0; 6]), EPERM, "call {nr}");
     }
 }
 

@@ -48,7 +48,7 @@ pub fn enter(common: &Common, weaken: Weaken, cgroups: &Entry) -> Result<(), Err
 
 /// When the machine's memory is gone the kernel kills who has most of it: a proc, and be it a small one, rather than
 /// a service of all. Set here, where the host's /proc is still to be seen; the program inherits it.
-fn prefer_when_memory_is_gone() -> sys::Result<()> {
+pub fn prefer_when_memory_is_gone() -> sys::Result<()> {
     let score = sys::openat(libc::AT_FDCWD, c"/proc/self/oom_score_adj", libc::O_WRONLY)?;
     sys::write(score.as_raw_fd(), b"800").map(drop)
 }
@@ -68,7 +68,7 @@ pub fn fail(report: RawFd, error: Error) -> ! {
 
 /// Makes the program's process and gives up every right. Returns only if there is no such process.
 fn prepare(launch: &Launch, common: &Common) -> Result<Infallible, Error> {
-    if launch.plan.profile == Profile::Sigma {
+    if launch.plan.profile != Profile::System {
         prefer_when_memory_is_gone().map_err(Error::Limits)?;
     }
     enter_root(launch, common.templates)?;
@@ -112,7 +112,9 @@ fn enter_root(launch: &Launch, templates: &Templates) -> Result<(), Error> {
             namespaces::enter_system_root(templates, &tree).map_err(Error::Mounts)
         }
         (Profile::System, None) => Err(Error::DataTree(Errno(libc::EBADF))),
-        (Profile::Sigma, _) => namespaces::enter(&templates.empty_root, libc::CLONE_NEWNS).map_err(Error::Namespaces),
+        (Profile::Sigma | Profile::Linux, _) => {
+            namespaces::enter(&templates.empty_root, libc::CLONE_NEWNS).map_err(Error::Namespaces)
+        }
     }
 }
 

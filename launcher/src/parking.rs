@@ -10,7 +10,7 @@
 //! all in the leaf, which is empty then, and its memory was never the seed's.
 //!
 //! Pools are kept by purpose, which is all that cannot be changed any more: the group (realm and class), the
-//! gid (the realm), the limits that the process itself has set. A START whose purpose has no free seat
+//! gid (the realm), the filter, the limits that the process itself has set. A START whose purpose has no free seat
 //! makes one on the spot and is handed to that.
 //!
 //! How many to keep free follows the arrivals: twice as many as before whenever a START found none, up to
@@ -41,6 +41,7 @@ const MEMORY_MIN: u64 = 4 << 20;
 /// What a seat is for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Purpose {
+    pub profile: Profile,
     pub group: String,
     pub gid: u32,
     pub pids: u32,
@@ -50,9 +51,10 @@ pub struct Purpose {
 impl Purpose {
     /// None for a START that is not for a seat.
     pub fn of(plan: &Plan) -> Option<Purpose> {
-        let common = plan.profile == Profile::Sigma && plan.weaken == Weaken::default() && plan.uid == 0;
+        let common = plan.profile != Profile::System && plan.weaken == Weaken::default() && plan.uid == 0;
         let fits = plan.nofile >= NOFILE_MIN && plan.limits.memory.is_none_or(|bytes| bytes >= MEMORY_MIN);
         (common && fits).then(|| Purpose {
+            profile: plan.profile,
             group: plan.group.clone(),
             gid: plan.gid,
             pids: plan.limits.pids,
@@ -64,7 +66,7 @@ impl Purpose {
     pub fn plan(&self, limits: &Limits) -> Plan {
         Plan {
             id: 0,
-            profile: Profile::Sigma,
+            profile: self.profile,
             weaken: Weaken::default(),
             uid: 0,
             gid: self.gid,

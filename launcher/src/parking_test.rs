@@ -1,7 +1,7 @@
 use super::*;
 
 fn purpose(group: &str, gid: u32) -> Purpose {
-    Purpose { group: group.into(), gid, pids: 512, nofile: 4096 }
+    Purpose { profile: Profile::Sigma, group: group.into(), gid, pids: 512, nofile: 4096 }
 }
 
 fn limits() -> Limits {
@@ -38,6 +38,7 @@ fn pools_of_different_purposes_never_mix() {
     let others = [
         purpose("default/lc", 7),
         purpose("default/be", 8),
+        Purpose { profile: Profile::Linux, ..purpose("default/be", 7) },
         Purpose { pids: 1, ..purpose("default/be", 7) },
         Purpose { nofile: 5000, ..purpose("default/be", 7) },
     ];

@@ -19,9 +19,14 @@ const SHARES_DEFAULT: u32 = 1024;
 const PIDS_LIMIT: u32 = 65_536;
 const NOFILE_LIMIT: u32 = 1 << 20;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Profile {
+    /// For programs made for sigmaOS.
+    #[default]
     Sigma,
+    /// For unmodified programs.
+    Linux,
+    /// For our own services.
     System,
 }
 
@@ -111,6 +116,7 @@ pub fn plan(start: Start, bounds: Bounds) -> Result<Plan, Error> {
     let profile = match start.profile {
         0 => Profile::Sigma,
         1 => Profile::System,
+        2 => Profile::Linux,
         _ => return refuse(libc::EINVAL),
     };
     check_ids(profile, start.uid, start.gid, bounds)?;
@@ -198,7 +204,7 @@ fn check_ids(profile: Profile, uid: u32, gid: u32, bounds: Bounds) -> Result<(),
     let procs = bounds.base + PROC_FIRST..bounds.base + bounds.uids;
     let programs = bounds.base + 1..bounds.base + PROC_FIRST;
     let legal = match profile {
-        Profile::Sigma => (uid == 0 || procs.contains(&uid)) && procs.contains(&gid),
+        Profile::Sigma | Profile::Linux => (uid == 0 || procs.contains(&uid)) && procs.contains(&gid),
         Profile::System => programs.contains(&uid) && (programs.contains(&gid) || procs.contains(&gid)),
     };
     if legal { Ok(()) } else { refuse(libc::ERANGE) }

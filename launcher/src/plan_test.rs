@@ -55,7 +55,7 @@ fn plans_are_as_recorded() {
 #[test]
 fn unlawful_starts_are_refused() {
     let cases: [(&str, Change, i32); 16] = [
-        ("unknown profile", |s| s.profile = 2, libc::EINVAL),
+        ("unknown profile", |s| s.profile = 3, libc::EINVAL),
         ("sigmad's own id", |s| s.id = SIGMAD_ID, libc::EINVAL),
         ("root", |s| (s.profile, s.uid, s.gid) = (1, 0, BOUNDS.base + 2), libc::ERANGE),
         ("init's uid", |s| s.uid = BOUNDS.base, libc::ERANGE),

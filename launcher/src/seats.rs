@@ -133,7 +133,7 @@ impl Factory {
         });
         let pid = forked.map_err(Error::Clone)?;
         if pid == 0 {
-            let (secret, null, filter) = (self.secret, self.null.as_raw_fd(), &self.sigma_filter[..]);
+            let (secret, null, filter) = (self.secret, self.null.as_raw_fd(), self.filter_of(plan.profile));
             let common = Common {
                 templates: &self.templates,
                 uid: self.bounds.base,

@@ -56,6 +56,8 @@ pub fn run(seed: &Seed, common: &Common, entry: &Entry) -> ! {
 
 fn become_seed(seed: &Seed, common: &Common, entry: &Entry, status: &mut RawFd) -> Result<(), Error> {
     init::enter(common, Weaken::default(), entry)?;
+    // Of its procs, too, which have no way to change it.
+    init::prefer_when_memory_is_gone().map_err(Error::Limits)?;
     namespaces::enter(&common.templates.empty_root, libc::CLONE_NEWNS).map_err(Error::Namespaces)?;
     sys::reset_signals().map_err(Error::Signals)?;
     sys::setsid().map_err(Error::Session)?;

@@ -80,6 +80,9 @@ fn await_ready(ready: &OwnedFd) -> sys::Result<()> {
 
 /// Nothing here depends on what procs do, so PID 1 needs no right but to sleep.
 fn confine(templates: &Templates, uid: u32, launcher: &OwnedFd, report: i32) -> sys::Result<()> {
+    // All procs would end with it. Without the right to lower its score (rootless), its size must protect it.
+    let score = sys::openat(libc::AT_FDCWD, c"/proc/self/oom_score_adj", libc::O_WRONLY);
+    let _ = score.and_then(|score| sys::write(score.as_raw_fd(), b"-900"));
     namespaces::enter(&templates.network, libc::CLONE_NEWNET)?;
     namespaces::enter(&templates.ipc, libc::CLONE_NEWIPC)?;
     namespaces::enter(&templates.uts, libc::CLONE_NEWUTS)?;

@@ -62,7 +62,7 @@ func attackBySweep(ctx context.Context, t *testing.T, s *score, plain, weak *are
 
 // profiles are those of procs, by the name of their list.
 func profiles() map[string]sigma.Descriptor {
-	return map[string]sigma.Descriptor{"sigma": {}}
+	return map[string]sigma.Descriptor{"sigma": {}, "linux": {Profile: sigma.ProfileLinux}}
 }
 
 // pastFilters are calls that newer kernels (6.11, 6.18) make past every filter: they belong to the kernel's own trampolines of probes, and kill whoever else makes them.
