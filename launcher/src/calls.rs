@@ -316,11 +316,11 @@ const LINUX: &[Entry] = &[
     (SYS_inotify_init1, EVER),
     (SYS_inotify_add_watch, ABSENT),
     (SYS_inotify_rm_watch, EVER),
-    // Threads: of the process itself only, since a number could be another proc's.
+    // Threads: of the process itself only (PRIO_PROCESS and 0), since a number could be another proc's.
     (SYS_sched_setaffinity, when(&[&[Is(0, 0)]])),
     (SYS_sched_getscheduler, when(&[&[Is(0, 0)]])),
     (SYS_sched_getparam, when(&[&[Is(0, 0)]])),
-    (SYS_getpriority, when(&[&[Is(0, PRIO_PROCESS as u32), Is(1, 0)]])),
+    (SYS_getpriority, when(&[&[Is(0, 0), Is(1, 0)]])),
     // Constants of the kernel.
     (SYS_sched_get_priority_max, EVER),
     (SYS_sched_get_priority_min, EVER),

@@ -453,10 +453,10 @@ fn programs_of_other_languages_run() {
             println!("SKIP: no compiler for {name} here");
             continue;
         };
-        for profile in [0, 1] {
+        for profile in [0, 1, 2] {
             let (mut reader, writer) = pipe();
             let mut start = machine.hello(10 * profile as u64 + id, &[]);
-            (start.targets, start.pids_max) = (vec![1, 2], 64);
+            (start.targets, start.pids_max, start.profile) = (vec![1, 2], 64, profile);
             let dir = open_path(machine.dir());
             let mut fds = vec![writer.as_raw_fd(), writer.as_raw_fd()];
             if profile == 1 {
