@@ -72,6 +72,9 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 		return err
 	}
 	program, release, err := k.bin.Open(ctx, p.Realm, tree, p.Descriptor.Program)
+	if sigma.KindOf(err) == sigma.KindCanceled && ctx.Err() == nil { // by no caller, but by the end of a service's session
+		err = sigma.Errorf("kernel.startProc", sigma.KindUnavailable, "%s: the service that has it ended while it was looked up", p.Descriptor.Program)
+	}
 	if err != nil {
 		return err
 	}

@@ -437,7 +437,8 @@ impl Supervisor {
         }
         let main = proc.note(news);
         let held = std::mem::take(&mut proc.held);
-        if proc.killed || !proc.started {
+        // Who was to be killed while its seed was making it had no process yet.
+        if proc.killed || !proc.started || self.phase != Phase::Running {
             self.factory.kill(proc);
         }
         let reply = match news {
