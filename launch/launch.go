@@ -42,7 +42,7 @@ type Request struct {
 	ID        uint64 // unique while the launcher lives
 	Weaken    uint32 // tests only
 	Profile   Profile
-	UID, GID  uint32 // UID 0: one that no live proc has, of the launcher's choice; ProfileSigma only, and what a parked child needs
+	UID, GID  uint32 // UID 0: one that no live proc has, of the launcher's choice; not ProfileSystem, and what a seat needs
 	PidsMax   uint32
 	Memory    sigma.Bytes // hard limit; 0 = none
 	CPUShares uint32

@@ -9,7 +9,7 @@ const NEVER: Verdict = Verdict::Errno(EPERM);
 const ABSENT: Rule = Rule::Always(Verdict::Errno(ENOENT));
 /// The number under which a process finds its program, until exec closes it.
 pub const PROGRAM_FD: i32 = 1000;
-/// Where a parked child gets the Landlock ruleset for its program; close-on-exec.
+/// Where a START's process gets the Landlock ruleset for its program; close-on-exec.
 pub const RULES_FD: i32 = 1003;
 
 /// Namespaces, and flags that make the kernel trace or misattribute a child.
@@ -175,7 +175,7 @@ const SIGMA: &[Entry] = &[
     (SYS_sendto, when(&[&[Null(4)]])),
     (SYS_setsockopt, when(SOCKET_OPTIONS)),
     (SYS_getsockopt, when(SOCKET_QUESTIONS)),
-    // A parked child has its filter before it knows its program, to which it is then restricted. Exec closes
+    // A START's process has its filter before it knows its program, to which it is then restricted. Exec closes
     // the ruleset, and nobody with this filter can make another; if one came by a passed socket, a proc could
     // only restrict itself further.
     (SYS_landlock_restrict_self, when(&[&[Is(0, RULES_FD as u32), Is(1, 0)]])),

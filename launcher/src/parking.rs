@@ -31,7 +31,7 @@ const URGENT_PART: usize = 4;
 /// Purposes that are remembered; beyond it a START leaves no trace.
 const POOLS_MAX: usize = 1024;
 const SECOND: u64 = 1_000_000_000;
-/// A realm without a START for so long is idle, and its parked children go.
+/// A realm without a START for so long is idle, and its seats go.
 const IDLE: u64 = 10 * SECOND;
 /// A START's own numbers reach a little above 1000, so a proc with a lower limit has no seat.
 const NOFILE_MIN: u32 = 1100;

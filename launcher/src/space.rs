@@ -1,6 +1,6 @@
 //! The PID namespace that all procs of profile `sigma` share, and its init.
 //!
-//! A namespace for each proc costs 0.1 ms of every start, and its init as much again (docs/adr/0006). What a
+//! A namespace for each proc costs 0.1 ms of every start, and its init as much again (docs/adr/0010). What a
 //! private one gave is given here by other means: a proc's signals reach its own uid only, calls that name another
 //! process are refused by the filter, and the whole of a proc is what is in its cgroup. The shared namespace is
 //! left with one task: when the launcher dies, its init does, and with that the kernel kills everything inside.
