@@ -68,11 +68,23 @@ type Run struct {
 	samples map[string][]float64 // raw, by arm and metric
 }
 
+// A bench that hangs ends after these, far beyond what it takes, and keeps nobody else from the machine.
+const (
+	quickMax = 3 * time.Minute
+	fullMax  = 30 * time.Minute
+)
+
 // Do runs a bench.
 func (b Bench) Do(ctx context.Context, cfg Config) (err error) {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("making procs needs root: run it as root, or with: sudo bin/bench %s", b.Name)
 	}
+	most := fullMax
+	if cfg.Quick {
+		most = quickMax
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, most, fmt.Errorf("it takes longer than %v: something hangs", most))
+	defer cancel()
 	r := &Run{Config: cfg, bench: b.Name, samples: map[string][]float64{}}
 	if r.dir, err = os.MkdirTemp("", "sigma-bench-"); err != nil {
 		return err
@@ -82,6 +94,9 @@ func (b Bench) Do(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	if err := b.run(ctx, r); err != nil {
+		if context.Cause(ctx) != nil {
+			err = context.Cause(ctx)
+		}
 		return fmt.Errorf("%s: %w", b.Name, err)
 	}
 	return r.keep()

@@ -22,25 +22,24 @@ type footprint struct {
 	memory     map[string]float64 // KiB, proportional set size of launcher and daemons
 }
 
-// What the launcher makes for the first proc and keeps for all: the PID namespace that they share, its init, and that one's own view of the mounts.
-const (
-	sharedProcesses  = 1
-	sharedNamespaces = 2
-)
-
 // leakMetrics are in the order in which they are printed.
 var leakMetrics = [...]string{"leaked_processes", "leaked_cgroups", "leaked_mounts", "leaked_namespaces", "leaked_descriptors"}
 
 // leaks tells what there is more of than when the system had just booted; of descriptors, than when it was warm: some are for connections that are made when they are first needed.
 func (f footprint) leaks(booted, warm footprint) [len(leakMetrics)]int {
-	return [...]int{f.processes - booted.processes - sharedProcesses, f.leaves - booted.leaves, f.mounts - booted.mounts, f.namespaces - booted.namespaces - sharedNamespaces, f.files - warm.files}
+	return [...]int{f.processes - booted.processes, f.leaves - booted.leaves, f.mounts - booted.mounts, f.namespaces - booted.namespaces, f.files - warm.files}
 }
 
 // footprint counts.
 func (s *system) footprint() footprint {
 	f := footprint{memory: map[string]float64{}}
 	namespaces := map[string]bool{}
-	for _, p := range s.family() {
+	family := s.family()
+	space := s.space(family)
+	for _, p := range family {
+		if p.pid == space {
+			continue
+		}
 		dir := filepath.Join("/proc", strconv.Itoa(p.pid))
 		f.processes++
 		for _, kind := range []string{"pid", "mnt", "net", "ipc", "uts", "user", "cgroup"} {
@@ -72,6 +71,22 @@ func (s *system) footprint() footprint {
 		}
 	}
 	return f
+}
+
+// space is the init of the PID namespace that all procs share, which the launcher makes when it is first needed and keeps: the oldest child of the launcher proper that has its name, and
+// no children that anybody but the launcher started. 0: there is none yet.
+func (s *system) space(family []process) int {
+	parents := map[int]bool{}
+	for _, p := range family {
+		parents[p.parent] = true
+	}
+	oldest := 0
+	for _, p := range family {
+		if p.name == "launcher" && !s.launcher(p) && !parents[p.pid] && (oldest == 0 || p.pid < oldest) {
+			oldest = p.pid
+		}
+	}
+	return oldest
 }
 
 // isLeaf tells the cgroups that are made for one proc from those of groups, which stay with their realm.
