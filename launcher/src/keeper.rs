@@ -97,8 +97,22 @@ pub fn run(config: &Config) -> Result<i32, Error> {
     if let Err(error) = Cgroups::sweep(&config.instance, &place, None) {
         log(&chain(&error));
     }
+    see_off();
     drop(lock);
     result
+}
+
+/// Waits for the processes that a dead launcher left: all have been killed, and dying takes the kernel a moment.
+fn see_off() {
+    let deadline = sys::monotonic_ns() + 5 * SECOND;
+    while let Ok(waited) = sys::wait(-1, false) {
+        if waited.is_none() {
+            if sys::monotonic_ns() > deadline {
+                return log("a killed process does not end");
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
 }
 
 impl<'a> Keeper<'a> {
