@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/launch"
+	"sigmaos.dev/nowait"
 	"sigmaos.dev/output"
 	"sigmaos.dev/readiness"
 	"sigmaos.dev/schedd"
@@ -94,8 +95,8 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 		Passed: []launch.Passed{{FD: c.outW, Target: 1}, {FD: c.errW, Target: 2}, {FD: c.theirs, Target: 3}}}
 	k.step(schedd.LaunchAsked{ID: p.ID, Launch: c.launch})
 	err = k.launch(ctx, req)
-	unix.Close(c.outW)
-	unix.Close(c.errW)
+	nowait.Close(c.outW)
+	nowait.Close(c.errW)
 	if err != nil {
 		k.unregister(c.launch)
 		c.end()
@@ -136,7 +137,7 @@ func (k *Kernel) newChild(p *schedd.Proc, l *procLogs, release func()) (*child, 
 	c.ours, c.theirs = pair[0], pair[1]
 	if c.out, c.outW, err = k.outputs.Open(l.out); err == nil {
 		if c.err, c.errW, err = k.outputs.Open(l.err); err != nil {
-			unix.Close(c.outW)
+			nowait.Close(c.outW)
 			c.out.Drain()
 		}
 	}
@@ -176,7 +177,7 @@ func (c *child) speaks() {
 }
 
 func (c *child) serveLocked() {
-	unix.Close(c.theirs)
+	nowait.Close(c.theirs)
 	u, err := session.UnixConn(os.NewFile(uintptr(c.ours), "proc"))
 	c.ours, c.theirs = -1, -1
 	if err != nil {
@@ -199,7 +200,7 @@ func (c *child) end() {
 	}
 	for _, fd := range []*int{&c.ours, &c.theirs} {
 		if *fd >= 0 {
-			unix.Close(*fd)
+			nowait.Close(*fd)
 			*fd = -1
 		}
 	}

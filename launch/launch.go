@@ -8,12 +8,14 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
 	"syscall"
 	"time"
 
+	"sigmaos.dev/nowait"
 	"sigmaos.dev/sigma"
 )
 
@@ -145,11 +147,18 @@ func (e Failed) Err() error {
 // Launcher is the connection. Safe for concurrent use.
 type Launcher struct {
 	conn *net.UnixConn
-	mu   sync.Mutex // orders senders
+	raw  syscall.RawConn // of it; nil if it was closed already
+	mu   sync.Mutex      // orders senders
 }
 
 // New wraps the control socket.
-func New(conn *net.UnixConn) *Launcher { return &Launcher{conn: conn} }
+func New(conn *net.UnixConn) *Launcher {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		raw = nil // it is closed
+	}
+	return &Launcher{conn: conn, raw: raw}
+}
 
 // Start sends a request. An error means that nothing was started.
 func (l *Launcher) Start(r Request) error {
@@ -225,10 +234,45 @@ func (l *Launcher) Meter(id uint64) error {
 func (l *Launcher) send(b, oob []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, _, err := l.conn.WriteMsgUnix(b, oob, nil); err != nil {
+	if err := l.sendLocked(b, oob); err != nil {
 		return &sigma.Error{Op: "launch.send", Kind: sigma.KindLost, Msg: "the launcher is gone", Err: err}
 	}
 	return nil
+}
+
+// sendLocked sends at once if there is room, which is the rule.
+func (l *Launcher) sendLocked(b, oob []byte) error {
+	if l.raw == nil {
+		return net.ErrClosed
+	}
+	var failed error
+	err := l.raw.Write(func(fd uintptr) bool {
+		failed = nowait.Sendmsg(int(fd), b, oob)
+		return failed != syscall.EAGAIN
+	})
+	if err == nil && failed != nil {
+		err = os.NewSyscallError("sendmsg", failed)
+	}
+	return err
+}
+
+// receive waits for a record.
+func (l *Launcher) receive(buf []byte) (n int, err error) {
+	if l.raw == nil {
+		return 0, net.ErrClosed
+	}
+	var failed error
+	err = l.raw.Read(func(fd uintptr) bool {
+		n, failed = nowait.Read(int(fd), buf)
+		return failed != syscall.EAGAIN
+	})
+	switch {
+	case err == nil && failed != nil:
+		err = os.NewSyscallError("read", failed)
+	case err == nil && n == 0:
+		err = io.EOF
+	}
+	return n, err
 }
 
 // Run hands every event to handle, in order, until ctx ends or the launcher is gone (KindLost). The connection is closed then.
@@ -238,7 +282,7 @@ func (l *Launcher) Run(ctx context.Context, handle func(Event)) error {
 	defer l.conn.Close()
 	buf := make([]byte, messageMax)
 	for {
-		n, err := l.conn.Read(buf)
+		n, err := l.receive(buf)
 		if err != nil {
 			return &sigma.Error{Op: "launch.Run", Kind: sigma.KindLost, Msg: "the launcher is gone", Err: err}
 		}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/nowait"
 	"sigmaos.dev/readiness"
 	"sigmaos.dev/sigma"
 )
@@ -22,7 +23,7 @@ type Collector struct {
 }
 
 // youngAge is how long a pipe is left alone: longer than short procs live, and shorter than people notice.
-const youngAge = 20 * time.Millisecond
+const youngAge = 50 * time.Millisecond
 
 // NewCollector makes one that waits for pipes with set.
 func NewCollector(set *readiness.Set) *Collector { return &Collector{set: set} }
@@ -44,9 +45,9 @@ func (c *Collector) Open(l *Log) (s *Stream, theirs int, err error) {
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return nil, -1, sigma.Wrap("output.Open", "", os.NewSyscallError("pipe2", err))
 	}
-	if _, err := unix.FcntlInt(uintptr(p[0]), unix.F_SETFL, unix.O_NONBLOCK); err != nil { // theirs blocks, as programs expect
-		unix.Close(p[0])
-		unix.Close(p[1])
+	if err := nowait.SetNonblock(p[0]); err != nil { // theirs blocks, as programs expect
+		nowait.Close(p[0])
+		nowait.Close(p[1])
 		return nil, -1, sigma.Wrap("output.Open", "", os.NewSyscallError("fcntl", err))
 	}
 	return &Stream{c: c, log: l, fd: p[0], opened: time.Now()}, p[1], nil
@@ -126,12 +127,12 @@ var buffers = sync.Pool{New: func() any { return new([pieceMax]byte) }}
 func (s *Stream) readLocked() int {
 	buf := buffers.Get().(*[pieceMax]byte)
 	defer buffers.Put(buf)
-	n, err := unix.Read(s.fd, buf[:])
+	n, err := nowait.Read(s.fd, buf[:])
+	if err == unix.EAGAIN {
+		return -1
+	}
 	if n > 0 {
 		s.log.write(buf[:n])
-	}
-	if err != nil && err != unix.EAGAIN && err != unix.EINTR {
-		return 0
 	}
 	return n
 }
@@ -151,7 +152,7 @@ func (s *Stream) End() bool {
 	}
 	buf := buffers.Get().(*[pieceMax]byte)
 	defer buffers.Put(buf)
-	n, _ := unix.Read(s.fd, buf[:smallMax])
+	n, _ := nowait.Read(s.fd, buf[:smallMax])
 	if n > 0 {
 		s.log.write(buf[:n])
 	}
@@ -178,7 +179,7 @@ func (s *Stream) overLocked() {
 	if s.watch != nil {
 		s.watch.Remove()
 	}
-	unix.Close(s.fd)
+	nowait.Close(s.fd)
 	s.fd = -1
 	s.log.mu.Lock()
 	s.log.attend = nil

@@ -7,15 +7,18 @@ package readiness
 import (
 	"os"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/nowait"
 	"sigmaos.dev/sigma"
 )
 
 // Set is the descriptors waited for. Safe for concurrent use.
 type Set struct {
 	file *os.File // an epoll instance, which the runtime waits for as for any other file
+	raw  syscall.RawConn
 
 	mu    sync.Mutex
 	next  uint64            // mu
@@ -42,7 +45,11 @@ func New() (*Set, error) {
 	if err != nil {
 		return nil, sigma.Wrap("readiness.New", "", os.NewSyscallError("epoll_create1", err))
 	}
-	return &Set{file: os.NewFile(uintptr(fd), "readiness"), watch: map[uint64]*Watch{}}, nil
+	s := &Set{file: os.NewFile(uintptr(fd), "readiness"), watch: map[uint64]*Watch{}}
+	if s.raw, err = s.file.SyscallConn(); err != nil {
+		return nil, sigma.Wrap("readiness.New", "", err)
+	}
+	return s, nil
 }
 
 // Close ends Run.
@@ -50,15 +57,11 @@ func (s *Set) Close() { s.file.Close() }
 
 // Run calls back until the set is closed.
 func (s *Set) Run() {
-	raw, err := s.file.SyscallConn()
-	if err != nil {
-		return
-	}
-	events := make([]unix.EpollEvent, eventsMax)
+	events := make([]syscall.EpollEvent, eventsMax)
 	for {
 		n := 0
-		if err := raw.Read(func(fd uintptr) bool {
-			n, _ = unix.EpollWait(int(fd), events, 0)
+		if err := s.raw.Read(func(fd uintptr) bool {
+			n = nowait.EpollWait(int(fd), events)
 			return n > 0
 		}); err != nil {
 			return
@@ -94,12 +97,9 @@ func (w *Watch) Again() error { return w.control(unix.EPOLL_CTL_MOD) }
 
 func (w *Watch) control(op int) error {
 	e := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(uint32(w.number)), Pad: int32(w.number >> 32)}
-	raw, err := w.set.file.SyscallConn()
-	if err != nil {
-		return sigma.Wrap("readiness.Watch", "", err)
-	}
 	var failed error
-	if err = raw.Control(func(fd uintptr) { failed = unix.EpollCtl(int(fd), op, w.fd, &e) }); err == nil && failed != nil {
+	err := w.set.raw.Control(func(fd uintptr) { failed = unix.EpollCtl(int(fd), op, w.fd, &e) })
+	if err == nil && failed != nil {
 		err = os.NewSyscallError("epoll_ctl", failed)
 	}
 	return sigma.Wrap("readiness.Watch", "", err)

@@ -16,8 +16,6 @@ const (
 	pendingMax = 16384
 	// flushWait is how long a caller that gave up waits for the server to say what became of its request. A server that lives says so at once.
 	flushWait = time.Second
-	// sendMax is how long a server may leave a full socket unread before the session is given up.
-	sendMax = 30 * time.Second
 )
 
 // Client is the asking side of one session. Safe for concurrent use.
@@ -272,10 +270,7 @@ func (c *Client) send(w *waiter, m sigmap.Message, files []*os.File, version boo
 
 	buf, err := sigmap.Encode(make([]byte, 0, 128), tag, m)
 	if err == nil {
-		if d, ok := c.conn.(interface{ SetWriteDeadline(time.Time) error }); ok {
-			d.SetWriteDeadline(time.Now().Add(sendMax))
-		}
-		err = c.conn.Send(buf, files)
+		err = sendIn(c.conn, buf, files, sendMax)
 	}
 	if err == nil {
 		return tag, nil

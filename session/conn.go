@@ -17,7 +17,9 @@ import (
 	"runtime"
 	"sync"
 	"syscall"
+	"time"
 
+	"sigmaos.dev/nowait"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -37,6 +39,7 @@ type Conn interface {
 // packetConn is a SOCK_SEQPACKET socket: a record is a message. A record longer than MessageMax, or one that is no message, is an error.
 type packetConn struct {
 	*net.UnixConn
+	raw       syscall.RawConn // of it; nil if it is closed already
 	takeFiles bool
 }
 
@@ -45,19 +48,13 @@ var buffers = sync.Pool{New: func() any { return new([sigmap.MessageMax + 1]byte
 
 // read is ReadMsgUnix that takes a buffer only when there is something to read. The caller gives it back.
 func (c *packetConn) read(oob []byte) (buf *[sigmap.MessageMax + 1]byte, n, oobn, flags int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, 0, 0, 0, err
+	if c.raw == nil {
+		return nil, 0, 0, 0, net.ErrClosed
 	}
 	var failed error
-	err = raw.Read(func(fd uintptr) bool {
+	err = c.raw.Read(func(fd uintptr) bool {
 		buf = buffers.Get().(*[sigmap.MessageMax + 1]byte)
-		for {
-			n, oobn, flags, _, failed = syscall.Recvmsg(int(fd), buf[:], oob, syscall.MSG_CMSG_CLOEXEC)
-			if failed != syscall.EINTR {
-				break
-			}
-		}
+		n, oobn, flags, failed = nowait.Recvmsg(int(fd), buf[:], oob)
 		if failed == syscall.EAGAIN {
 			buffers.Put(buf)
 			buf = nil
@@ -73,12 +70,54 @@ func (c *packetConn) read(oob []byte) (buf *[sigmap.MessageMax + 1]byte, n, oobn
 
 // NewPacketConn wraps a SOCK_SEQPACKET connection. takeFiles says whether file descriptors that come are wanted; otherwise the kernel drops them.
 func NewPacketConn(c *net.UnixConn, takeFiles bool) Conn {
-	return &packetConn{UnixConn: c, takeFiles: takeFiles}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		raw = nil
+	}
+	return &packetConn{c, raw, takeFiles}
+}
+
+// sendMax is how long a peer may leave a full socket unread before a client gives its session up.
+const sendMax = 30 * time.Second
+
+// sendNow sends a message if the socket has room; false if it has not.
+func (c *packetConn) sendNow(msg []byte) (sent bool, err error) {
+	if c.raw == nil {
+		return false, net.ErrClosed
+	}
+	var failed error
+	err = c.raw.Control(func(fd uintptr) { _, failed = nowait.Write(int(fd), msg) }) // a record goes whole or not at all
+	switch {
+	case err != nil:
+		return false, err
+	case failed == syscall.EAGAIN:
+		return false, nil
+	case failed != nil:
+		return false, os.NewSyscallError("write", failed)
+	}
+	return true, nil
+}
+
+// sendIn is Send that gives up after a time.
+func sendIn(c Conn, msg []byte, files []*os.File, most time.Duration) error {
+	if p, ok := c.(*packetConn); ok && len(files) == 0 {
+		if sent, err := p.sendNow(msg); sent || err != nil {
+			return err
+		}
+	}
+	if d, ok := c.(interface{ SetWriteDeadline(time.Time) error }); ok {
+		d.SetWriteDeadline(time.Now().Add(most))
+		defer d.SetWriteDeadline(time.Time{})
+	}
+	return c.Send(msg, files)
 }
 
 // Send sends without sendmsg when no files go along, because a proc's filter does not know sendmsg.
 func (c *packetConn) Send(msg []byte, files []*os.File) error {
 	if len(files) == 0 {
+		if sent, err := c.sendNow(msg); sent || err != nil {
+			return err
+		}
 		_, err := c.UnixConn.Write(msg)
 		return err
 	}

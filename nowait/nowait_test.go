@@ -1,0 +1,58 @@
+package nowait
+
+import (
+	"syscall"
+	"testing"
+)
+
+// TestMessages: records and descriptors go through a pair of sockets, what would wait is EAGAIN, and the end is an empty record.
+func TestMessages(t *testing.T) {
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := pair[0], pair[1]
+	defer Close(a)
+	var p, oob [64]byte
+	if _, _, _, err := Recvmsg(a, p[:], oob[:]); err != syscall.EAGAIN {
+		t.Errorf("receiving nothing: %v", err)
+	}
+	if err := Sendmsg(b, []byte("files"), syscall.UnixRights(b)); err != nil {
+		t.Fatal(err)
+	}
+	n, oobn, flags, err := Recvmsg(a, p[:], oob[:])
+	if err != nil || string(p[:n]) != "files" || flags&syscall.MSG_CTRUNC != 0 {
+		t.Fatalf("got %q, flags %x, %v", p[:n], flags, err)
+	}
+	cmsgs, err := syscall.ParseSocketControlMessage(oob[:oobn])
+	if err != nil || len(cmsgs) != 1 {
+		t.Fatalf("got %v, %v", cmsgs, err)
+	}
+	fds, err := syscall.ParseUnixRights(&cmsgs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := Write(fds[0], []byte("again")); n != 5 || err != nil {
+		t.Errorf("got %d, %v", n, err)
+	}
+	Close(fds[0])
+	if n, err := Read(a, p[:]); string(p[:n]) != "again" || err != nil {
+		t.Errorf("got %q, %v", p[:n], err)
+	}
+	for err = nil; err == nil; {
+		_, err = Write(b, p[:])
+	}
+	if err != syscall.EAGAIN {
+		t.Errorf("writing to a full socket: %v", err)
+	}
+	Close(b)
+	for n = 1; n > 0; {
+		n, err = Read(a, p[:])
+	}
+	if err != nil {
+		t.Errorf("at the end: %v", err)
+	}
+	if err := Sendmsg(a, []byte("x"), nil); err != syscall.EPIPE {
+		t.Errorf("sending to nobody: %v", err)
+	}
+}
