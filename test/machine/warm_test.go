@@ -92,3 +92,21 @@ func TestTiming(t *testing.T) {
 		t.Error("the start was not counted")
 	}
 }
+
+// A descriptor chooses among the profiles for tenants' procs; that of the services is refused.
+func TestProfiles(t *testing.T) {
+	r := connect(t, defaultRealm)
+	d := r.descriptor("probe.c", "exit", "7")
+	for profile, want := range map[sigma.Profile]sigma.Profile{"": sigma.ProfileSigma, sigma.ProfileSigma: sigma.ProfileSigma, sigma.ProfileLinux: sigma.ProfileLinux} {
+		d.Profile = profile
+		id := r.spawn(d)[0]
+		if st := r.wait(id); st.ExitCode != 7 || r.info(id).Profile != want {
+			t.Errorf("%q: got %+v as %q, want exit code 7 as %q", profile, st, r.info(id).Profile, want)
+		}
+	}
+	for profile, kind := range map[sigma.Profile]sigma.Kind{"system": sigma.KindPermission, "none": sigma.KindInvalid} {
+		d.Profile = profile
+		_, err := r.Spawn(r.ctx, d)
+		kindIs(t, string(profile), err, kind)
+	}
+}
