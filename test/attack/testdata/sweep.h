@@ -1,5 +1,5 @@
 // sweep makes every call by its number, each in a process of its own, and prints those that got through, one a line: "KIND NUMBER"; then the calls that depend on an argument with
-// every argument: "NAME ARGUMENT". Arguments are such that the kernel refuses what the filter lets through, by another error than the filter's: EPERM, ENOENT, ENOSYS.
+// every argument: "NAME ARGUMENT". Arguments are such that the kernel refuses what the filter lets through, by another error than the filter's.
 #include <poll.h>
 
 enum { CALLS = 1024, TABLE_X32 = 0x40000000, SYNC_I386 = 36 };
@@ -14,6 +14,11 @@ static inline __attribute__((always_inline)) long by_syscall(long nr, long a, lo
 static inline __attribute__((always_inline)) long by_int80(long nr) {
 	__asm__ volatile("int $0x80" : "+a"(nr) : "b"(-1), "c"(-1), "d"(-1), "S"(-1), "D"(-1) : "r8", "r9", "r10", "r11", "memory");
 	return nr;
+}
+
+// What filters answer.
+static int refusal(long r) {
+	return r == -EPERM || r == -ENOENT || r == -ENOSYS || r == -EROFS;
 }
 
 static void woken(int signal) {
@@ -61,7 +66,7 @@ static int through(const char *kind, long nr) {
 	waitpid(pid, &status, 0);
 	if (WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS)
 		return 0;
-	if (told && strcmp(kind, "call") == 0 && (r == -EPERM || r == -ENOENT || r == -ENOSYS))
+	if (told && strcmp(kind, "call") == 0 && refusal(r))
 		return 0;
 	return 1;
 }
@@ -76,7 +81,7 @@ static void sweep_numbers(const char *kind, long offset) {
 }
 
 static void passed(long r, const char *format, long a, long b) {
-	if (r >= 0 || (r != -EPERM && r != -ENOENT && r != -ENOSYS)) {
+	if (!refusal(r)) {
 		printf(format, a, b);
 		putchar('\n');
 	}
