@@ -208,7 +208,7 @@ func (m machine) cgroups() finding {
 	missing := missingOf(has)
 	if len(missing) == 0 {
 		return weak("cgroups", "version 1, with "+strings.Join(controllers, " "),
-			"starts cost some more, and processor time is counted in steps of 10 ms: boot with systemd.unified_cgroup_hierarchy=1, or mount version 2 with all controllers")
+			"what procs used is put together from several hierarchies, and starts cost some more: boot with systemd.unified_cgroup_hierarchy=1, or mount version 2 with all controllers")
 	}
 	if advice == "" {
 		advice = "no controller " + strings.Join(missing, ", ") + " is mounted"

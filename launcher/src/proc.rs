@@ -102,6 +102,14 @@ impl Proc {
         }
     }
 
+    /// How many processes in the leaf are ours and not the proc's: init, or the seed until it is let go.
+    pub fn helpers(&self) -> u64 {
+        match &self.body {
+            Body::Tree(_) => 1,
+            Body::Seat(seat) => seat.seed.is_some() as u64,
+        }
+    }
+
     /// The seed is in the leaf, but no part of the proc.
     pub fn leaf_and_seed(&mut self) -> (&mut Leaf, Option<i32>) {
         match &mut self.body {

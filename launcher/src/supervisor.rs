@@ -268,7 +268,7 @@ impl Supervisor {
             Request::Kill { id } => {
                 if let Some(proc) = self.procs.get_mut(&id) {
                     if !proc.killed {
-                        proc.at_kill = self.factory.cgroups.read_meter(proc.leaf());
+                        proc.at_kill = self.factory.cgroups.read_meter(proc.leaf(), proc.helpers());
                     }
                     proc.killed = true;
                     self.factory.kill(proc);
@@ -292,7 +292,8 @@ impl Supervisor {
             // Answered for an unknown id too, with nothing: whoever asked waits.
             Request::Meter { id } => {
                 let proc = self.procs.get(&id);
-                let reading = proc.map(|proc| self.factory.cgroups.read_meter(proc.leaf())).unwrap_or_default();
+                let reading =
+                    proc.map(|proc| self.factory.cgroups.read_meter(proc.leaf(), proc.helpers())).unwrap_or_default();
                 self.send(&Reply::Metered { id, reading });
                 Ok(())
             }

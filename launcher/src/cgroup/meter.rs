@@ -1,6 +1,6 @@
 //! What a running proc uses at this moment. Read only when somebody asks: it costs some ten system calls.
 
-use super::{Cgroups, Controller, INIT_TASKS, Leaf, Version, path_in, read_file};
+use super::{Cgroups, Controller, Leaf, Version, path_in, read_file};
 use crate::sys;
 use std::os::fd::AsRawFd;
 
@@ -16,12 +16,13 @@ pub struct Reading {
     pub system_us: u64,
     pub memory: u64,
     pub memory_peak: u64,
-    /// Processes and threads, without init.
+    /// Processes and threads, without ours.
     pub tasks: u32,
 }
 
 impl Cgroups {
-    pub fn read_meter(&self, leaf: &Leaf) -> Reading {
+    /// `helpers` of the processes in the leaf are not the proc's.
+    pub fn read_meter(&self, leaf: &Leaf, helpers: u64) -> Reading {
         let number = |controller, file: &str| -> u64 {
             let read = self.dir_of(leaf, controller).map(|dir| read_file(dir, &leaf.name, file).unwrap_or_default());
             read.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
@@ -33,7 +34,7 @@ impl Cgroups {
         let memory = number(Controller::Memory, now);
         // The kernel notes the peak a little after the fact.
         let memory_peak = number(Controller::Memory, peak).max(memory);
-        let tasks = number(Controller::Pids, "pids.current").saturating_sub(INIT_TASKS) as u32;
+        let tasks = number(Controller::Pids, "pids.current").saturating_sub(helpers) as u32;
         let (user_us, system_us) = self.processor_time(leaf).unwrap_or_default();
         Reading { user_us, system_us, memory, memory_peak, tasks }
     }
