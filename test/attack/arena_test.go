@@ -247,7 +247,10 @@ func (a *arena) daemons() (pids [6]int) {
 // the launcher.
 func (a *arena) harmless(ctx context.Context, t *testing.T, s *score, group string, do func(t *testing.T)) {
 	before := a.daemons()
-	t.Run(group, do)
+	t.Run(group, func(t *testing.T) {
+		s.groups++
+		do(t)
+	})
 	harm := func(name string, err error) {
 		s.harmed[name] = true
 		t.Errorf("%s was harmed by %s: %v", name, group, err)

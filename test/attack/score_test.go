@@ -29,9 +29,10 @@ type tried struct {
 type score struct {
 	attempts map[string]*tried
 	harmed   map[string]bool
+	groups   int // that were run: -run may choose
 }
 
-func newScore() *score { return &score{map[string]*tried{}, map[string]bool{}} }
+func newScore() *score { return &score{attempts: map[string]*tried{}, harmed: map[string]bool{}} }
 
 func (s *score) of(t *testing.T, a act) *tried {
 	t.Helper()
