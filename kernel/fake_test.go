@@ -170,6 +170,7 @@ func (m *machine) launcher() {
 	if _, _, err := m.keeper.WriteMsgUnix([]byte{32, 0, 1, 0}, syscall.UnixRights(int(theirs.Fd())), nil); err != nil {
 		m.t.Fatal(err)
 	}
+	m.send(append([]byte{26, 0, 1, 0}, make([]byte, 8)...)) // nothing is there to be adopted
 	go m.launch(control)
 }
 

@@ -46,6 +46,7 @@ func (r *root) freeze(ctx context.Context, id sigma.ProcID, on bool) error {
 		}
 		if no == 0 {
 			k.step(schedd.Froze{ID: id, On: on})
+			k.keep(r.realm, id)
 		}
 	})
 	switch {

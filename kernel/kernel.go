@@ -85,6 +85,11 @@ type Kernel struct {
 	nextLaunch atomic.Uint64
 
 	mu       sync.Mutex
+	young    young
+	nothing  int                                 // a pipe that has ended
+	keeping  sync.Mutex                          // makes looking at a proc and telling the launcher of it one act; taken before mu
+	adopted  func()                              // says that what ran before this sigmad is known
+	known    chan struct{}                       // closed then
 	launcher *launch.Launcher                    // mu; nil between the death of one and the start of the next
 	comes    chan struct{}                       // mu; closed when there is a launcher
 	core     *schedd.Core                        // mu
@@ -142,6 +147,11 @@ func New(cfg Config) (*Kernel, error) {
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
+	if k.nothing, err = atEnd(); err != nil {
+		return nil, sigma.Wrap("kernel.New", "", err)
+	}
+	k.known = make(chan struct{})
+	k.adopted = sync.OnceFunc(func() { close(k.known) })
 	for i, p := range cfg.Programs {
 		k.services[p.Name] = newService(k, p, cfg.UIDBase+2+uint32(i)) // base+1 is sigmad's own
 	}
@@ -223,13 +233,18 @@ func (k *Kernel) boot(ctx context.Context) error {
 
 // serve answers one program's session until it ends.
 func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal) {
+	k.serveOn(ctx, conn, p, false)
+}
+
+// serveOn is serve for a connection that may have been another sigmad's.
+func (k *Kernel) serveOn(ctx context.Context, conn session.Conn, p sigma.Principal, reset bool) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	t := &tree{k: k, principal: p, end: end, over: make(chan struct{}), realms: map[sigma.RealmID]bool{}}
 	k.mu.Lock()
 	k.open[t] = true
 	k.mu.Unlock()
-	err := treekit.Serve(ctx, conn, treekit.Config{Tree: t, Principal: p, Events: treekit.Events{
+	err := treekit.Serve(ctx, conn, treekit.Config{Tree: t, Principal: p, Reset: reset, Events: treekit.Events{
 		Panicked: func(op string, value any, stack []byte) {
 			k.cfg.Log.Error("handler panicked", "realm", p.Realm, "proc", p.Proc, "op", op, "err", fmt.Sprint(value), "stack", string(stack))
 		},

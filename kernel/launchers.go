@@ -17,13 +17,29 @@ func (k *Kernel) launchers(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		var unknown []uint64
+		err = l.Adopt(func(e launch.Event) {
+			if a, ok := e.(launch.Adopted); !ok {
+				k.launchEvent(e)
+			} else if !k.adopt(a) {
+				unknown = append(unknown, a.ID)
+			}
+		})
+		if err == nil {
+			for _, id := range unknown {
+				l.Kill(id)
+			}
+			k.mu.Lock()
+			k.launcher = l
+			close(k.comes)
+			k.mu.Unlock()
+			k.adopted()
+			err = l.Run(ctx, k.launchEvent)
+		}
 		k.mu.Lock()
-		k.launcher = l
-		close(k.comes)
-		k.mu.Unlock()
-		err = l.Run(ctx, k.launchEvent)
-		k.mu.Lock()
-		k.launcher, k.comes = nil, make(chan struct{})
+		if k.launcher != nil {
+			k.launcher, k.comes = nil, make(chan struct{})
+		}
 		lost := k.children
 		k.children = map[uint64]func(launch.Event){}
 		k.mu.Unlock()

@@ -13,9 +13,9 @@ import (
 
 // metrics counts what the machine did; /sys/metrics prints them in the Prometheus text format.
 type metrics struct {
-	started, failed, exited atomic.Uint64
-	phases                  [sigma.PhaseCount]histogram
-	total                   histogram
+	started, failed, exited, kept atomic.Uint64
+	phases                        [sigma.PhaseCount]histogram
+	total                         histogram
 }
 
 // bounds of the histograms' buckets: from what a hand-over takes to what is an outage.
@@ -78,6 +78,7 @@ func (k *Kernel) metricsText(context.Context) ([]byte, error) {
 		{"sigma_schedd_procs_started_total", "counter", k.metrics.started.Load()},
 		{"sigma_schedd_procs_failed_total", "counter", k.metrics.failed.Load()},
 		{"sigma_schedd_procs_ended_total", "counter", k.metrics.exited.Load()},
+		{"sigma_kernel_procs_kept_total", "counter", k.metrics.kept.Load()}, // they outlive sigmad
 		{"sigma_schedd_memory_free_bytes", "gauge", uint64(free)},
 		{"sigma_schedd_memory_capacity_bytes", "gauge", uint64(capacity)},
 		{"sigma_binfs_starts_paged_total", "counter", bin.Paged},

@@ -140,7 +140,10 @@ func (k *Kernel) gid(realm sigma.RealmID) uint32 {
 	defer k.mu.Unlock()
 	g, ok := k.gids[realm]
 	if !ok {
-		g = k.cfg.UIDBase + k.cfg.UIDs/2 + uint32(len(k.gids))
+		g = k.cfg.UIDBase + k.cfg.UIDs/2
+		for _, taken := range k.gids { // those of adopted procs were given by another sigmad
+			g = max(g, taken+1)
+		}
 		k.gids[realm] = g
 	}
 	return g

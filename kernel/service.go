@@ -55,6 +55,10 @@ func newService(k *Kernel, p Program, uid uint32) *service {
 // supervise starts the service again whenever it ends, until ctx ends.
 func (s *service) supervise(ctx context.Context) {
 	wait := restartMin
+	select {
+	case <-s.k.known: // so that no launch has the number of one that is adopted
+	case <-ctx.Done():
+	}
 	for ctx.Err() == nil {
 		began := time.Now()
 		if err := s.run(ctx); err != nil && ctx.Err() == nil {

@@ -116,6 +116,7 @@ type child struct {
 	launch     uint64
 	release    func()         // lets go of the program, which stays in the cache as long as the proc runs it
 	out, err   *output.Stream // what it prints
+	began      time.Time      // when it was launched; of keepLater
 	outW, errW int            // theirs, until the launcher has them; it makes their stdin /dev/null
 
 	// A proc that says nothing on its file descriptor 3 costs an entry in a table; its session begins with the first message. Until then we keep the proc's end
@@ -124,7 +125,7 @@ type child struct {
 	ended        bool             // mu
 	ours, theirs int              // mu; the socket pair; -1 once closed, or the session's
 	silent       *readiness.Watch // mu; nil before, and once there is a session
-	conn         session.Conn     // mu; of the session
+	conn         *procConn        // mu; of the session
 }
 
 // newChild makes what a proc is born with, and takes the launcher's events about it.
@@ -159,7 +160,7 @@ func (c *child) listen() {
 	var err error
 	if c.silent, err = c.k.ready.Add(c.ours, c.speaks); err != nil {
 		c.k.cfg.Log.Warn("cannot wait for a silent proc", "realm", c.who.Realm, "proc", c.who.Proc, "err", err)
-		c.serveLocked()
+		c.serveLocked(false)
 	}
 }
 
@@ -172,21 +173,24 @@ func (c *child) speaks() {
 	}
 	c.silent.Remove()
 	c.silent = nil
-	c.serveLocked()
+	c.serveLocked(false)
 	c.k.step(schedd.Spoke{ID: c.who.Proc})
 }
 
-func (c *child) serveLocked() {
-	nowait.Close(c.theirs)
+// serveLocked begins the session. That of an adopted proc may have been another sigmad's.
+func (c *child) serveLocked(adopted bool) {
+	if c.theirs >= 0 {
+		nowait.Close(c.theirs)
+	}
 	u, err := session.UnixConn(os.NewFile(uintptr(c.ours), "proc"))
 	c.ours, c.theirs = -1, -1
 	if err != nil {
 		c.k.cfg.Log.Warn("cannot serve a proc", "realm", c.who.Realm, "proc", c.who.Proc, "err", err)
 		return
 	}
-	conn := session.NewPacketConn(u, false)
+	conn := &procConn{session.NewPacketConn(u, false), u}
 	c.conn = conn
-	c.k.sessions.Go(func() { c.k.serve(c.k.ctx, conn, c.who) })
+	c.k.sessions.Go(func() { c.k.serveOn(c.k.ctx, conn, c.who, adopted) })
 }
 
 // end closes the proc's session, or what would have become one.
@@ -222,6 +226,7 @@ func (c *child) event(e launch.Event) {
 	case launch.Started:
 		k.metrics.started.Add(1)
 		k.step(schedd.Launched{ID: id, Cloned: k.wallTime(e.Cloned), Contained: k.wallTime(e.Contained), Executed: k.wallTime(e.Executed)})
+		k.keepLater(c)
 		return
 	case launch.Failed:
 		k.metrics.failed.Add(1)

@@ -235,6 +235,9 @@ func (r *root) selfCalls() map[string]handler {
 			s.Data = slices.Clone(s.Data)
 			s.Kind = sigma.KindOther // a kind says why a proc could not be started, and this one was
 			k.step(schedd.CalledExited{ID: who.Proc, Status: s})
+			if !s.OK() || s.Msg != "" || len(s.Data) > 0 { // what its exit code will not say
+				k.keep(r.realm, who.Proc)
+			}
 			return nil, nil, nil
 		}),
 		sigmap.CallWaitEvict: proc(func(ctx context.Context, _ []byte) ([]byte, []*os.File, error) {

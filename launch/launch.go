@@ -56,7 +56,7 @@ type Request struct {
 	Passed    []Passed
 }
 
-// Event is Started, Failed, Exited, Metered or Lost.
+// Event is Started, Failed, Exited, Metered, Lost or Adopted.
 type Event interface{ ProcID() uint64 }
 
 // Started says that the program executes.

@@ -53,6 +53,18 @@ func (c *Collector) Open(l *Log) (s *Stream, theirs int, err error) {
 	return &Stream{c: c, log: l, fd: p[0], opened: time.Now()}, p[1], nil
 }
 
+// Adopt takes over our end of a pipe that another Collector made.
+func (c *Collector) Adopt(l *Log, fd int) *Stream {
+	return &Stream{c: c, log: l, fd: fd, opened: time.Now()}
+}
+
+// Lend gives use the file descriptor, which stays open meanwhile; -1 once over.
+func (s *Stream) Lend(use func(fd int)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	use(s.fd)
+}
+
 // Begin says that somebody writes from now on.
 func (c *Collector) Begin(ss ...*Stream) {
 	for _, s := range ss {

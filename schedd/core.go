@@ -56,6 +56,9 @@ type Proc struct {
 // Ended reports whether the proc has a final status.
 func (p *Proc) Ended() bool { return p.State == sigma.ProcEnded }
 
+// Said is what the proc gave to Exited; nil before.
+func (p *Proc) Said() *sigma.Status { return p.exited }
+
 // HasStarted reports whether WaitStart may return.
 func (p *Proc) HasStarted() bool { return p.startedOK }
 
@@ -148,6 +151,12 @@ type (
 	}
 	// LauncherDied: the launcher that ran it, or was about to, is dead, and so are its processes.
 	LauncherDied struct{ ID sigma.ProcID }
+	// Adopted: the launcher runs a proc that a sigmad before this one had started.
+	Adopted struct {
+		Info   sigma.ProcInfo
+		Launch uint64
+		Said   *sigma.Status // by Exited
+	}
 	// CalledStarted, CalledExited: the proc said so.
 	CalledStarted struct{ ID sigma.ProcID }
 	// CalledExited records the status it wants.
@@ -186,6 +195,7 @@ func (Spoke) event()         {}
 func (Froze) event()         {}
 func (Gone) event()          {}
 func (LauncherDied) event()  {}
+func (Adopted) event()       {}
 func (CalledStarted) event() {}
 func (CalledExited) event()  {}
 func (WaitsEvict) event()    {}
@@ -335,6 +345,8 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 	case Leased:
 		c.leased = e.On
 		return nil
+	case Adopted:
+		return c.adopted(now, e)
 	case SchedulerLost:
 		c.leased = false
 		return c.schedulerLost(now)
@@ -475,6 +487,32 @@ func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 	return append(out, c.forget(now, e.By.Realm)...)
 }
 
+// adopted enters a proc that runs. That it has been started is all that is known of its start.
+func (c *Core) adopted(now time.Time, e Adopted) []Effect {
+	if c.procs[e.Info.ID] != nil {
+		return nil
+	}
+	r := c.realms[e.Info.Realm]
+	if r == nil {
+		r = &realm{}
+		c.realms[e.Info.Realm] = r
+	}
+	c.seq++
+	p := &Proc{ProcInfo: e.Info, Launch: e.Launch, seq: c.seq, startedOK: true, exited: e.Said}
+	p.State, p.Machine = sigma.ProcRunning, c.machine
+	if p.Times.Started.IsZero() {
+		p.Times.Started = now
+	}
+	c.procs[p.ID] = p
+	r.live++
+	r.order = append(r.order, p)
+	c.used += p.Memory
+	if p.exited != nil {
+		return p.until(now.Add(LingerMax))
+	}
+	return nil
+}
+
 // shown cuts arguments for listings.
 func shown(args []string) []string {
 	room := ArgsShownMax
@@ -558,7 +596,7 @@ func statusOf(p *Proc, x launch.Exited) sigma.Status {
 		return s
 	case x.OOM && code != 0:
 		return sigma.Status{Code: sigma.StatusOOM, ExitCode: 137, Msg: fmt.Sprintf("exceeded its memory limit of %v", p.Memory)}
-	case p.evicting:
+	case p.evicting || x.Killed: // the latter maybe by a sigmad before this one
 		return sigma.Status{Code: sigma.StatusEvicted, ExitCode: code, Msg: "evicted"}
 	case x.Wait.Signaled():
 		return sigma.Status{Code: sigma.StatusCrashed, ExitCode: code, Msg: "died of signal " + x.Wait.Signal().String()}

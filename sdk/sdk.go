@@ -34,6 +34,7 @@ type Client struct {
 	info    sigmap.Info
 
 	mu     sync.Mutex
+	epoch  uint32                   // mu; of the session, that files are of
 	files  map[string]sigma.Caller  // mu; the well-known callable files used so far
 	mounts map[*session.Client]bool // mu; sessions with servers behind endpoints; nil once closed
 }
@@ -51,7 +52,11 @@ func Open(ctx context.Context) (*Client, error) {
 	if err != nil {
 		return nil, &sigma.Error{Op: "sdk.Open", Kind: sigma.KindUnavailable, Msg: "this process is not a proc", Hint: "start it with: sigma run PROGRAM", Err: err}
 	}
-	return start(ctx, conn, "")
+	s, err := session.DialSystem(ctx, conn)
+	if err != nil {
+		return nil, err
+	}
+	return start(ctx, s, "")
 }
 
 // Connect connects a program outside to a realm through the admin socket at addr, which only root may open.
@@ -66,7 +71,11 @@ func Connect(ctx context.Context, addr string, realm sigma.RealmID) (*Client, er
 	if err != nil {
 		return nil, connectError(addr, err)
 	}
-	return start(ctx, session.NewPacketConn(c, true), string(realm))
+	s, err := session.Dial(ctx, session.NewPacketConn(c, true))
+	if err != nil {
+		return nil, err
+	}
+	return start(ctx, s, string(realm))
 }
 
 func connectError(addr string, err error) error {
@@ -77,16 +86,19 @@ func connectError(addr string, err error) error {
 	return e
 }
 
-func start(ctx context.Context, conn session.Conn, realm string) (*Client, error) {
-	s, err := session.Dial(ctx, conn)
-	if err != nil {
-		return nil, err
-	}
+func start(ctx context.Context, s *session.Client, realm string) (*Client, error) {
+	var err error
 	c := &Client{session: s, files: map[string]sigma.Caller{}, mounts: map[*session.Client]bool{}}
-	if c.root, err = s.Attach(ctx, realm); err == nil {
-		var reply []byte
-		if reply, _, err = c.call(ctx, sigmap.FileSelf, sigmap.CallInfo, nil); err == nil {
-			err = sigmap.Parse(reply, func(d *sigmap.Coder) { d.Info(&c.info) })
+	for epoch := ^uint32(0); epoch != s.Epoch(); { // once more if sigmad is being replaced just now
+		epoch = s.Epoch()
+		if c.root, err = s.Attach(ctx, realm); err == nil {
+			var reply []byte
+			if reply, _, err = c.call(ctx, sigmap.FileSelf, sigmap.CallInfo, nil); err == nil {
+				err = sigmap.Parse(reply, func(d *sigmap.Coder) { d.Info(&c.info) })
+			}
+		}
+		if err == nil {
+			break
 		}
 	}
 	if err != nil {
@@ -144,7 +156,12 @@ func (c *Client) do(ctx context.Context, file, method string, encode, decode fun
 }
 
 func (c *Client) wellKnown(ctx context.Context, name string) (sigma.Caller, error) {
+	epoch := c.session.Epoch()
 	c.mu.Lock()
+	if c.epoch != epoch { // sigmad died and was started again
+		c.epoch = epoch
+		clear(c.files)
+	}
 	f := c.files[name]
 	c.mu.Unlock()
 	if f != nil {
@@ -167,7 +184,9 @@ func (c *Client) wellKnown(ctx context.Context, name string) (sigma.Caller, erro
 		file.Close()
 		return first, nil
 	}
-	c.files[name] = f
+	if c.epoch == epoch {
+		c.files[name] = f
+	}
 	return f, nil
 }
 

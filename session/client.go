@@ -20,8 +20,11 @@ const (
 
 // Client is the asking side of one session. Safe for concurrent use.
 type Client struct {
-	conn Conn
-	done chan struct{} // closed when the reader has ended
+	conn       Conn
+	done       chan struct{} // closed when the reader has ended
+	resettable bool          // the server may be replaced by another (DialSystem)
+
+	gate sync.RWMutex // held by who sends a request; exclusively while the session begins anew
 
 	mu      sync.Mutex
 	pending map[uint16]*waiter // mu; by tag
@@ -29,6 +32,7 @@ type Client struct {
 	nextFid uint32             // mu
 	freeFid []uint32           // mu
 	broken  error              // mu; why no more requests can be made
+	resets                     // reset.go
 }
 
 // waiter is a request whose reply has not come.
@@ -36,6 +40,8 @@ type waiter struct {
 	ch       chan reply // with room for one; nil if nobody waits
 	clunks   uint32     // the fid that is free when the reply comes; 0 = none
 	flushes  *uint16    // the tag that is free when the reply comes, if this is a Tflush
+	epoch    uint32     // of the handle it is about; anyEpoch
+	resumes  bool       // it is one of those by which a session begins anew
 	flushed  bool       // a Tflush for it is under way: the tag stays taken until that is answered (9P flush(5))
 	answered bool       // and the reply has come
 }
@@ -52,10 +58,12 @@ var errAbandoned = errors.New("the server did not confirm the cancellation")
 func Abandoned(err error) bool { return errors.Is(err, errAbandoned) }
 
 // Dial negotiates the version over conn and starts the session. It owns conn from now on.
-func Dial(ctx context.Context, conn Conn) (*Client, error) {
-	c := &Client{conn: conn, done: make(chan struct{}), pending: map[uint16]*waiter{}}
+func Dial(ctx context.Context, conn Conn) (*Client, error) { return dial(ctx, conn, false) }
+
+func dial(ctx context.Context, conn Conn, resettable bool) (*Client, error) {
+	c := &Client{conn: conn, done: make(chan struct{}), pending: map[uint16]*waiter{}, resettable: resettable, resets: newResets()}
 	go c.read()
-	r, _, err := c.call(ctx, &sigmap.Tversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma}, nil, true)
+	r, _, err := c.call(ctx, &sigmap.Tversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma}, nil, true, anyEpoch)
 	if err == nil {
 		if v, ok := r.(*sigmap.Rversion); !ok || v.Version != sigmap.VersionSigma || v.Msize < sigmap.MessageMax {
 			err = sigma.Errorf("session.Dial", sigma.KindUnsupported, "the server does not speak %s", sigmap.VersionSigma)
@@ -79,12 +87,16 @@ func (c *Client) Done() <-chan struct{} { return c.done }
 
 // Attach returns the root of the server's tree (name chooses among several, "" is the default).
 func (c *Client) Attach(ctx context.Context, name string) (sigma.File, error) {
-	r := &remote{c: c, fid: c.newFid()}
+	r := &remote{c: c, fid: c.newFid(), epoch: c.Epoch()}
+	if c.resettable {
+		r.epoch = anyEpoch
+	}
 	_, err := ask[*sigmap.Rattach](ctx, r, &sigmap.Tattach{Fid: r.fid, Afid: sigmap.NoFid, Aname: name, NUname: sigmap.NoFid})
 	if err != nil {
 		c.unmade(r.fid, err)
 		return nil, err
 	}
+	c.attachedAs(r.fid, name)
 	return r, nil
 }
 
@@ -107,6 +119,7 @@ func (c *Client) read() {
 		}
 	}
 	c.pending = nil
+	c.usableLocked()
 	c.mu.Unlock()
 	close(c.done)
 }
@@ -116,6 +129,10 @@ func (c *Client) dispatch(buf []byte, files []*os.File) error {
 	if err != nil {
 		CloseFiles(files)
 		return err
+	}
+	if r, ok := m.(*sigmap.Rreset); ok && c.resettable && tag == sigmap.NoTag {
+		CloseFiles(files)
+		return c.reset(r.Nonce)
 	}
 	c.mu.Lock()
 	w := c.pending[tag]
@@ -137,8 +154,14 @@ func (c *Client) dispatch(buf []byte, files []*os.File) error {
 		w.ch <- reply{m, files} // has room for the one
 		files = nil
 	}
+	if w != nil && w.resumes {
+		err = c.resumedLocked(m)
+	}
 	c.mu.Unlock()
 	CloseFiles(files)
+	if err != nil {
+		return err
+	}
 	if w == nil {
 		return sigma.Errorf("session.Client", sigma.KindInvalid, "the server answered a request that was not made")
 	}
@@ -146,11 +169,14 @@ func (c *Client) dispatch(buf []byte, files []*os.File) error {
 }
 
 // call sends m and waits for its reply. Passed files of the reply belong to the caller.
-func (c *Client) call(ctx context.Context, m sigmap.Message, files []*os.File, version bool) (sigmap.Message, []*os.File, error) {
+func (c *Client) call(ctx context.Context, m sigmap.Message, files []*os.File, version bool, epoch uint32) (sigmap.Message, []*os.File, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, sigma.Wrap("session.call", "", err)
 	}
-	w := &waiter{ch: make(chan reply, 1)}
+	if err := c.awaitUsable(ctx); err != nil {
+		return nil, nil, err
+	}
+	w := &waiter{ch: make(chan reply, 1), epoch: epoch}
 	tag, err := c.send(w, m, files, version)
 	if err != nil {
 		return nil, nil, err
@@ -170,6 +196,9 @@ func (c *Client) received(r reply, ok bool) (sigmap.Message, []*os.File, error) 
 	if !ok {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		if c.broken == nil {
+			return nil, nil, errReset()
+		}
 		return nil, nil, c.broken
 	}
 	if err := sigmap.Err(r.msg); err != nil {
@@ -190,7 +219,7 @@ func (c *Client) flush(ctx context.Context, tag uint16, w *waiter) (sigmap.Messa
 		r, ok := <-w.ch
 		return c.taken(r, ok, canceled)
 	}
-	fw := &waiter{ch: make(chan reply, 1), flushes: &tag}
+	fw := &waiter{ch: make(chan reply, 1), flushes: &tag, epoch: w.epoch}
 	if _, err := c.send(fw, &sigmap.Tflush{OldTag: tag}, nil, false); err != nil {
 		c.abandon(w)
 		c.unflush(tag, w)
@@ -250,6 +279,10 @@ func (c *Client) abandon(w *waiter) {
 }
 
 func (c *Client) send(w *waiter, m sigmap.Message, files []*os.File, version bool) (uint16, error) {
+	if err := c.enter(w.epoch); err != nil {
+		return 0, err
+	}
+	defer c.gate.RUnlock()
 	c.mu.Lock()
 	if c.broken != nil {
 		defer c.mu.Unlock()
@@ -261,28 +294,39 @@ func (c *Client) send(w *waiter, m sigmap.Message, files []*os.File, version boo
 	}
 	tag := uint16(sigmap.NoTag)
 	if !version {
-		for tag = c.nextTag; tag == sigmap.NoTag || c.pending[tag] != nil; tag++ {
-		}
-		c.nextTag = tag + 1
+		tag = c.newTagLocked()
 	}
 	c.pending[tag] = w
 	c.mu.Unlock()
 
-	buf, err := sigmap.Encode(make([]byte, 0, 128), tag, m)
-	if err == nil {
-		err = sendIn(c.conn, buf, files, sendMax)
-	}
+	err := c.write(tag, m, files)
 	if err == nil {
 		return tag, nil
-	}
-	if _, ok := err.(*sigma.Error); !ok { // the socket's: part of the message may have gone
-		c.conn.Close()
-		err = &sigma.Error{Op: "session.send", Kind: sigma.KindLost, Msg: "the connection to the server is lost", Err: err}
 	}
 	c.mu.Lock()
 	delete(c.pending, tag)
 	c.mu.Unlock()
 	return 0, err
+}
+
+func (c *Client) newTagLocked() uint16 {
+	tag := c.nextTag
+	for ; tag == sigmap.NoTag || c.pending[tag] != nil; tag++ {
+	}
+	c.nextTag = tag + 1
+	return tag
+}
+
+func (c *Client) write(tag uint16, m sigmap.Message, files []*os.File) error {
+	buf, err := sigmap.Encode(make([]byte, 0, 128), tag, m)
+	if err == nil {
+		err = sendIn(c.conn, buf, files, sendMax)
+	}
+	if _, ok := err.(*sigma.Error); err != nil && !ok { // the socket's: part of the message may have gone
+		c.conn.Close()
+		err = &sigma.Error{Op: "session.send", Kind: sigma.KindLost, Msg: "the connection to the server is lost", Err: err}
+	}
+	return err
 }
 
 func (c *Client) newFid() uint32 {

@@ -15,6 +15,8 @@ import (
 type remote struct {
 	c   *Client
 	fid uint32
+	// epoch is the session's when the handle was made.
+	epoch uint32
 	// closed keeps a program that uses a handle after Close from reaching the file that got the same fid meanwhile.
 	closed atomic.Bool
 }
@@ -40,7 +42,7 @@ func (r *remote) call(ctx context.Context, m sigmap.Message, files []*os.File) (
 	if r.closed.Load() {
 		return nil, nil, sigma.Errorf("session.File", sigma.KindInvalid, "the handle is closed")
 	}
-	return r.c.call(ctx, m, files, false)
+	return r.c.call(ctx, m, files, false, r.epoch)
 }
 
 // ask makes a round trip whose reply must be of type R.
@@ -61,7 +63,7 @@ func (r *remote) Walk(ctx context.Context, names []string) (sigma.File, []sigma.
 	if len(names) > sigmap.WalkMax {
 		return nil, nil, sigma.Errorf("session.Walk", sigma.KindTooBig, "more than %d names in one walk", sigmap.WalkMax)
 	}
-	fid := r.c.newFid()
+	fid, epoch := r.c.newFid(), r.c.Epoch()
 	m, err := ask[*sigmap.Rwalk](ctx, r, &sigmap.Twalk{Fid: r.fid, NewFid: fid, Names: names})
 	if err == nil && (len(m.IDs) > len(names) || len(m.IDs) == 0 && len(names) > 0) {
 		return nil, nil, unexpected(m)
@@ -74,7 +76,7 @@ func (r *remote) Walk(ctx context.Context, names []string) (sigma.File, []sigma.
 		r.c.unmade(fid, nil)
 		return nil, m.IDs, nil
 	}
-	return &remote{c: r.c, fid: fid}, m.IDs, nil
+	return &remote{c: r.c, fid: fid, epoch: epoch}, m.IDs, nil
 }
 
 func (r *remote) Stat(ctx context.Context) (sigma.Stat, error) {
@@ -243,7 +245,8 @@ func (r *remote) Sync(ctx context.Context) error {
 // Close tells the server without waiting for its answer; the fid is used again only when the answer has come.
 func (r *remote) Close() {
 	if !r.closed.Swap(true) {
-		r.c.send(&waiter{clunks: r.fid}, &sigmap.Tclunk{Fid: r.fid}, nil, false)
+		r.c.detached(r.fid)
+		r.c.send(&waiter{clunks: r.fid, epoch: r.epoch}, &sigmap.Tclunk{Fid: r.fid}, nil, false)
 	}
 }
 

@@ -22,6 +22,8 @@ type (
 		Kind   sigma.FileKind
 		Target string
 	}
+	// Rreset comes unasked, with NoTag, as the first word of a server that took over the connection from one that died. See ResetVersion.
+	Rreset struct{ Nonce uint64 }
 	// Tget reads up to Count bytes at Offset of the file that Names lead to from Fid.
 	Tget struct {
 		Fid    uint32
@@ -93,6 +95,7 @@ type (
 const ListEntrySize = 21 + 8 + 8 + 2
 
 func (*Rfail) Type() Type     { return typeRfail }
+func (*Rreset) Type() Type    { return typeRreset }
 func (*Rstop) Type() Type     { return typeRstop }
 func (*Tget) Type() Type      { return typeTget }
 func (*Rget) Type() Type      { return typeTget + 1 }
@@ -111,6 +114,7 @@ func (*Rlist) Type() Type     { return typeTlist + 1 }
 func (*Tdescribe) Type() Type { return typeTdescribe }
 func (*Rdescribe) Type() Type { return typeTdescribe + 1 }
 
+func (m *Rreset) fields(c *Coder) { c.U64(&m.Nonce) }
 func (m *Rfail) fields(c *Coder) {
 	c.U16((*uint16)(&m.Kind))
 	c.Str(&m.Path)

@@ -113,7 +113,11 @@ const (
 	typeTcreateWait Type = 150 // reserved: create once an ephemeral name is gone
 	typeTlist       Type = 152
 	typeTdescribe   Type = 154
+	typeRreset      Type = 157 // another server has taken over the connection; nobody asked
 )
+
+// ResetVersion is the version in the Tversion by which a client answers an Rreset. Whatever else the server receives before it was meant for another.
+func ResetVersion(nonce uint64) string { return fmt.Sprintf("%s.reset.%016x", VersionSigma, nonce) }
 
 // New returns an empty message of type t, or nil if t is unknown or only reserved.
 func New(t Type) Message {
@@ -125,6 +129,7 @@ func New(t Type) Message {
 
 var constructors = [256]func() Message{
 	typeRlerror: func() Message { return new(Rlerror) }, typeRfail: func() Message { return new(Rfail) }, typeRstop: func() Message { return new(Rstop) },
+	typeRreset:  func() Message { return new(Rreset) },
 	typeTstatfs: func() Message { return new(Tstatfs) }, typeTstatfs + 1: func() Message { return new(Rstatfs) },
 	typeTlopen: func() Message { return new(Tlopen) }, typeTlopen + 1: func() Message { return new(Rlopen) },
 	typeTlcreate: func() Message { return new(Tlcreate) }, typeTlcreate + 1: func() Message { return new(Rlcreate) },

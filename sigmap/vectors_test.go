@@ -40,7 +40,7 @@ func vectors() map[string]Message {
 			out[m.Type().String()+suffix] = m
 		}
 	}
-	add("", &Rlerror{Errno: 2}, &Rfail{Kind: sigma.KindNotFound, Path: "/a", Msg: "no such name", Hint: "look elsewhere"}, &Rstop{Walked: 1, Kind: sigma.KindSymlink, Target: "/b"},
+	add("", &Rlerror{Errno: 2}, &Rfail{Kind: sigma.KindNotFound, Path: "/a", Msg: "no such name", Hint: "look elsewhere"}, &Rstop{Walked: 1, Kind: sigma.KindSymlink, Target: "/b"}, &Rreset{Nonce: 0x1122334455667788},
 		&Tversion{Msize: MessageMax, Version: VersionSigma}, &Rversion{Msize: MessageMax, Version: VersionSigma},
 		&Tattach{Fid: 1, Afid: NoFid, Uname: "", Aname: "realm", NUname: NoFid}, &Rattach{ID: id}, &Tflush{OldTag: 9}, &Rflush{},
 		&Twalk{Fid: 1, NewFid: 2, Names: []string{"a", "bc"}}, &Rwalk{IDs: []sigma.FileID{id, {Kind: sigma.KindEndpoint, Path: 2}}},

@@ -2,6 +2,8 @@ package treekit
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"os"
 	"runtime/debug"
 	"strings"
@@ -31,6 +33,7 @@ type Config struct {
 	Tree      sigma.Tree
 	Principal sigma.Principal // who is at the other end
 	Events    Events
+	Reset     bool // the connection was that of a server that died: the client must begin anew
 	KeepFiles bool // whether file descriptors that come with calls are handed to Callers (else closed)
 }
 
@@ -48,7 +51,10 @@ func Serve(ctx context.Context, conn session.Conn, cfg Config) error {
 	ctx, cancel := context.WithCancel(ctx)
 	s := &server{cfg: cfg, conn: conn, requests: map[uint16]*request{}, fids: map[uint32]*fid{}, bulk: make(chan struct{}, bulkMax)}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	err := s.loop(ctx)
+	err := s.reset()
+	if err == nil {
+		err = s.loop(ctx)
+	}
 	if ctx.Err() != nil || session.Ended(err) {
 		err = nil
 	}
@@ -96,6 +102,33 @@ type fid struct {
 	dir  bool            // mu
 	mode sigma.OpenFlags // mu
 	text []byte          // mu; what reading an open endpoint gives
+}
+
+// reset tells the client of a connection that has been taken over to begin anew, and drops everything that it sent before it did.
+func (s *server) reset() error {
+	if !s.cfg.Reset {
+		return nil
+	}
+	var nonce [8]byte
+	rand.Read(nonce[:])
+	m := &sigmap.Rreset{Nonce: binary.LittleEndian.Uint64(nonce[:])}
+	buf, err := sigmap.Encode(nil, sigmap.NoTag, m)
+	if err == nil {
+		err = s.conn.Send(buf, nil)
+	}
+	for err == nil {
+		var buf []byte
+		var files []*os.File
+		if buf, files, err = s.conn.Recv(); err != nil {
+			break
+		}
+		session.CloseFiles(files)
+		tag, m2, derr := sigmap.Decode(buf)
+		if v, ok := m2.(*sigmap.Tversion); ok && derr == nil && v.Version == sigmap.ResetVersion(m.Nonce) {
+			return s.version(tag, &sigmap.Tversion{Msize: v.Msize, Version: sigmap.VersionSigma})
+		}
+	}
+	return err
 }
 
 func (s *server) loop(ctx context.Context) error {

@@ -25,6 +25,8 @@ const KILL_PATIENCE: u64 = 25 * SECOND;
 /// So many deaths of the launcher within this time are no accidents any more.
 const DEATHS_MAX: usize = 5;
 const DEATHS_TIME: u64 = 10 * SECOND;
+/// How long the start of another sigmad waits, for each death of late.
+const RESTART: u64 = SECOND / 20;
 /// sigmad's cgroup, just left by its last process, is tried again after this time.
 const BUSY_RETRY_MS: i32 = 2;
 /// The launcher died too often.
@@ -64,7 +66,9 @@ struct Keeper<'a> {
     sigmad: Option<Proc>,
     to_sigmad: Option<OwnedFd>,
     launcher: Option<Launcher>,
-    /// When the launcher died, the latest last.
+    /// When another sigmad is to be started.
+    sigmad_at: Option<u64>,
+    /// When the launcher or sigmad died, the latest last.
     deaths: VecDeque<u64>,
     phase: Phase,
     code: i32,
@@ -138,6 +142,7 @@ impl<'a> Keeper<'a> {
             sigmad: None,
             to_sigmad: None,
             launcher: None,
+            sigmad_at: None,
             deaths: VecDeque::new(),
             phase: Phase::Running,
             code: EXIT_START,
@@ -215,6 +220,11 @@ impl<'a> Keeper<'a> {
                 }
             }
             self.finish_sigmad();
+            if self.phase == Phase::Running && self.sigmad_at.is_some_and(|time| sys::monotonic_ns() >= time) {
+                self.sigmad_at = None;
+                self.start_sigmad()?;
+                self.connect()?;
+            }
             if let Phase::Ending(deadline) = self.phase
                 && sys::monotonic_ns() > deadline
             {
@@ -238,11 +248,10 @@ impl<'a> Keeper<'a> {
         if self.sigmad.as_ref().is_some_and(|sigmad| sigmad.waited.is_some()) {
             return BUSY_RETRY_MS;
         }
+        let until = |time: u64| (time.saturating_sub(sys::monotonic_ns()) / 1_000_000) as i32 + 1;
         match self.phase {
-            Phase::Running => -1,
-            Phase::Ending(deadline) | Phase::Killing(deadline) => {
-                (deadline.saturating_sub(sys::monotonic_ns()) / 1_000_000) as i32 + 1
-            }
+            Phase::Running => self.sigmad_at.map_or(-1, until),
+            Phase::Ending(deadline) | Phase::Killing(deadline) => until(deadline),
         }
     }
 
@@ -290,8 +299,9 @@ impl<'a> Keeper<'a> {
                 _ if self.phase == Phase::Running => {
                     log("told to end");
                     self.phase = Phase::Ending(sys::monotonic_ns() + GRACE);
-                    if let Some(Err(_)) = self.sigmad.as_ref().map(|sigmad| sigmad.signal(libc::SIGTERM)) {
-                        self.end();
+                    match self.sigmad.as_ref().map(|sigmad| sigmad.signal(libc::SIGTERM)) {
+                        Some(Ok(())) => {}
+                        _ => self.end(),
                     }
                 }
                 _ => {}
@@ -330,6 +340,10 @@ impl<'a> Keeper<'a> {
         let Some(mut sigmad) = self.sigmad.take_if(|sigmad| sigmad.waited.is_some()) else { return };
         let Ok(usage) = self.factory.close(&mut sigmad) else { return self.sigmad = Some(sigmad) };
         match sigmad.last_word(usage) {
+            // Whoever exits by itself knows that it cannot go on.
+            Reply::Exited { wait_status, .. } if self.phase == Phase::Running && is_crash(wait_status) => {
+                return self.on_sigmad_crash(wait_status);
+            }
             Reply::Exited { wait_status, .. } if self.code == EXIT_START => {
                 self.code = match libc::WIFEXITED(wait_status) {
                     true => libc::WEXITSTATUS(wait_status),
@@ -340,6 +354,19 @@ impl<'a> Keeper<'a> {
             _ => {}
         }
         self.end();
+    }
+
+    /// What runs goes on, and the next sigmad takes it over.
+    fn on_sigmad_crash(&mut self, status: i32) {
+        let how = how(status);
+        let now = sys::monotonic_ns();
+        if self.died_too_often(now) {
+            log(&format!("sigmad has died ({how}), the {DEATHS_MAX}th death within 10 s; the system ends"));
+            self.code = EXIT_DEATHS;
+            return self.end();
+        }
+        log(&format!("sigmad has died ({how}); another is started"));
+        self.sigmad_at = Some(now + RESTART * self.deaths.len() as u64);
     }
 
     /// Its children have died with it. What they leave goes too, before others take their place.
@@ -354,10 +381,7 @@ impl<'a> Keeper<'a> {
             self.end();
             return Ok(());
         }
-        let how = match libc::WIFEXITED(status) {
-            true => format!("exit code {}", libc::WEXITSTATUS(status)),
-            false => format!("signal {}", libc::WTERMSIG(status)),
-        };
+        let how = how(status);
         if self.died_too_often(sys::monotonic_ns()) {
             log(&format!("the launcher has died ({how}) {DEATHS_MAX} times within 10 s; the system ends"));
             self.code = EXIT_DEATHS;
@@ -376,5 +400,17 @@ impl<'a> Keeper<'a> {
             self.deaths.pop_front();
         }
         self.deaths.len() >= DEATHS_MAX
+    }
+}
+
+/// Ended by a signal, or by a panic of Go's.
+fn is_crash(status: i32) -> bool {
+    libc::WIFSIGNALED(status) || libc::WEXITSTATUS(status) == 2
+}
+
+fn how(status: i32) -> String {
+    match libc::WIFEXITED(status) {
+        true => format!("exit code {}", libc::WEXITSTATUS(status)),
+        false => format!("signal {}", libc::WTERMSIG(status)),
     }
 }

@@ -9,6 +9,7 @@ use crate::protocol::{FLAG_KILLED, FLAG_OOM, Reply};
 use crate::status::News;
 use crate::sys::{self, Waited, socket};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
 
 /// A process tree with an init of its own, made for one START.
 pub struct Tree {
@@ -41,6 +42,14 @@ pub enum Body {
     Seat(Seat),
 }
 
+/// What sigmad handed over so that another sigmad can go on with the proc.
+#[derive(Clone)]
+pub struct Kept {
+    pub label: Vec<u8>,
+    /// sigmad's ends of what the proc was given.
+    pub files: Rc<Vec<OwnedFd>>,
+}
+
 pub struct Proc {
     pub id: u64,
     pub uid: u32,
@@ -56,6 +65,8 @@ pub struct Proc {
     pub failure: Option<Error>,
     pub started: bool,
     pub killed: bool,
+    /// What lets it outlive its sigmad.
+    pub kept: Option<Kept>,
     /// What it used when it was killed: of the processes that die with their init the kernel makes no account.
     pub at_kill: Reading,
     /// The program's in a tree, as init reported it.
@@ -79,6 +90,7 @@ impl Proc {
             failure: None,
             started: false,
             killed: false,
+            kept: None,
             at_kill: Reading::default(),
             wait_status: None,
             waited: None,

@@ -9,6 +9,9 @@ pub const MESSAGE_MAX: usize = 64 * 1024;
 /// Targets lie in 0..64 and are distinct, so more descriptors cannot be meant.
 pub const FDS_MAX: usize = 64;
 
+/// Descriptors of one proc that sigmad may have kept.
+pub const KEPT_MAX: usize = 8;
+
 /// A START as it came, bounds checked, meaning not.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Start {
@@ -30,11 +33,27 @@ pub struct Start {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     Start(Start),
-    Kill { id: u64 },
-    Signal { id: u64, signo: u32 },
-    Freeze { id: u64 },
-    Thaw { id: u64 },
-    Meter { id: u64 },
+    Kill {
+        id: u64,
+    },
+    Signal {
+        id: u64,
+        signo: u32,
+    },
+    Freeze {
+        id: u64,
+    },
+    Thaw {
+        id: u64,
+    },
+    Meter {
+        id: u64,
+    },
+    /// With descriptors. Without any it brings another label for a proc that is kept already.
+    Keep {
+        id: u64,
+        label: Vec<u8>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,6 +126,10 @@ pub fn decode(message: &[u8]) -> Result<Request, Error> {
         4 => Request::Freeze { id: r.u64()? },
         5 => Request::Thaw { id: r.u64()? },
         8 => Request::Meter { id: r.u64()? },
+        9 => {
+            let (id, len) = (r.u64()?, r.u16()?);
+            Request::Keep { id, label: r.bytes(len as usize)?.to_vec() }
+        }
         _ => return Err(Error::Malformed("unknown type")),
     };
     if !r.0.is_empty() {
@@ -187,6 +210,23 @@ pub fn encode(reply: &Reply) -> Vec<u8> {
     out
 }
 
+/// Tells a new sigmad of a proc that another one had started; its descriptors come along.
+pub fn adopt(id: u64, pid: u32, label: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(18 + label.len());
+    head(&mut out, 25, id);
+    out.extend(pid.to_le_bytes());
+    out.extend((label.len() as u16).to_le_bytes());
+    out.extend(label);
+    out
+}
+
+/// Tells a new sigmad that it has heard of all.
+pub fn done() -> Vec<u8> {
+    let mut out = Vec::new();
+    head(&mut out, 26, 0);
+    out
+}
+
 /// The keeper's record that a control socket comes with, to sigmad and to the launcher.
 pub fn control() -> Vec<u8> {
     [32u16.to_le_bytes(), VERSION.to_le_bytes()].concat()
@@ -261,7 +301,23 @@ mod tests {
         let mut version = m;
         version[2] = 2;
         assert_eq!(decode(&version), Err(Error::Malformed("unknown version")));
-        assert_eq!(decode(&[9, 0, 1, 0]), Err(Error::Malformed("unknown type")));
+        assert_eq!(decode(&[99, 0, 1, 0]), Err(Error::Malformed("unknown type")));
+    }
+
+    #[test]
+    fn keep_and_adopt() {
+        let mut m = vec![9, 0, 1, 0];
+        m.extend(7u64.to_le_bytes());
+        m.extend([3, 0]);
+        m.extend(b"abc");
+        assert_eq!(decode(&m), Ok(Request::Keep { id: 7, label: b"abc".to_vec() }));
+        assert!(decode(&m[..m.len() - 1]).is_err());
+        let mut want = vec![25, 0, 1, 0];
+        want.extend(7u64.to_le_bytes());
+        want.extend([9, 0, 0, 0, 3, 0]);
+        want.extend(b"abc");
+        assert_eq!(adopt(7, 9, b"abc"), want);
+        assert_eq!(done(), [&[26, 0, 1, 0][..], &[0; 8]].concat());
     }
 
     #[test]

@@ -7,13 +7,14 @@ use crate::error::{Errno, Error, chain, log};
 use crate::factory::Factory;
 use crate::parking::Need;
 use crate::plan::{self, Bounds, Plan};
-use crate::proc::{Body, Proc};
+use crate::proc::{Body, Kept, Proc};
 use crate::protocol::{self, MESSAGE_MAX, Reply, Request, Start};
 use crate::seats::Lost;
 use crate::status::{News, Status};
 use crate::sys::{self, Epoll, Waited, socket};
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
 
 const SECOND: u64 = 1_000_000_000;
 /// How long killed processes may take to vanish (uninterruptible I/O) before the launcher gives up.
@@ -22,6 +23,10 @@ const KILL_PATIENCE: u64 = 20 * SECOND;
 const BATCH: usize = 16;
 /// Records that sigmad has not fetched; beyond it no more requests are read. About 4 MiB.
 const OUTBOX_MAX: usize = 65_536;
+/// Ends that a sigmad has been told of are told to the next one too, since it may have died before it could tell
+/// those who wait: so many, for so long.
+const ENDED_MAX: usize = 1024;
+const ENDED_TIME: u64 = 10 * SECOND;
 /// A cgroup whose last process is just being torn down is tried again after this time.
 const BUSY_RETRY_MS: i32 = 2;
 
@@ -51,6 +56,16 @@ enum Phase {
     Killing(u64),
 }
 
+/// A kept proc that has ended.
+struct Ended {
+    time: u64,
+    id: u64,
+    pid: u32,
+    kept: Kept,
+    /// Its last one.
+    record: Vec<u8>,
+}
+
 pub struct Supervisor {
     bounds: Bounds,
     factory: Factory,
@@ -59,6 +74,10 @@ pub struct Supervisor {
     keeper: OwnedFd,
     /// None before the first has come, and once sigmad has closed its end.
     control: Option<OwnedFd>,
+    /// The next one, until all is gone that does not outlive a sigmad.
+    next_control: Option<OwnedFd>,
+    /// Kept procs that ended lately, the latest last.
+    ended: VecDeque<Ended>,
     signals: OwnedFd,
     status: OwnedFd,
     procs: HashMap<u64, Proc>,
@@ -68,7 +87,7 @@ pub struct Supervisor {
     strays: HashMap<i32, Waited>,
     /// Ended, but a cgroup of theirs was still busy.
     busy: Vec<u64>,
-    outbox: VecDeque<Vec<u8>>,
+    outbox: VecDeque<(Vec<u8>, Rc<Vec<OwnedFd>>)>,
     phase: Phase,
     /// Nothing has happened since the last turn.
     quiet: bool,
@@ -106,6 +125,8 @@ impl Supervisor {
             epoll,
             keeper,
             control: None,
+            next_control: None,
+            ended: VecDeque::new(),
             signals,
             status,
             procs: HashMap::new(),
@@ -137,6 +158,7 @@ impl Supervisor {
             for id in std::mem::take(&mut self.busy) {
                 self.finish(id);
             }
+            self.greet();
             self.prepare(events.is_empty());
         }
         Ok(())
@@ -203,10 +225,7 @@ impl Supervisor {
             Ok(received) if received.len > 0 => {
                 let Some(control) = received.fds.into_iter().next() else { return };
                 self.close_control();
-                match self.epoll.add(control.as_raw_fd(), libc::EPOLLIN, CONTROL) {
-                    Ok(()) => self.control = Some(control),
-                    Err(errno) => log(&format!("cannot take a control socket: {errno}")),
-                }
+                self.next_control = Some(control);
             }
             _ => {
                 let _ = self.epoll.remove(self.keeper.as_raw_fd());
@@ -261,6 +280,17 @@ impl Supervisor {
             }
             Request::Start(start) => {
                 self.on_start(start, len, fds, now);
+                Ok(())
+            }
+            Request::Keep { id, label } => {
+                let proc = self.procs.get_mut(&id).filter(|_| fds.len() <= protocol::KEPT_MAX);
+                if let Some(proc) = proc {
+                    match &mut proc.kept {
+                        Some(kept) if fds.is_empty() => kept.label = label,
+                        None if fds.is_empty() => {}
+                        kept => *kept = Some(Kept { label, files: Rc::new(fds) }),
+                    }
+                }
                 Ok(())
             }
             _ if !fds.is_empty() => Err(Error::Malformed("descriptors without a START")),
@@ -465,6 +495,7 @@ impl Supervisor {
         let Some(proc) = self.procs.get_mut(&id).filter(|proc| proc.is_over()) else { return };
         let Ok(usage) = self.factory.close(proc) else { return self.busy.push(id) };
         let reply = proc.last_word(usage);
+        self.remember(id, protocol::encode(&reply));
         self.send(&reply);
         let Some(proc) = self.procs.remove(&id) else { return };
         self.by_key.remove(&proc.key());
@@ -473,17 +504,73 @@ impl Supervisor {
         }
     }
 
+    /// sigmad is gone. What it has not asked to be kept goes too.
     fn close_control(&mut self) {
         if let Some(control) = self.control.take() {
             let _ = self.epoll.remove(control.as_raw_fd());
+            for proc in self.procs.values_mut().filter(|proc| proc.kept.is_none()) {
+                proc.killed = true;
+                self.factory.kill(proc);
+            }
         }
         self.outbox.clear();
+    }
+
+    /// Begins with the next sigmad, when nothing is left but what it takes over: tells it of each proc.
+    fn greet(&mut self) {
+        if self.next_control.is_none() || self.phase != Phase::Running {
+            return;
+        }
+        if self.procs.values().any(|proc| proc.kept.is_none()) {
+            return;
+        }
+        let Some(control) = self.next_control.take() else { return };
+        if let Err(errno) = self.epoll.add(control.as_raw_fd(), libc::EPOLLIN, CONTROL) {
+            return log(&format!("cannot take a control socket: {errno}"));
+        }
+        self.control = Some(control);
+        self.forget(sys::monotonic_ns());
+        for ended in std::mem::take(&mut self.ended) {
+            self.outbox.push_back((protocol::adopt(ended.id, ended.pid, &ended.kept.label), ended.kept.files));
+            self.outbox.push_back((ended.record, Rc::default()));
+        }
+        let mut procs: Vec<&Proc> = self.procs.values().collect();
+        procs.sort_by_key(|proc| proc.id);
+        for proc in procs {
+            let Some(kept) = &proc.kept else { continue };
+            self.outbox
+                .push_back((protocol::adopt(proc.id, proc.main.unwrap_or(0) as u32, &kept.label), kept.files.clone()));
+        }
+        self.outbox.push_back((protocol::done(), Rc::default()));
+        self.flush();
+    }
+
+    /// Remembers the end of a proc that was kept. Its descriptors are needed only by a sigmad that has not had them.
+    fn remember(&mut self, id: u64, record: Vec<u8>) {
+        let Some((pid, kept)) =
+            self.procs.get_mut(&id).and_then(|proc| Some((proc.main.unwrap_or(0) as u32, proc.kept.take()?)))
+        else {
+            return;
+        };
+        let time = sys::monotonic_ns();
+        self.forget(time);
+        let files = if self.control.is_some() { Rc::default() } else { kept.files };
+        self.ended.push_back(Ended { time, id, pid, kept: Kept { files, ..kept }, record });
+    }
+
+    fn forget(&mut self, now: u64) {
+        while self.ended.front().is_some_and(|old| {
+            // What nobody has been told of stays.
+            self.ended.len() > ENDED_MAX || old.kept.files.is_empty() && now - old.time > ENDED_TIME
+        }) {
+            self.ended.pop_front();
+        }
     }
 
     /// Sends a record, or keeps it until sigmad makes room.
     fn send(&mut self, reply: &Reply) {
         if self.control.is_some() {
-            self.outbox.push_back(protocol::encode(reply));
+            self.outbox.push_back((protocol::encode(reply), Rc::default()));
             if self.outbox.len() == 1 {
                 self.flush();
             }
@@ -493,8 +580,16 @@ impl Supervisor {
     fn flush(&mut self) {
         let Some(control) = &self.control else { return };
         let fd = control.as_raw_fd();
-        while let Some(record) = self.outbox.front() {
-            match socket::send(fd, record) {
+        while let Some((record, files)) = self.outbox.front() {
+            let files: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
+            let sent = match files.is_empty() {
+                true => socket::send(fd, record),
+                false => match socket::send_with(fd, [record, &[]], &files) {
+                    Err(Errno(libc::EAGAIN | libc::ENOBUFS)) => Ok(false),
+                    sent => sent.map(|()| true),
+                },
+            };
+            match sent {
                 Ok(true) => drop(self.outbox.pop_front()),
                 Ok(false) => break,
                 // The end of the socket is seen, and acted upon, by the next receive.

@@ -102,77 +102,73 @@ func check(t *testing.T, c *sdk.Client, dir string, records []record) {
 	}
 }
 
-// Every acknowledged write is there after sigmad, and with it the whole system, was killed; nothing of the dead instance's is.
-func TestKillSigmad(t *testing.T) {
-	for _, victim := range []string{"sigmad", "keeper"} {
-		t.Run(victim, func(t *testing.T) {
-			s := testenv.Boot(t, testenv.Options{})
-			ctx := testContext(t)
-			var clients []*sdk.Client
-			for range 8 {
-				clients = append(clients, s.Connect(ctx, t, defaultRealm))
+// Every acknowledged write is there after the keeper, and with it the whole system, was killed; nothing of the dead instance's is.
+func TestKillKeeper(t *testing.T) {
+	s := testenv.Boot(t, testenv.Options{})
+	ctx := testContext(t)
+	var clients []*sdk.Client
+	for range 8 {
+		clients = append(clients, s.Connect(ctx, t, defaultRealm))
+	}
+	c := clients[0]
+	probe := s.Install(ctx, t, c, program(t, "probe.c"))
+	procs, err := c.Spawn(ctx, sigma.Descriptor{Program: probe, Args: []string{"ignore"}}, sigma.Descriptor{Program: probe, Args: []string{"orphan"}},
+		sigma.Descriptor{Program: probe, Args: []string{"stay"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range procs {
+		if err := c.WaitStart(ctx, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range []string{"/n", "/s3/b"} {
+		if err := c.MkdirAll(ctx, dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lease, _, err := c.Lease(ctx, 2*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Put(ctx, "/ephemeral", nil, sigma.PutOptions{Lease: lease}); err != nil {
+		t.Fatal(err)
+	}
+	var objects []record
+	var both sync.WaitGroup
+	kill := sync.OnceFunc(func() { s.Kill9(t, "keeper") })
+	both.Go(func() { objects = writeUntil(t, clients[4:], "/s3/b", kill) })
+	names := writeUntil(t, clients[:4], "/n", kill)
+	both.Wait()
+	s.WaitStopped(t)
+	if out, stderr, code := s.CLI(t, "ls", "/"); code != 1 || !strings.Contains(stderr, "sigma up") {
+		t.Errorf("ls on a dead system: %d %q %q", code, out, stderr)
+	}
+	testenv.Eventually(t, "the dead instance's processes and mounts are gone", func() error {
+		for what := range s.Census() {
+			if strings.HasPrefix(what, "process") || strings.HasPrefix(what, "mount") {
+				return errors.New(what)
 			}
-			c := clients[0]
-			probe := s.Install(ctx, t, c, program(t, "probe.c"))
-			procs, err := c.Spawn(ctx, sigma.Descriptor{Program: probe, Args: []string{"ignore"}}, sigma.Descriptor{Program: probe, Args: []string{"orphan"}},
-				sigma.Descriptor{Program: probe, Args: []string{"stay"}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, id := range procs {
-				if err := c.WaitStart(ctx, id); err != nil {
-					t.Fatal(err)
-				}
-			}
-			for _, dir := range []string{"/n", "/s3/b"} {
-				if err := c.MkdirAll(ctx, dir, 0o755); err != nil {
-					t.Fatal(err)
-				}
-			}
-			lease, _, err := c.Lease(ctx, 2*time.Second)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := c.Put(ctx, "/ephemeral", nil, sigma.PutOptions{Lease: lease}); err != nil {
-				t.Fatal(err)
-			}
-			var objects []record
-			var both sync.WaitGroup
-			kill := sync.OnceFunc(func() { s.Kill9(t, victim) })
-			both.Go(func() { objects = writeUntil(t, clients[4:], "/s3/b", kill) })
-			names := writeUntil(t, clients[:4], "/n", kill)
-			both.Wait()
-			s.WaitStopped(t)
-			if out, stderr, code := s.CLI(t, "ls", "/"); code != 1 || !strings.Contains(stderr, "sigma up") {
-				t.Errorf("ls on a dead system: %d %q %q", code, out, stderr)
-			}
-			testenv.Eventually(t, "the dead instance's processes and mounts are gone", func() error {
-				for what := range s.Census() {
-					if strings.HasPrefix(what, "process") || strings.HasPrefix(what, "mount") {
-						return errors.New(what)
-					}
-				}
-				return nil
-			})
-			s.Restart(t)
-			for what := range s.Census() {
-				if strings.Contains(what, "default/be") {
-					t.Errorf("the dead instance has left %s", what)
-				}
-			}
-			c = s.Connect(ctx, t, defaultRealm)
-			testenv.Eventually(t, "the dead instance's ephemeral file vanishes", func() error {
-				if _, err := c.Stat(ctx, "/ephemeral"); !errors.Is(err, fs.ErrNotExist) {
-					return fmt.Errorf("it is there: %w", err)
-				}
-				return nil
-			})
-			check(t, c, "/n", names)
-			check(t, c, "/s3/b", objects)
-			if out := s.Must(t, "run", program(t, "hello.c")); out != "hello\n" {
-				t.Errorf("run after the restart: %q", out)
-			}
-		})
+		}
+		return nil
+	})
+	s.Restart(t)
+	for what := range s.Census() {
+		if strings.Contains(what, "default/be") {
+			t.Errorf("the dead instance has left %s", what)
+		}
+	}
+	c = s.Connect(ctx, t, defaultRealm)
+	testenv.Eventually(t, "the dead instance's ephemeral file vanishes", func() error {
+		if _, err := c.Stat(ctx, "/ephemeral"); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("it is there: %w", err)
+		}
+		return nil
+	})
+	check(t, c, "/n", names)
+	check(t, c, "/s3/b", objects)
+	if out := s.Must(t, "run", program(t, "hello.c")); out != "hello\n" {
+		t.Errorf("run after the restart: %q", out)
 	}
 }
 
@@ -395,7 +391,7 @@ func TestUpInForeground(t *testing.T) {
 		{"SIGINT", "stopping", func(_ *testenv.System, up *os.Process) { up.Signal(syscall.SIGINT) }, 0},
 		{"SIGTERM", "stopping", func(_ *testenv.System, up *os.Process) { up.Signal(syscall.SIGTERM) }, 0},
 		{"down", "was stopped", func(s *testenv.System, _ *os.Process) { s.Must(t, "down") }, 0},
-		{"kill -9 of sigmad", "unexpectedly", func(s *testenv.System, _ *os.Process) { s.Kill9(t, "sigmad") }, 1},
+		{"kill -9 of the keeper", "unexpectedly", func(s *testenv.System, _ *os.Process) { s.Kill9(t, "keeper"); s.WaitStopped(t) }, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := testenv.New(t, testenv.Options{})

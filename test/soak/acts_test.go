@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -71,7 +72,7 @@ func (x *soak) spawn(n int) {
 		return
 	}
 	for i, id := range ids {
-		made[i].id, made[i].fault, made[i].launcher = id, fault, fault && len(x.launchers) > 0 // sigmad may not have heard of that yet
+		made[i].id, made[i].fault, made[i].launcher = id, fault, fault && len(x.deaths) > 0 // sigmad may not have heard of that yet
 		x.live[id] = made[i]
 		for range 1 + x.random.IntN(2) {
 			x.wait(id)
@@ -132,6 +133,7 @@ func (x *soak) judge(a answer) {
 	switch {
 	case st.Code == k.ends && st.ExitCode == k.code && k.ends != sigma.StatusNone:
 	case st.Code == sigma.StatusEvicted && p.ended:
+	case p.adopted && p.ended: // the sigmad that it is told by does not know that it was asked to go
 	case st.Code == sigma.StatusLost && p.fault:
 	case st.Code == sigma.StatusCrashed && p.launcher && strings.Contains(st.Msg, "launcher"):
 	case st.Code == sigma.StatusError && p.fault && (st.Kind.Retryable() || st.Kind == sigma.KindLost): // it could not be started
@@ -182,14 +184,71 @@ func (x *soak) crash(name string) {
 	x.s.Kill9(x.t, name)
 }
 
-// crashLauncher kills the launcher, and with it all procs and services. Too many deaths in a short time would end the system.
-func (x *soak) crashLauncher() {
-	x.launchers = slices.DeleteFunc(x.launchers, func(at time.Time) bool { return time.Since(at) > 12*time.Second })
-	if len(x.launchers) == 3 {
-		return
+// mayCrash notes a death of the launcher or sigmad. Too many in a short time would end the system.
+func (x *soak) mayCrash() bool {
+	x.deaths = slices.DeleteFunc(x.deaths, func(at time.Time) bool { return time.Since(at) > 12*time.Second })
+	if len(x.deaths) == 3 {
+		return false
 	}
 	testenv.Eventually(x.t, "all services run", x.restless)
-	x.launchers = append(x.launchers, time.Now())
+	x.deaths = append(x.deaths, time.Now())
+	return true
+}
+
+// crashSigmad kills sigmad. What ran goes on; what was queued or being started is gone; the connection breaks, and those who wait must ask again.
+func (x *soak) crashSigmad() {
+	if !x.mayCrash() {
+		return
+	}
+	x.done["kill -9 sigmad"]++
+	x.take()
+	x.dying = true
+	old := x.s.PID("sigmad")
+	x.s.Kill9(x.t, "sigmad")
+	x.answered()
+	x.dying, x.ending = false, false
+	clear(x.killed)
+	testenv.Eventually(x.t, "another sigmad answers", func() error {
+		if pid := x.s.PID("sigmad"); pid == 0 || pid == old {
+			return fmt.Errorf("sigmad is %d", pid)
+		}
+		c, err := sdk.Connect(x.ctx, x.s.Socket(), sigma.DefaultRealm)
+		if err == nil {
+			x.c.Close()
+			x.c = c
+			x.t.Cleanup(c.Close)
+		}
+		return err
+	})
+	list, err := x.c.List(x.ctx, true)
+	if err != nil {
+		x.t.Fatalf("list procs after the death of sigmad: %v", err)
+	}
+	known := map[sigma.ProcID]bool{}
+	for _, p := range list {
+		known[p.ID] = true
+		if _, ended := x.ended[p.ID]; ended && p.State != sigma.ProcEnded {
+			x.t.Errorf("%s had ended, and is %v", p.ID, p.State)
+		}
+	}
+	for id, p := range x.live {
+		p.fault = true
+		if !known[id] {
+			delete(x.live, id)
+			x.done["gone with sigmad"]++
+			continue
+		}
+		x.done["adopted"]++
+		p.adopted = true
+		x.wait(id)
+	}
+}
+
+// crashLauncher kills the launcher, and with it all procs and services.
+func (x *soak) crashLauncher() {
+	if !x.mayCrash() {
+		return
+	}
 	x.done["kill -9 launcher"]++
 	for name, s := range x.services() {
 		if name != "sigmad" {

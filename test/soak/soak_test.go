@@ -67,6 +67,7 @@ type proc struct {
 
 	// What happened in its life that excuses another end.
 	ended    bool // it was evicted or killed
+	adopted  bool // its sigmad died
 	fault    bool // a service died
 	launcher bool // the launcher died
 }
@@ -95,8 +96,8 @@ type soak struct {
 	killed  map[string]uint32 // services, and how often each had been restarted before
 	dying   bool              // the whole system is being killed
 
-	launchers []time.Time // when launchers were killed
-	ending    bool        // one was, and not all services have been seen to run since
+	deaths []time.Time // when launchers and sigmads were killed
+	ending bool        // a launcher was, and not all services have been seen to run since
 
 	answers chan answer
 	waiters sync.WaitGroup
@@ -185,9 +186,11 @@ func (x *soak) round() {
 		x.pause()
 	case at < 92:
 		x.crash([]string{"besched", "s3d", "named"}[x.random.IntN(3)])
-	case at < 96:
+	case at < 95:
 		x.crashLauncher()
+	case at < 98:
+		x.crashSigmad()
 	default:
-		x.die([]string{"keeper", "sigmad"}[x.random.IntN(2)])
+		x.die("keeper")
 	}
 }

@@ -23,6 +23,7 @@ pub enum Reply {
     Metered { id: u64, user_us: u64, memory: u64, memory_peak: u64, tasks: u32 },
     Frozen { id: u64, errno: i32 },
     Thawed { id: u64, errno: i32 },
+    Adopt { id: u64, label: Vec<u8> },
 }
 
 /// A START with defaults that suit most tests.
@@ -219,6 +220,24 @@ impl Machine {
         }
     }
 
+    /// Asks that a proc outlive its sigmad.
+    pub fn keep(&self, id: u64, label: &[u8], fds: &[RawFd]) {
+        let len = label.len() as u16;
+        self.send(&[&[9, 0, 1, 0], &id.to_le_bytes()[..], &len.to_le_bytes(), label].concat(), fds);
+    }
+
+    /// Kills the probe in the role of sigmad.
+    pub fn kill_sigmad(&self) {
+        let uid_line = format!("Uid:\t{}\t", self.base + 1);
+        let is_sigmad = |pid: &&i32| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            status.contains(&uid_line)
+        };
+        let sigmad = *self.processes().iter().find(is_sigmad).expect("the probe runs");
+        // SAFETY: kill takes plain numbers; the process is the probe that this test's keeper started.
+        unsafe { libc::kill(sigmad, libc::SIGKILL) };
+    }
+
     /// Asks what a proc uses now.
     pub fn meter(&self, id: u64) -> Reply {
         self.send(&[&[8, 0, 1, 0], &id.to_le_bytes()[..]].concat(), &[]);
@@ -276,8 +295,14 @@ impl Machine {
 
     /// The next record; fails the test after ten seconds without one.
     pub fn reply(&self) -> Reply {
-        let early = self.early.borrow_mut().pop_front();
-        decode(&early.unwrap_or_else(|| self.receive()))
+        loop {
+            let early = self.early.borrow_mut().pop_front();
+            let record = early.unwrap_or_else(|| self.receive());
+            // DONE only says that what follows is about this sigmad's own.
+            if record[0] != 26 {
+                return decode(&record);
+            }
+        }
     }
 
     fn receive(&self) -> Vec<u8> {
@@ -407,6 +432,10 @@ fn decode(record: &[u8]) -> Reply {
         },
         (24, 48) => {
             Reply::Metered { id, user_us: u64_at(12), memory: u64_at(28), memory_peak: u64_at(36), tasks: u32_at(44) }
+        }
+        (25, len) => {
+            assert_eq!(len, 18 + u16::from_le_bytes([record[16], record[17]]) as usize);
+            Reply::Adopt { id, label: record[18..].to_vec() }
         }
         (kind, len) => panic!("unexpected record of type {kind} and {len} bytes"),
     }

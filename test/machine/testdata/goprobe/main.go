@@ -55,6 +55,8 @@ func run(ctx context.Context, c *sdk.Client, what string, args []string) error {
 		return nil
 	case "late": // asks for its notice only after it was given as a signal
 		return late(ctx, c)
+	case "survive": // waits for its child, and at a listener, while sigmad is replaced
+		return survive(ctx, c, args)
 	case "parent": // its child outlives it
 		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: args[0], Args: args[1:]})
 		if err != nil {
@@ -296,4 +298,44 @@ func walk(ctx context.Context, c *sdk.Client, path string) error {
 		fmt.Println(e.Name)
 	}
 	return nil
+}
+
+func survive(ctx context.Context, c *sdk.Client, args []string) error {
+	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: args[0], Args: args[1:]})
+	if err != nil {
+		return err
+	}
+	if err := c.WaitStart(ctx, ids[0]); err != nil {
+		return err
+	}
+	l, err := c.Listen(ctx, sigma.FormStream)
+	if err != nil {
+		return err
+	}
+	held, err := c.Create(ctx, fmt.Sprintf("/ux/%s/held", c.Info().Principal.Machine), sigma.OpenWrite, 0o644)
+	if err != nil {
+		return err
+	}
+	accepted := make(chan error)
+	go func() { _, err := l.Accept(); accepted <- err }()
+	fmt.Println("child", ids[0])
+	st, err := c.WaitExit(ctx, ids[0])
+	fmt.Println("wait", sigma.KindOf(err))
+	fmt.Println("accept", sigma.KindOf(<-accepted))
+	_, err = held.Write([]byte("x"))
+	fmt.Println("write", sigma.KindOf(err))
+	if st, err = c.WaitExit(ctx, ids[0]); err != nil {
+		return err
+	}
+	fmt.Println("child ended", st.ExitCode)
+	if _, err := c.Put(ctx, "/survived", []byte("yes"), sigma.PutOptions{}); err != nil {
+		return err
+	}
+	if l, err = c.Listen(ctx, sigma.FormStream); err != nil {
+		return err
+	}
+	if err := l.Close(); err != nil {
+		return err
+	}
+	return c.Exited(ctx, sigma.Status{Code: sigma.StatusOK, Msg: "survived"})
 }

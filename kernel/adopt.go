@@ -1,0 +1,199 @@
+package kernel
+
+import (
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/launch"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// procConn is our end of a proc's session. The launcher may have a copy of it, so closing it does not end the connection by itself.
+type procConn struct {
+	session.Conn
+	u *net.UnixConn
+}
+
+// Close ends the connection.
+func (c *procConn) Close() error {
+	c.u.CloseRead()
+	c.u.CloseWrite()
+	return c.Conn.Close()
+}
+
+// keepAge is how long a proc runs before it is made to outlive sigmad: longer than short ones live, which so pay nothing for it.
+const keepAge = 50 * time.Millisecond
+
+// young are procs that are not kept yet.
+type young struct {
+	mu    sync.Mutex
+	procs []*child    // mu; oldest first; those that have ended too
+	timer *time.Timer // mu; nil = not set
+}
+
+// keepLater has the proc kept when it is old enough.
+func (k *Kernel) keepLater(c *child) {
+	c.began = time.Now()
+	k.young.mu.Lock()
+	defer k.young.mu.Unlock()
+	k.young.procs = append(k.young.procs, c)
+	if k.young.timer == nil {
+		k.young.timer = time.AfterFunc(keepAge, k.keepGrown)
+	}
+}
+
+func (k *Kernel) keepGrown() {
+	y := &k.young
+	y.mu.Lock()
+	limit, n := time.Now().Add(-keepAge), 0
+	for n < len(y.procs) && !y.procs[n].began.After(limit) {
+		n++
+	}
+	old := y.procs[:n:n]
+	y.procs = y.procs[n:]
+	if len(y.procs) > 0 {
+		y.timer.Reset(y.procs[0].began.Sub(limit))
+	} else {
+		y.procs, y.timer = nil, nil
+	}
+	y.mu.Unlock()
+	for _, c := range old {
+		c.keep()
+	}
+}
+
+// keep has the proc outlive this sigmad.
+func (c *child) keep() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return
+	}
+	c.out.Lend(func(out int) {
+		c.err.Lend(func(err int) {
+			if c.conn == nil {
+				c.k.keep(c.who.Realm, c.who.Proc, out, err, c.ours)
+				return
+			}
+			raw, rerr := c.conn.u.SyscallConn()
+			if rerr == nil {
+				raw.Control(func(fd uintptr) { c.k.keep(c.who.Realm, c.who.Proc, out, err, int(fd)) })
+			}
+		})
+	})
+}
+
+// label is what this sigmad tells its successor of a proc.
+type label struct {
+	info sigma.ProcInfo
+	gid  uint32
+	said *sigma.Status
+}
+
+func (l *label) code(c *sigmap.Coder) {
+	said := l.said != nil
+	c.ProcInfo(&l.info)
+	c.U32(&l.gid)
+	if c.Bool(&said); said {
+		if l.said == nil {
+			l.said = new(sigma.Status)
+		}
+		c.Status(l.said)
+	}
+}
+
+// keep tells the launcher what a successor will know of a proc, and hands it what the successor needs: the ends of its output and of its session. Without them it only renews
+// the label. If it fails the proc dies with sigmad.
+func (k *Kernel) keep(realm sigma.RealmID, id sigma.ProcID, fds ...int) {
+	gid := k.gid(realm)
+	k.keeping.Lock()
+	defer k.keeping.Unlock()
+	k.mu.Lock()
+	p, l := k.core.Proc(realm, id), k.launcher
+	if p == nil || p.State != sigma.ProcRunning || l == nil {
+		k.mu.Unlock()
+		return
+	}
+	what, launched := label{p.ProcInfo, gid, p.Said()}, p.Launch
+	k.mu.Unlock()
+	for i := range fds {
+		if fds[i] < 0 { // what it prints there is complete
+			fds[i] = k.nothing
+		}
+	}
+	b, err := sigmap.Payload(what.code)
+	if err == nil && len(b) > launch.LabelMax && what.said != nil {
+		short := *what.said
+		short.Data, what.said = nil, &short
+		b, err = sigmap.Payload(what.code)
+	}
+	if err == nil {
+		if err = l.Keep(launched, b, fds...); err == nil && len(fds) > 0 {
+			k.metrics.kept.Add(1)
+		}
+	}
+	if err != nil && sigma.KindOf(err) != sigma.KindLost {
+		k.cfg.Log.Debug("a proc would not outlive sigmad", "proc", id, "err", err)
+	}
+}
+
+// atEnd makes a pipe that has ended.
+func atEnd() (int, error) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return -1, os.NewSyscallError("pipe2", err)
+	}
+	unix.Close(p[1])
+	return p[0], nil
+}
+
+// adopt takes over a proc that a sigmad before this one had started: it is known again, memory is charged, its session begins anew and its output is stored on. It reports
+// whether the proc is one that anybody can find.
+func (k *Kernel) adopt(e launch.Adopted) bool {
+	k.nextLaunch.Store(max(k.nextLaunch.Load(), e.ID))
+	var what label
+	err := sigmap.Parse(e.Label, what.code)
+	if n := len(e.FDs); err == nil && n != 0 && n != 3 {
+		err = sigma.Errorf("kernel.adopt", sigma.KindInvalid, "%d descriptors", n)
+	}
+	if err != nil { // a bug of one of the two sigmads
+		k.cfg.Log.Error("a proc of a former sigmad is not understood", "launch", e.ID, "err", err)
+		for _, fd := range e.FDs {
+			unix.Close(fd)
+		}
+		return false
+	}
+	realm, id := what.info.Realm, what.info.ID
+	c := &child{k: k, launch: e.ID, release: func() {}, who: sigma.Principal{Realm: realm, Proc: id, Machine: k.cfg.Machine}, outW: -1, errW: -1, ours: -1, theirs: -1}
+	var out, errs int
+	if len(e.FDs) > 0 {
+		out, errs, c.ours = e.FDs[0], e.FDs[1], e.FDs[2]
+	} else { // its end comes next
+		out, _ = atEnd()
+		errs, _ = atEnd()
+	}
+	k.mu.Lock()
+	if _, ok := k.gids[realm]; !ok {
+		k.gids[realm] = what.gid
+	}
+	k.children[e.ID] = c.event
+	k.stepLocked(schedd.Adopted{Info: what.info, Launch: e.ID, Said: what.said})
+	l := k.newLogsLocked(realm, id)
+	k.mu.Unlock()
+	c.out, c.err = k.outputs.Adopt(l.out, out), k.outputs.Adopt(l.err, errs)
+	k.outputs.Begin(c.out, c.err)
+	if c.ours >= 0 {
+		c.mu.Lock()
+		c.serveLocked(true)
+		c.mu.Unlock()
+		k.metrics.kept.Add(1)
+	}
+	return true
+}

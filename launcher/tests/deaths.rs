@@ -1,0 +1,95 @@
+//! Kills sigmad, launchers and keepers: needs what launcher.rs needs.
+
+#[allow(dead_code)]
+mod harness;
+
+use harness::{Machine, Reply, no_victim, pipe, skipped, victim};
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::AsRawFd;
+
+/// Boots a machine or returns from the test with the reason printed.
+macro_rules! machine {
+    () => {{
+        if skipped() || no_victim() {
+            return;
+        }
+        Machine::boot(&[])
+    }};
+}
+
+fn exited(reply: &Reply) -> (i32, u32) {
+    match reply {
+        Reply::Exited { status, flags, .. } => (*status, *flags),
+        other => panic!("got {other:?}, want EXITED"),
+    }
+}
+
+#[test]
+fn a_kept_proc_outlives_its_sigmad() {
+    let mut machine = machine!();
+    let (mut reader, writer) = pipe();
+    for id in 1..=3 {
+        let mut start = machine.hello(id, &["pause"]);
+        start.targets = vec![1];
+        machine.start(&start, &victim(), &[writer.as_raw_fd()]);
+        assert!(matches!(machine.reply(), Reply::Started { .. }));
+    }
+    let null = File::open("/dev/null").unwrap();
+    machine.keep(1, b"one", &[null.as_raw_fd()]);
+    machine.keep(2, b"two", &[null.as_raw_fd()]);
+    machine.keep(2, b"second", &[]);
+    machine.keep(3, b"nothing to keep", &[]);
+    machine.kill(2);
+    assert_eq!(exited(&machine.reply()), (libc::SIGKILL, 2));
+    machine.kill_sigmad();
+    // The end that was told of just now is told again; what was not kept is gone.
+    assert_eq!(machine.reply(), Reply::Adopt { id: 2, label: b"second".to_vec() });
+    assert_eq!(exited(&machine.reply()), (libc::SIGKILL, 2));
+    assert_eq!(machine.reply(), Reply::Adopt { id: 1, label: b"one".to_vec() });
+    machine.kill(1);
+    assert_eq!(exited(&machine.reply()), (libc::SIGKILL, 2));
+    drop(writer);
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0, "all three have ended");
+    machine.end(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn a_new_launcher_sweeps_what_a_killed_one_left() {
+    let machine = machine!();
+    for id in 1..=3 {
+        machine.start(&machine.hello(id, &["tree"]), &victim(), &[]);
+        assert!(matches!(machine.reply(), Reply::Started { .. }));
+    }
+    let mut machine = machine.crash_and_reboot();
+    let (output, _) = machine.run(1, &["hello"]);
+    assert_eq!(output, "hello test\n", "the same id can be started again");
+    // sigmad and its init, that of procs, and two seeds: the rest died with the first launcher.
+    machine.settle(5);
+    assert!(machine.processes().len() <= 5, "{:?}", machine.processes());
+    machine.end(0);
+    // What the first launcher left dead is reaped by the machine's own init, which may take its time.
+    machine.settle(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn a_killed_launcher_takes_its_procs_along_and_another_serves() {
+    let mut machine = machine!();
+    for round in 0..2 {
+        let (mut reader, writer) = pipe();
+        let mut start = machine.hello(10 * round, &["tree"]);
+        start.targets = vec![1];
+        machine.start(&start, &victim(), &[writer.as_raw_fd()]);
+        drop(writer);
+        assert!(matches!(machine.reply(), Reply::Started { .. }));
+        machine.kill_launcher();
+        // Its parked children and the whole tree are gone, or this would wait for ever.
+        reader.read_to_end(&mut Vec::new()).unwrap();
+        assert_eq!(machine.run(10 * round + 1, &["hello"]).0, "hello test\n");
+    }
+    assert_eq!(machine.kill_launchers().code(), Some(72), "five times in a row are too often");
+    machine.settle(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}

@@ -1,0 +1,157 @@
+//go:build system
+
+package machine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+// again connects to a sigmad that is being started again.
+func again(ctx context.Context, t *testing.T, s *testenv.System, not int) (c *sdk.Client) {
+	t.Helper()
+	testenv.Eventually(t, "another sigmad answers", func() error {
+		if pid := s.PID("sigmad"); pid == 0 || pid == not {
+			return fmt.Errorf("sigmad is %d", pid)
+		}
+		var err error
+		c, err = sdk.Connect(ctx, s.Socket(), defaultRealm)
+		return err
+	})
+	t.Cleanup(c.Close)
+	return c
+}
+
+// keptAll waits until so many procs are old enough to outlive sigmad.
+func keptAll(ctx context.Context, t *testing.T, c *sdk.Client, least uint64) {
+	t.Helper()
+	testenv.Eventually(t, "the procs are old enough to outlive sigmad", func() error {
+		b, _, err := c.Get(ctx, "/sys/metrics")
+		_, after, _ := strings.Cut(string(b), "\nsigma_kernel_procs_kept_total ")
+		var n uint64
+		if _, serr := fmt.Sscan(after, &n); serr != nil || n < least {
+			return fmt.Errorf("%d are: %w", n, errors.Join(err, serr))
+		}
+		return nil
+	})
+}
+
+// same checks that procs are what they were.
+func same(t *testing.T, before, after []sigma.ProcInfo) {
+	t.Helper()
+	for _, list := range [][]sigma.ProcInfo{before, after} {
+		slices.SortFunc(list, func(a, b sigma.ProcInfo) int { return cmp.Compare(a.ID, b.ID) })
+	}
+	for i, p := range after {
+		b := before[i]
+		if p.ID != b.ID || p.State != sigma.ProcRunning || p.Name != b.Name || p.Program != b.Program || p.Parent != b.Parent || p.Memory != b.Memory || !p.Times.Spawned.Equal(b.Times.Spawned) {
+			t.Errorf("a proc was %+v and is %+v", b, p)
+		}
+	}
+}
+
+// Procs outlive sigmad: they are the same afterwards, with the same processes; who waits for them is answered; what they write is stored; and those that use the SDK get errors for
+// what was under way, and go on.
+func TestKillSigmad(t *testing.T) {
+	s := testenv.Boot(t, testenv.Options{})
+	ctx := testContext(t)
+	c := s.Connect(ctx, t, defaultRealm)
+	probe, goprobe := s.Install(ctx, t, c, program(t, "probe.c")), s.Install(ctx, t, c, program(t, "goprobe"))
+	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: probe, Name: "sleeps", Args: []string{"ignore"}, Memory: 32 * sigma.MiB}, sigma.Descriptor{Program: probe, Args: []string{"leave"}},
+		sigma.Descriptor{Program: goprobe, Args: []string{"survive", probe, "leave"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sleeps, leaves, parent := ids[0], ids[1], ids[2]
+	var child sigma.ProcID
+	testenv.Eventually(t, "all run", func() error {
+		for _, id := range ids {
+			if err := c.WaitStart(ctx, id); err != nil {
+				return err
+			}
+		}
+		text, _, err := c.Get(ctx, "/proc/"+string(parent)+"/stdout")
+		if _, err := fmt.Sscanf(string(text), "child %s\n", &child); err != nil {
+			return err
+		}
+		return err
+	})
+	keptAll(ctx, t, c, 4)
+	// What each round does to the parent's output is told by it once; the others stay over two rounds.
+	processes := func() (out []string) {
+		for what := range s.Census() {
+			if strings.Contains(what, "process default/be") {
+				out = append(out, what)
+			}
+		}
+		return out
+	}
+	for round := range 2 {
+		before, err := c.List(ctx, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		was, old := len(processes()), s.PID("sigmad")
+		s.Kill9(t, "sigmad")
+		c = again(ctx, t, s, old)
+		after, err := c.List(ctx, false)
+		if err != nil || len(after) != len(before) {
+			t.Fatalf("round %d: %d procs were there, and %d are, %v", round, len(before), len(after), err)
+		}
+		same(t, before, after)
+		if is := len(processes()); is != was {
+			t.Errorf("round %d: %d processes of procs were there, and %d are", round, was, is)
+		}
+		if out := s.Must(t, "run", program(t, "hello.c")); out != "hello\n" {
+			t.Errorf("round %d: run: %q", round, out)
+		}
+		if round > 0 {
+			break
+		}
+		waiter := make(chan error)
+		go func() {
+			st, err := c.WaitExit(ctx, parent)
+			if err == nil && (!st.OK() || st.Msg != "survived") {
+				err = fmt.Errorf("%+v", st)
+			}
+			waiter <- err
+		}()
+		if err := c.Evict(ctx, child, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-waiter; err != nil {
+			t.Errorf("the parent: %v", err)
+		}
+		text, _, err := c.Get(ctx, "/proc/"+string(parent)+"/stdout")
+		if want := "wait lost\naccept lost\nwrite lost\nchild ended 3\n"; string(text) != want || err != nil {
+			t.Errorf("the parent wrote %q, %v, want %q", text, err, want)
+		}
+		if text, _, err := c.Get(ctx, "/survived"); string(text) != "yes" || err != nil {
+			t.Errorf("the parent stored %q, %v", text, err)
+		}
+	}
+	if err := c.Evict(ctx, leaves, 0); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := c.WaitExit(ctx, leaves); err != nil || st.ExitCode != 3 {
+		t.Errorf("one that is told to go: %+v, %v", st, err)
+	}
+	if text, _, err := c.Get(ctx, "/proc/"+string(leaves)+"/stdout"); !strings.Contains(string(text), "told to go") {
+		t.Errorf("it wrote %q, %v", text, err)
+	}
+	if err := c.Kill(ctx, sleeps); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := c.WaitExit(ctx, sleeps); err != nil || st.ExitCode != 137 {
+		t.Errorf("one that is killed: %+v, %v", st, err)
+	}
+}
