@@ -649,6 +649,31 @@ fn a_start_survives_the_death_of_parked_children() {
 }
 
 #[test]
+fn the_seed_of_a_proc_that_lives_on_is_let_go() {
+    let mut machine = machine!();
+    let (mut reader, writer) = pipe();
+    let mut start = machine.hello(1, &["tree"]);
+    start.targets = vec![1];
+    machine.start(&start, &victim(), &[writer.as_raw_fd()]);
+    drop(writer);
+    let Reply::Started { pid, .. } = machine.reply() else { panic!() };
+    reader.read_exact(&mut [0; 12]).unwrap();
+    let own = cgroup_of(&machine, pid);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let is_beside =
+        |seed: &i32| std::fs::read_to_string(format!("/proc/{seed}/cgroup")).unwrap_or_default().contains(&own);
+    while parked(&machine).iter().any(is_beside) {
+        assert!(std::time::Instant::now() < end, "the seed is still there");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(matches!(machine.meter(1), Reply::Metered { tasks: 4, .. }), "the seed does not count");
+    machine.kill(1);
+    assert_eq!(exited(&machine.reply()), (libc::SIGKILL, 2));
+    machine.end(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
 fn a_leaf_starts_from_zero_for_each_proc() {
     let machine = machine!();
     for id in 1..=6 {
