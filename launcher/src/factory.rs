@@ -89,7 +89,10 @@ impl Factory {
     /// Starts a plan with the descriptors that came with it: the program, the data directory of a
     /// system program, the targets'. They are closed here in any case. `record` is the START itself.
     pub fn start(&mut self, plan: Plan, record: &[u8], fds: Vec<OwnedFd>, received: u64) -> Result<Proc, Error> {
-        match Purpose::of(&plan).filter(|_| self.cgroups.exist()) {
+        // Seeds are forked into their PID namespace by entering it for a moment. A user namespace's root may not go back
+        // to the host's, so a rootless launcher makes each proc anew.
+        let seated = self.cgroups.exist() && !self.bounds.is_rootless();
+        match Purpose::of(&plan).filter(|_| seated) {
             Some(purpose) => self.start_seated(&plan, &purpose, record, fds, received),
             None => self.start_anew(plan, fds, received),
         }

@@ -106,6 +106,10 @@ impl Bounds {
     pub fn rootless(uids: u32, weaken: bool) -> Bounds {
         Bounds { base: 1, uids, weaken }
     }
+
+    pub fn is_rootless(&self) -> bool {
+        self.base == 1
+    }
 }
 
 pub fn plan(start: Start, bounds: Bounds) -> Result<Plan, Error> {
