@@ -98,7 +98,8 @@ func TestPaging(t *testing.T) {
 		t.Fatalf("the file is not one that is paged and shared: %v, %v", f, again)
 	}
 	releaseAgain()
-	cmd := exec.Command("/proc/self/fd/3")
+	// By a shell: this process answers for the file, and cannot while it waits, with a processor of Go's, until its own child has executed it.
+	cmd := exec.Command("/bin/sh", "-c", "exec /proc/self/fd/3")
 	cmd.ExtraFiles = []*os.File{f}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
