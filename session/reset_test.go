@@ -67,8 +67,9 @@ func TestReset(t *testing.T) {
 			t.Fatal(err)
 		}
 		watching := make(chan error)
+		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
-			_, err := root.(sigma.Watcher).Watch(t.Context(), st.ID.Version)
+			_, err := root.(sigma.Watcher).Watch(ctx, st.ID.Version)
 			watching <- err
 		}()
 		lost := make(chan error)
@@ -84,6 +85,7 @@ func TestReset(t *testing.T) {
 		if err := <-lost; sigma.KindOf(err) != sigma.KindLost {
 			t.Errorf("round %d: a handle of the dead server's: %v", round, err)
 		}
+		cancel() // if it began only at the new server
 		if err := <-watching; err == nil {
 			t.Errorf("round %d: the watch ended well", round)
 		}
