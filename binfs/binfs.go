@@ -100,6 +100,8 @@ type Cache struct {
 	served sync.WaitGroup // the server
 	count  counters
 
+	buffers chan []byte // of chunkSize, to be used again
+
 	fromTree  bool        // the source is the realm's tree
 	unmounted atomic.Bool // nobody answers for the mount
 
@@ -163,7 +165,7 @@ func New(cfg Config) (*Cache, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	c := &Cache{cfg: cfg, fromTree: fromTree, known: map[key]*program{}, nodes: map[uint64]*node{}, contents: map[Hash]*program{}, order: list.New(), at: map[*program]*list.Element{}, paths: map[place]int{},
+	c := &Cache{cfg: cfg, fromTree: fromTree, buffers: make(chan []byte, 2*aheadMax), known: map[key]*program{}, nodes: map[uint64]*node{}, contents: map[Hash]*program{}, order: list.New(), at: map[*program]*list.Element{}, paths: map[place]int{},
 		lastNode: uint64(time.Now().UnixMicro())} // so that no number comes again in the next life
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	if err := c.load(); err != nil {

@@ -170,6 +170,26 @@ func (p *program) get(i int, g *getting) {
 		stored = p.store(i, data)
 	}
 	p.settle(i, g, data, stored, err)
+	if stored {
+		p.c.recycle(data)
+	}
+}
+
+// buffer gives room for a chunk, recycle takes it back: the memory of the last few chunks is used again, since new memory takes longer to come than a chunk.
+func (c *Cache) buffer(size int) []byte {
+	select {
+	case b := <-c.buffers:
+		return b[:size]
+	default:
+		return make([]byte, size, chunkSize)
+	}
+}
+
+func (c *Cache) recycle(b []byte) {
+	select {
+	case c.buffers <- b:
+	default:
+	}
 }
 
 // settle tells those who wait what became of a chunk.
@@ -207,7 +227,7 @@ func (p *program) recall(i int) ([]byte, error) {
 		return nil, nil
 	}
 	offset, size := p.span(i)
-	data := make([]byte, size)
+	data := p.c.buffer(size)
 	n, err := r.ReadAt(data, offset)
 	if n == size && sha256.Sum256(data) == want {
 		return data, nil
@@ -239,7 +259,7 @@ func (p *program) fetch(ctx context.Context, i int) ([]byte, error) {
 			hashed <- err
 		}()
 	}
-	data := make([]byte, size)
+	data := p.c.buffer(size)
 	err = o.ReadAt(ctx, data, offset)
 	herr := <-hashed
 	switch {

@@ -126,6 +126,10 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, error) {
 	if err != nil {
 		return nil, sigma.Wrap("dialproxy.Dial", "", err)
 	}
+	if p.System {
+		widen(mine)
+		widen(theirs)
+	}
 	x.mu.Lock() // so that close, which drains, sees either no arrival or this one
 	defer x.mu.Unlock()
 	err = sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "nobody listens at the endpoint")
@@ -145,6 +149,19 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, error) {
 	mine.Close()
 	theirs.Close()
 	return nil, err
+}
+
+// roomBytes is what may be under way on a connection of the machine's own, over which programs are fetched. By default three answers of a store fill a socket, and then it has to be empty
+// again before more come: each time both sides wait for a processor.
+const roomBytes = 2 << 20
+
+// widen gives a socket that room, or as much as the kernel allows (net.core.wmem_max).
+func widen(f *os.File) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	raw.Control(func(fd uintptr) { syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF, roomBytes/2) }) // the kernel doubles it
 }
 
 // countLocked counts connections that wait.

@@ -4,11 +4,15 @@ import (
 	"context"
 	"crypto/sha256"
 	"os"
+	"sync"
 
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
+
+// hashBuffers are what is hashed passes through.
+var hashBuffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
 // Call implements sigma.Caller for objects, whose one method is hash: the SHA-256 of a range of the object as it is here, with the object's version and size. Who fetches the
 // range compares it with what came (binfs). It is computed when it is asked for, from the bytes on disk, so it finds what goes wrong after them, not before.
@@ -44,13 +48,22 @@ func (f *file) Call(ctx context.Context, method string, payload []byte, files []
 	f.sp.mu.Lock()
 	size := b.size
 	f.sp.mu.Unlock()
-	data := make([]byte, min(uint64(count), size-min(size, offset)))
-	got, err := b.readAt(data, offset)
-	if err != nil {
-		return nil, nil, wrap(op, "", err)
+	end := offset + min(uint64(count), size-min(size, offset))
+	room := hashBuffers.Get().(*[64 << 10]byte)
+	defer hashBuffers.Put(room)
+	sum := sha256.New()
+	for at := offset; at < end; {
+		got, err := b.readAt(room[:min(uint64(len(room)), end-at)], at)
+		if err != nil {
+			return nil, nil, wrap(op, "", err)
+		}
+		if got == 0 {
+			break
+		}
+		sum.Write(room[:got])
+		at += uint64(got)
 	}
-	sum := sha256.Sum256(data[:got])
-	hash := sum[:]
+	hash := sum.Sum(nil)
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.FileID(&id); c.U64(&size); c.Data(&hash) })
 	return reply, nil, err
 }

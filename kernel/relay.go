@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"bytes"
 	"io"
 	"os"
 	"sync"
@@ -113,7 +114,7 @@ func (r *relay) Send(msg []byte, files []*os.File) error {
 		return r.Conn.Send(msg, files)
 	}
 	select {
-	case r.out <- carried{msg: msg, due: time.Now().Add(r.delay)}:
+	case r.out <- carried{msg: bytes.Clone(msg), due: time.Now().Add(r.delay)}:
 		return nil
 	case <-r.over:
 		return io.ErrClosedPipe

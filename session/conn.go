@@ -29,7 +29,7 @@ const FilesMax = 8
 
 // Conn moves messages. Send is safe for concurrent use; Recv is for one goroutine.
 type Conn interface {
-	// Send sends one encoded message and duplicates of files with it.
+	// Send sends one encoded message and duplicates of files with it; it keeps neither.
 	Send(msg []byte, files []*os.File) error
 	// Recv returns the next message, in a buffer of its own. io.EOF when the peer has closed in an orderly way.
 	Recv() (msg []byte, files []*os.File, err error)
@@ -45,6 +45,17 @@ type packetConn struct {
 
 // buffers are for records that are being received: most sessions of a machine are silent most of the time, and 64 KiB for each would be most of what a sleeping proc costs.
 var buffers = sync.Pool{New: func() any { return new([sigmap.MessageMax + 1]byte) }}
+
+// givenLeast is the size beyond which a record is not copied out of its buffer, but given away with it.
+const givenLeast = sigmap.MessageMax / 2
+
+// recycle takes back the buffer of a message of which nobody has anything any more. A machine that fetches programs would otherwise touch new memory for each message, which
+// takes longer than receiving it.
+func recycle(msg []byte) {
+	if cap(msg) == sigmap.MessageMax+1 {
+		buffers.Put((*[sigmap.MessageMax + 1]byte)(msg[:cap(msg)]))
+	}
+}
 
 // read is ReadMsgUnix that takes a buffer only when there is something to read. The caller gives it back.
 func (c *packetConn) read(oob []byte) (buf *[sigmap.MessageMax + 1]byte, n, oobn, flags int, err error) {
@@ -139,8 +150,13 @@ func (c *packetConn) Recv() ([]byte, []*os.File, error) {
 		oob = make([]byte, syscall.CmsgSpace(4*FilesMax))
 	}
 	buf, n, oobn, flags, err := c.read(oob)
+	given := false
 	if buf != nil {
-		defer buffers.Put(buf)
+		defer func() {
+			if !given {
+				buffers.Put(buf)
+			}
+		}()
 	}
 	if err != nil {
 		return nil, nil, err
@@ -154,6 +170,9 @@ func (c *packetConn) Recv() ([]byte, []*os.File, error) {
 		err = sigma.Errorf("session.Recv", sigma.KindTooBig, "more than %d file descriptors came with one message", FilesMax)
 	case n > sigmap.MessageMax || flags&syscall.MSG_TRUNC != 0:
 		err = sigma.Errorf("session.Recv", sigma.KindTooBig, "a record is longer than %d bytes", sigmap.MessageMax)
+	case n > givenLeast:
+		given = true
+		return buf[:n], files, nil
 	default:
 		return append(make([]byte, 0, n), buf[:n]...), files, nil
 	}

@@ -147,7 +147,7 @@ func (r *remote) ReadAt(ctx context.Context, p []byte, offset uint64) (int, erro
 	done := 0
 	for done < len(p) {
 		count := min(len(p)-done, sigmap.DataMax)
-		m, err := ask[*sigmap.Rread](ctx, r, &sigmap.Tread{Fid: r.fid, Offset: offset + uint64(done), Count: uint32(count)})
+		m, err := r.readInto(ctx, p[done:done+count], offset+uint64(done))
 		if err != nil {
 			return done, err
 		}
@@ -160,6 +160,23 @@ func (r *remote) ReadAt(ctx context.Context, p []byte, offset uint64) (int, erro
 		done += copy(p[done:], m.Data)
 	}
 	return done, nil
+}
+
+// readInto makes one round trip, whose data most likely lies in p already.
+func (r *remote) readInto(ctx context.Context, p []byte, offset uint64) (*sigmap.Rread, error) {
+	if r.closed.Load() {
+		return nil, sigma.Errorf("session.File", sigma.KindInvalid, "the handle is closed")
+	}
+	got, files, err := r.c.callInto(ctx, &sigmap.Tread{Fid: r.fid, Offset: offset, Count: uint32(len(p))}, p, nil, false, r.epoch)
+	CloseFiles(files)
+	if err != nil {
+		return nil, err
+	}
+	m, ok := got.(*sigmap.Rread)
+	if !ok {
+		return nil, unexpected(got)
+	}
+	return m, nil
 }
 
 func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error) {

@@ -251,9 +251,7 @@ func (s *server) plainly(ctx context.Context, f *fid, m sigmap.Message) (sigmap.
 			rest := f.text[min(m.Offset, uint64(len(f.text))):]
 			return &sigmap.Rread{Data: rest[:min(m.Count, s.dataMax, uint32(len(rest)))]}, nil
 		}
-		buf := make([]byte, min(m.Count, s.dataMax))
-		n, err := f.file.ReadAt(ctx, buf, m.Offset)
-		return &sigmap.Rread{Data: buf[:n]}, err
+		return s.readAt(ctx, f, m.Offset, min(m.Count, s.dataMax, sigmap.DataMax))
 	case *sigmap.Twrite:
 		if err := f.check(true); err != nil {
 			return nil, err

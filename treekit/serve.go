@@ -278,7 +278,20 @@ func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files
 // reply answers tag, frees it, and answers the flushes that wait for it. A flush must not overtake the answer of what it flushes, nor may a client that has
 // an answer find the tag still taken; so all this is done under one lock.
 func (s *server) reply(tag uint16, m sigmap.Message, files []*os.File) error {
-	buf, err := sigmap.Encode(make([]byte, 0, 128), tag, m)
+	room, large := make([]byte, 0, 128), false
+	switch r := m.(type) {
+	case *readReply:
+		large = true
+		defer readBuffers.Put(r.room)
+	case *sigmap.Rget:
+		large = len(r.Data) >= largeRead
+	}
+	if large {
+		to := sendBuffers.Get().(*[sigmap.MessageMax]byte)
+		defer sendBuffers.Put(to)
+		room = to[:0]
+	}
+	buf, err := sigmap.Encode(room, tag, m)
 	if len(files) > session.FilesMax {
 		err = sigma.Errorf("treekit.Serve", sigma.KindTooBig, "%d file descriptors in one answer", len(files))
 	}
