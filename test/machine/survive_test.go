@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -153,5 +155,68 @@ func TestKillSigmad(t *testing.T) {
 	}
 	if st, err := c.WaitExit(ctx, sleeps); err != nil || st.ExitCode != 137 {
 		t.Errorf("one that is killed: %+v, %v", st, err)
+	}
+}
+
+// Procs outlive sigmad also while pages of their program are missing: the next sigmad brings them, to one that touches them later and to one that waits for them when sigmad dies.
+// The store is so far from the first sigmad that it cannot have fetched everything before it is killed, and near to the next.
+func TestKillSigmadWhilePaging(t *testing.T) {
+	if _, err := os.Stat("/dev/fuse"); err != nil || os.Getenv("SIGMA_TEST_ROOTLESS") != "" {
+		t.Skip("nothing is paged without FUSE")
+	}
+	s := testenv.Boot(t, testenv.Options{})
+	ctx := testContext(t)
+	c := s.Connect(ctx, t, defaultRealm)
+	const path = "/bin/pages"
+	if _, err := c.Put(ctx, path, unseen(t), sigma.PutOptions{Perm: 0o755}); err != nil {
+		t.Fatal(err)
+	}
+	far := filepath.Join(s.DataDir, "sigmad", "store-delay")
+	if err := os.WriteFile(far, []byte("150ms"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	old := s.PID("sigmad")
+	s.Kill9(t, "sigmad")
+	c = again(ctx, t, s, old)
+	if err := os.Remove(far); err != nil { // it has been read
+		t.Fatal(err)
+	}
+	desc := sigma.Descriptor{Program: path, Args: []string{"wait"}, Memory: 32 * sigma.MiB}
+	ids, err := c.Spawn(ctx, desc, desc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		testenv.Eventually(t, "it is ready", func() error {
+			text, _, err := c.Get(ctx, "/proc/"+string(id)+"/stdout")
+			if string(text) != "ready\n" {
+				return fmt.Errorf("it wrote %q, %v", text, err)
+			}
+			return nil
+		})
+	}
+	keptAll(ctx, t, c, 2)
+	waits, later := ids[0], ids[1]
+	if err := c.Evict(ctx, waits, testMax); err != nil {
+		t.Fatal(err)
+	}
+	old = s.PID("sigmad")
+	s.Kill9(t, "sigmad")
+	c = again(ctx, t, s, old)
+	if err := c.Evict(ctx, later, testMax); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		st, err := c.WaitExit(ctx, id)
+		text, _, gerr := c.Get(ctx, "/proc/"+string(id)+"/stdout")
+		if err != nil || st.ExitCode != 3 || !strings.HasSuffix(string(text), "read 7\n") {
+			t.Errorf("it ended as %+v, %v, and wrote %q, %v", st, err, text, gerr)
+		}
+	}
+	text := s.Must(t, "cat", "/sys/metrics")
+	_, after, _ := strings.Cut(text, "\nsigma_binfs_fetched_bytes_total ")
+	var fetched int
+	if _, err := fmt.Sscan(after, &fetched); err != nil || fetched == 0 || fetched >= 16<<20 || !strings.Contains(text, "\nsigma_binfs_corrupt_stored_chunks_total 0\n") {
+		t.Errorf("%d bytes were fetched, %v: nothing was missing, or what was there was not used:\n%s", fetched, err, text)
 	}
 }
