@@ -3,7 +3,7 @@
 #[allow(dead_code)]
 mod harness;
 
-use harness::{Machine, Reply, no_victim, pipe, skipped, victim};
+use harness::{Machine, Reply, await_frozen, no_victim, pipe, skipped, victim};
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -90,6 +90,34 @@ fn a_killed_launcher_takes_its_procs_along_and_another_serves() {
         assert_eq!(machine.run(10 * round + 1, &["hello"]).0, "hello test\n");
     }
     assert_eq!(machine.kill_launchers().code(), Some(72), "five times in a row are too often");
+    machine.settle(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+/// In v1 nothing that is frozen dies of a signal, so whoever comes next has to let it.
+#[test]
+fn what_a_killed_launcher_left_frozen_dies() {
+    let machine = machine!();
+    let frozen = |machine: &Machine, id| {
+        let (reader, writer) = pipe();
+        let mut start = machine.hello(id, &["pause"]);
+        start.targets = vec![1];
+        machine.start(&start, &victim(), &[writer.as_raw_fd()]);
+        let Reply::Started { pid, .. } = machine.reply() else { panic!("it did not start") };
+        assert_eq!(machine.freeze(id), Reply::Frozen { id, errno: 0 });
+        await_frozen(pid);
+        reader
+    };
+    let mut reader = frozen(&machine, 1);
+    machine.kill_launcher();
+    assert_eq!(machine.run(2, &["hello"]).0, "hello test\n");
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0, "it has ended, having done nothing");
+    // The same when the keeper dies, for the next one.
+    let mut reader = frozen(&machine, 3);
+    let mut machine = machine.crash_and_reboot();
+    assert_eq!(machine.run(3, &["hello"]).0, "hello test\n");
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0, "it has ended, having done nothing");
+    machine.end(0);
     machine.settle(0);
     assert_eq!(machine.leftovers(), [""; 0]);
 }

@@ -3,7 +3,7 @@
 #[allow(dead_code)]
 mod harness;
 
-use harness::{Machine, Reply, no_victim, open_path, pipe, skipped, victim};
+use harness::{Machine, Reply, await_frozen, no_victim, open_path, pipe, skipped, victim};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -179,20 +179,6 @@ fn fork_bombs_are_killed_for_sure() {
     assert_eq!(machine.leftovers(), [""; 0]);
 }
 
-/// Whether the kernel says that a process is frozen.
-fn is_frozen(pid: i32) -> bool {
-    let lines = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
-    let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
-    let freezer = lines.lines().find_map(|line| line.split_once(":freezer:"));
-    let one = freezer.map(|(_, path)| read(format!("/sys/fs/cgroup/freezer{path}/freezer.state")));
-    let two = lines.lines().find_map(|line| line.strip_prefix("0::"));
-    let two = two.map(|path| read(format!("/sys/fs/cgroup{path}/cgroup.events")));
-    let stat = read(format!("/proc/{pid}/stat"));
-    one.is_some_and(|state| state == "FROZEN\n")
-        || two.is_some_and(|events| events.contains("frozen 1\n"))
-        || stat.contains(") T ")
-}
-
 #[test]
 fn frozen_procs_go_on_when_thawed_and_die_when_killed() {
     let mut machine = machine!();
@@ -213,11 +199,7 @@ fn frozen_procs_go_on_when_thawed_and_die_when_killed() {
     for _ in 0..2 {
         assert_eq!(machine.freeze(1), Reply::Frozen { id: 1, errno: 0 });
         assert_eq!(machine.freeze(1), Reply::Frozen { id: 1, errno: 0 }, "again");
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        while !is_frozen(pid) {
-            assert!(std::time::Instant::now() < end, "it still runs");
-            std::thread::yield_now();
-        }
+        await_frozen(pid);
         assert_eq!(machine.run(2, &["hello"]).0, "hello test\n", "others run");
         assert_eq!(machine.thaw(1), Reply::Thawed { id: 1, errno: 0 });
         assert_eq!(machine.thaw(1), Reply::Thawed { id: 1, errno: 0 }, "again");

@@ -4,7 +4,7 @@
 //! somebody asks, the proc's processes are moved into a cgroup there. Where there is no such hierarchy they are
 //! stopped by a signal, which a proc can notice.
 
-use super::{Cgroups, Leaf, Version, make, remove_tree, write_file};
+use super::{Cgroups, Leaf, Version, kill_members, make, remove_tree, write_file};
 use crate::error::Errno;
 use crate::sys::{self, Result};
 use std::path::{Path, PathBuf};
@@ -119,10 +119,19 @@ fn move_into(path: &Path, pid: i32) -> Result<()> {
     std::fs::write(path.join("cgroup.procs"), pid.to_string()).map_err(Errno::from)
 }
 
-/// Removes what a dead instance left. Nothing that is frozen there could die.
+/// Removes what a dead instance left. Nothing that is frozen there could die, and nothing shall run again: it is
+/// killed first, which takes effect when it is thawed.
 pub(super) fn sweep(root: &Path) -> Result<()> {
-    for entry in std::fs::read_dir(root).into_iter().flatten().flatten() {
-        let _ = std::fs::write(entry.path().join("freezer.state"), "THAWED");
-    }
+    release(root);
     remove_tree(root)
+}
+
+fn release(path: &Path) {
+    kill_members(path);
+    let _ = std::fs::write(path.join("freezer.state"), "THAWED");
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            release(&entry.path());
+        }
+    }
 }

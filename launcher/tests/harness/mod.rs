@@ -464,6 +464,29 @@ pub fn id_of(status: &str, name: &str) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix(name)?.split('\t').next()?.parse().ok())
 }
 
+/// Whether the kernel says that a process is frozen.
+fn is_frozen(pid: i32) -> bool {
+    let lines = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
+    let freezer = lines.lines().find_map(|line| line.split_once(":freezer:"));
+    let one = freezer.map(|(_, path)| read(format!("/sys/fs/cgroup/freezer{path}/freezer.state")));
+    let two = lines.lines().find_map(|line| line.strip_prefix("0::"));
+    let two = two.map(|path| read(format!("/sys/fs/cgroup{path}/cgroup.events")));
+    let stat = read(format!("/proc/{pid}/stat"));
+    one.is_some_and(|state| state == "FROZEN\n")
+        || two.is_some_and(|events| events.contains("frozen 1\n"))
+        || stat.contains(") T ")
+}
+
+/// Returns when the kernel says that a process is frozen: to v1's freezer that may take a moment.
+pub fn await_frozen(pid: i32) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !is_frozen(pid) {
+        assert!(Instant::now() < end, "it still runs");
+        std::thread::yield_now();
+    }
+}
+
 /// How long posix_spawn takes to have a program executed, in nanoseconds; then waits for its end.
 pub fn spawn_time(path: &str) -> u64 {
     let path = CString::new(path).unwrap();
