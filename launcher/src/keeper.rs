@@ -83,8 +83,8 @@ pub fn run(config: &Config) -> Result<i32, Error> {
     cred::set_undumpable().map_err(Error::Loop)?;
     sys::ignore_sigpipe();
     sys::set_name(c"keeper");
-    // Each proc that is being started costs a few descriptors, and children use numbers above 1000.
-    if sys::set_limit(libc::RLIMIT_NOFILE as i32, 1 << 20).map_err(Error::Limits)? < supervisor::NOFILE_MIN {
+    // Each proc costs about ten descriptors, and children use numbers above 1000.
+    if sys::raise_limit(libc::RLIMIT_NOFILE as i32, 1 << 20).map_err(Error::Limits)? < supervisor::NOFILE_MIN {
         return Err(Error::Limits(Errno(libc::EMFILE)));
     }
     // What a launcher that is killed leaves to its parent is reaped here.

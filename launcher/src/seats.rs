@@ -219,6 +219,7 @@ impl Factory {
                 let _ = sys::kill(seed, libc::SIGKILL);
                 self.seeds.remove(&seed);
                 self.ended_seeds.insert(seed);
+                self.cgroups.rest(&mut seat.leaf);
             }
         }
     }

@@ -263,13 +263,29 @@ impl Supervisor {
                 true => Err(Error::Malformed("too long")),
                 false => protocol::decode(&self.buffer[..received.len]),
             };
-            let served = request.and_then(|request| self.serve_request(request, received.len, received.fds, now));
+            let served = request.and_then(|request| match received.short {
+                true => self.serve_short(request),
+                false => self.serve_request(request, received.len, received.fds, now),
+            });
             if let Err(error) = served {
                 log(&chain(&error));
                 self.code = EXIT_PROTOCOL;
                 self.close_control();
                 return self.kill_all();
             }
+        }
+    }
+
+    /// A request whose descriptors this process had no room for: a START fails, a KEEP is as if it had not come.
+    fn serve_short(&mut self, request: Request) -> Result<(), Error> {
+        match request {
+            Request::Start(start) => {
+                let error = Error::Descriptors(Errno(libc::EMFILE));
+                self.send(&Reply::Failed { id: start.id, error });
+                Ok(())
+            }
+            Request::Keep { .. } => Ok(()),
+            _ => Err(Error::Malformed("descriptors without a START")),
         }
     }
 

@@ -295,6 +295,14 @@ pub fn set_limit(resource: c_int, value: u64) -> Result<u64> {
     lower_limit_by(resource, value, 0).map(|()| value)
 }
 
+/// Sets a limit, above what it was if that is allowed, else as set_limit does. Returns what holds now.
+pub fn raise_limit(resource: c_int, value: u64) -> Result<u64> {
+    match lower_limit_by(resource, value, 0) {
+        Ok(()) => Ok(value),
+        Err(_) => set_limit(resource, value),
+    }
+}
+
 pub fn hard_limit(resource: c_int) -> Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let args = [0, resource as usize, 0, &raw mut limit as usize, 0];

@@ -89,9 +89,16 @@ impl Cgroups {
         self.limit(leaf, limits)
     }
 
+    /// Closes the files of a leaf that has its last proc, which may live for long: of descriptors there are not
+    /// enough for thousands of those.
+    pub fn rest(&self, leaf: &mut Leaf) {
+        leaf.gauges = None;
+    }
+
     /// What the present proc of a seat's leaf has used. From here on it counts for the next.
     pub fn close_account(&self, leaf: &mut Leaf) -> Usage {
-        let Some(gauges) = &leaf.gauges else { return Usage::default() };
+        let reopened = if leaf.gauges.is_none() { self.open_gauges(leaf).ok() } else { None };
+        let Some(gauges) = leaf.gauges.as_ref().or(reopened.as_ref()) else { return Usage::default() };
         let oom_kills = text_of(&gauges.events, |text| value_of(text, "oom_kill ")).unwrap_or(leaf.oom_kills);
         let cpu = match &gauges.cpu[..] {
             [user, system] => number(user).zip(number(system)).map(|(user, system)| (user / 1000, system / 1000)),

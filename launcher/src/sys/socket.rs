@@ -38,8 +38,10 @@ pub struct Received {
     pub fds: Vec<OwnedFd>,
     /// The sender's process id in our PID namespace, when asked for.
     pub pid: Option<i32>,
-    /// Bytes or descriptors did not fit and are lost.
+    /// Bytes did not fit and are lost.
     pub truncated: bool,
+    /// Descriptors did not fit, or this process may have no more; some are lost.
+    pub short: bool,
 }
 
 /// Receives one record without waiting. A length of zero is the end.
@@ -67,7 +69,8 @@ fn receive_with(fd: RawFd, buf: &mut [u8], flags: c_int) -> Result<Received> {
         len,
         fds: Vec::new(),
         pid: None,
-        truncated: msg.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
+        truncated: msg.msg_flags & libc::MSG_TRUNC != 0,
+        short: msg.msg_flags & libc::MSG_CTRUNC != 0,
     };
     // SAFETY: the kernel has filled msg's control buffer, which these macros walk.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(&msg) };
