@@ -32,6 +32,15 @@ func (c *Client) Dial(ctx context.Context, e sigma.Endpoint) (net.Conn, error) {
 	return connOf(files, e)
 }
 
+// DialStream connects a service of the system to the service of the same name on another machine, where the connection arrives at the endpoint of FormStream that it listens at last.
+func (c *Client) DialStream(ctx context.Context, machine sigma.MachineID, service string) (net.Conn, error) {
+	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDialStream, func(enc *sigmap.Coder) { enc.MachineID(&machine); enc.Str(&service) })
+	if err != nil {
+		return nil, err
+	}
+	return connOf(files, sigma.Endpoint{Realm: sigma.SystemRealm, Machine: machine, Form: sigma.FormStream})
+}
+
 // DialPath dials the endpoint in the file at path.
 func (c *Client) DialPath(ctx context.Context, path string) (net.Conn, error) {
 	text, err := c.ReadLink(ctx, path)

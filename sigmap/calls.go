@@ -18,6 +18,7 @@ import (
 //	                wait-evict - -> -                          info        - -> Info
 //	/sys/endpoints  listen     form -> Endpoint                accept      EndpointID -> Principal + socket
 //	                dial       Endpoint -> - + socket          close       EndpointID -> -
+//	                dial-stream machine, service -> - + socket (of the system's services only: to the same service of another machine)
 //	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  - -> []RealmInfo
 //	/sys/machine    status     - -> []Service                  down        - -> -
 //	                usage      - -> []Usage, in the order of status
@@ -32,29 +33,30 @@ const (
 
 // Methods of the well-known files.
 const (
-	CallSpawn     = "spawn"
-	CallWaitStart = "wait-start"
-	CallWaitExit  = "wait-exit"
-	CallEvict     = "evict"
-	CallKill      = "kill"
-	CallFreeze    = "freeze"
-	CallThaw      = "thaw"
-	CallList      = "list"
-	CallUsage     = "usage"
-	CallStarted   = "started"
-	CallExited    = "exited"
-	CallWaitEvict = "wait-evict"
-	CallInfo      = "info"
-	CallListen    = "listen"
-	CallAccept    = "accept"
-	CallDial      = "dial"
-	CallClose     = "close"
-	CallCreate    = "create"
-	CallRemove    = "remove"
-	CallChanges   = "changes" // of named and s3d, to the provider: - -> - + file descriptor
-	CallStatus    = "status"
-	CallDown      = "down"
-	CallHash      = "hash"
+	CallSpawn      = "spawn"
+	CallWaitStart  = "wait-start"
+	CallWaitExit   = "wait-exit"
+	CallEvict      = "evict"
+	CallKill       = "kill"
+	CallFreeze     = "freeze"
+	CallThaw       = "thaw"
+	CallList       = "list"
+	CallUsage      = "usage"
+	CallStarted    = "started"
+	CallExited     = "exited"
+	CallWaitEvict  = "wait-evict"
+	CallInfo       = "info"
+	CallListen     = "listen"
+	CallAccept     = "accept"
+	CallDial       = "dial"
+	CallClose      = "close"
+	CallDialStream = "dial-stream"
+	CallCreate     = "create"
+	CallRemove     = "remove"
+	CallChanges    = "changes" // of named and s3d, to the provider: - -> - + file descriptor
+	CallStatus     = "status"
+	CallDown       = "down"
+	CallHash       = "hash"
 )
 
 // HashMax is the largest range that hash takes.
