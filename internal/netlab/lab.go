@@ -136,6 +136,13 @@ func (l *Lab) Set(from, to *Machine, r Rule) {
 	l.way(from, to).rule = r
 }
 
+// Change alters the rule of one direction.
+func (l *Lab) Change(from, to *Machine, f func(*Rule)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f(&l.way(from, to).rule)
+}
+
 // Both changes the rules of both directions.
 func (l *Lab) Both(a, b *Machine, r Rule) {
 	l.Set(a, b, r)

@@ -276,6 +276,13 @@ func (s *System) sweep() {
 	for _, p := range s.processes() {
 		syscall.Kill(p.pid, syscall.SIGKILL)
 	}
+	s.sweepGroups()
+	os.RemoveAll(s.home)
+	s.guardian.release()
+}
+
+// sweepGroups removes the control groups of a system of which nothing runs.
+func (s *System) sweepGroups() {
 	poll(func() error {
 		groups := s.cgroups()
 		slices.Reverse(groups)
@@ -284,8 +291,6 @@ func (s *System) sweep() {
 		}
 		return leakError(s.cgroups())
 	})
-	os.RemoveAll(filepath.Dir(s.DataDir))
-	s.guardian.release()
 }
 
 // CPUTime is how much time the system's processes of a name have used so far, in a form that can be compared.

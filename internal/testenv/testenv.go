@@ -47,16 +47,20 @@ func Slow() time.Duration {
 type Options struct {
 	Weaken  bool   // protections can be taken off procs with SIGMA_WEAKEN=bits in their environment
 	Machine string // default "m1"
+
+	args []string // more of sigma up
 }
 
 // System is one booted sigmaOS. Its methods are for the goroutine of the test that is given, except that CLI and Connect may be used concurrently.
 type System struct {
 	DataDir string
 
+	home     string // what is removed at the end
 	bin      string
 	options  Options
-	instance string // 8 hex digits; "" before the first boot
-	nsfs     int    // bind-mounted namespaces on the host before
+	start    func(*exec.Cmd) error // starts commands where the machine is; nil = here
+	instance string                // 8 hex digits; "" before the first boot
+	nsfs     int                   // bind-mounted namespaces on the host before
 	guardian *guardian
 }
 
@@ -110,8 +114,8 @@ func newSystem(o Options) (*System, error) {
 	if err := os.Chmod(dir, 0o711); err != nil { // programs are built below it, maybe as another user
 		return nil, err
 	}
-	s := &System{DataDir: filepath.Join(dir, "data"), bin: bin, options: o, nsfs: nsfsMounts()}
-	if s.guardian, err = newGuardian(s); err != nil {
+	s := &System{DataDir: filepath.Join(dir, "data"), home: dir, bin: bin, options: o, nsfs: nsfsMounts()}
+	if s.guardian, err = newGuardian(s, dir); err != nil {
 		os.RemoveAll(dir)
 		return nil, err
 	}
@@ -177,7 +181,7 @@ func (s *System) cli(args ...string) (stdout, stderr string, code int, err error
 	cmd := s.Command(ctx, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	err = cmd.Run()
+	err = s.run(cmd)
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && ctx.Err() == nil {
 		err = nil
@@ -217,6 +221,7 @@ func (s *System) up() error {
 	if s.options.Weaken {
 		args = append(args, "--weaken")
 	}
+	args = append(args, s.options.args...)
 	stdout, stderr, code, err := s.cli(args...)
 	if err != nil || code != 0 {
 		return fmt.Errorf("sigma up: exit code %d, %v\n%s%s", code, err, stdout, stderr)
