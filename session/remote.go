@@ -19,6 +19,8 @@ type remote struct {
 	epoch uint32
 	// closed keeps a program that uses a handle after Close from reaching the file that got the same fid meanwhile.
 	closed atomic.Bool
+	// appends: it was opened with OpenAppend.
+	appends atomic.Bool
 }
 
 var (
@@ -127,6 +129,7 @@ func LinuxFlags(f sigma.OpenFlags) uint32 {
 
 func (r *remote) Open(ctx context.Context, f sigma.OpenFlags) error {
 	_, err := ask[*sigmap.Rlopen](ctx, r, &sigmap.Tlopen{Fid: r.fid, Flags: LinuxFlags(f)})
+	r.appends.Store(f&sigma.OpenAppend != 0)
 	return err
 }
 
@@ -136,30 +139,12 @@ func (r *remote) Create(ctx context.Context, name string, f sigma.OpenFlags, per
 		return nil, err
 	}
 	d := dir.(*remote)
+	d.appends.Store(f&sigma.OpenAppend != 0)
 	if _, err := ask[*sigmap.Rlcreate](ctx, d, &sigmap.Tlcreate{Fid: d.fid, Name: name, Flags: LinuxFlags(f), Mode: perm}); err != nil {
 		d.Close()
 		return nil, err
 	}
 	return d, nil
-}
-
-func (r *remote) ReadAt(ctx context.Context, p []byte, offset uint64) (int, error) {
-	done := 0
-	for done < len(p) {
-		count := min(len(p)-done, sigmap.DataMax)
-		m, err := r.readInto(ctx, p[done:done+count], offset+uint64(done))
-		if err != nil {
-			return done, err
-		}
-		if len(m.Data) > count {
-			return done, unexpected(m)
-		}
-		if len(m.Data) == 0 {
-			break
-		}
-		done += copy(p[done:], m.Data)
-	}
-	return done, nil
 }
 
 // readInto makes one round trip, whose data most likely lies in p already.
@@ -177,22 +162,6 @@ func (r *remote) readInto(ctx context.Context, p []byte, offset uint64) (*sigmap
 		return nil, unexpected(got)
 	}
 	return m, nil
-}
-
-func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error) {
-	for done := 0; ; {
-		piece := p[done:min(len(p), done+sigmap.DataMax)]
-		m, err := ask[*sigmap.Rwrite](ctx, r, &sigmap.Twrite{Fid: r.fid, Offset: offset + uint64(done), Data: piece})
-		if err != nil {
-			return done, err
-		}
-		if int(m.Count) > len(piece) || m.Count == 0 && len(piece) > 0 {
-			return done, sigma.Errorf("session.WriteAt", sigma.KindInvalid, "the server says it wrote %d of %d bytes", m.Count, len(piece))
-		}
-		if done += int(m.Count); done >= len(p) {
-			return done, nil
-		}
-	}
 }
 
 func (r *remote) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {

@@ -81,6 +81,15 @@ func pour(ctx context.Context, w io.Writer, r io.Reader, p progress) error {
 			return pourFile(ctx, out, in, p)
 		}
 	}
+	m := passing{ctx: ctx, count: p, Reader: r, Writer: w}
+	if from, ok := r.(io.WriterTo); ok && isHandle(r) { // which reads ahead
+		_, err := from.WriteTo(&m)
+		return err
+	}
+	if to, ok := w.(io.ReaderFrom); ok && isHandle(w) { // which goes on reading while it writes
+		_, err := to.ReadFrom(&m)
+		return err
+	}
 	b := buffers.Get().(*[]byte)
 	defer buffers.Put(b)
 	buf := *b
@@ -103,6 +112,37 @@ func pour(ctx context.Context, w io.Writer, r io.Reader, p progress) error {
 			return err
 		}
 	}
+}
+
+func isHandle(v any) bool {
+	_, ok := v.(sigma.Handle)
+	return ok
+}
+
+// passing counts what passes, and ends with ctx.
+type passing struct {
+	io.Reader
+	io.Writer
+	ctx   context.Context
+	count progress
+}
+
+func (m *passing) Read(p []byte) (int, error) {
+	if err := m.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := m.Reader.Read(p)
+	m.count.Add(int64(n))
+	return n, err
+}
+
+func (m *passing) Write(p []byte) (int, error) {
+	if err := m.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := m.Writer.Write(p)
+	m.count.Add(int64(n))
+	return n, err
 }
 
 // pourFile leaves the copying to the kernel.
