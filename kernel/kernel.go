@@ -21,6 +21,7 @@ import (
 	"sigmaos.dev/binfs"
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/launch"
+	"sigmaos.dev/link"
 	"sigmaos.dev/output"
 	"sigmaos.dev/readiness"
 	"sigmaos.dev/schedd"
@@ -81,6 +82,9 @@ type Kernel struct {
 	down      context.CancelFunc // ends Run
 	ctx       context.Context    // Run's
 	sessions  sync.WaitGroup
+	links     *links
+	peerCalls map[string]peerCall                     // what other machines' sigmads may call here; complete before Run
+	beats     func(ctx context.Context, l *link.Link) // answers another machine's beats until l ends; set before Run
 
 	nextLaunch atomic.Uint64
 
@@ -150,6 +154,7 @@ func New(cfg Config) (*Kernel, error) {
 	if k.nothing, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
+	k.links, k.peerCalls = newLinks(), map[string]peerCall{}
 	k.known = make(chan struct{})
 	k.adopted = sync.OnceFunc(func() { close(k.known) })
 	for i, p := range cfg.Programs {
@@ -238,13 +243,39 @@ func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal
 
 // serveOn is serve for a connection that may have been another sigmad's.
 func (k *Kernel) serveOn(ctx context.Context, conn session.Conn, p sigma.Principal, reset bool) {
+	k.serveAs(ctx, conn, &tree{k: k, principal: p}, reset)
+}
+
+// serveAs serves t, which is of this session alone.
+func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset bool) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	t := &tree{k: k, principal: p, end: end, over: make(chan struct{}), realms: map[sigma.RealmID]bool{}}
+	p := t.principal
+	t.end, t.over, t.realms = end, make(chan struct{}), map[sigma.RealmID]bool{}
 	k.mu.Lock()
 	k.open[t] = true
 	k.mu.Unlock()
-	err := treekit.Serve(ctx, conn, treekit.Config{Tree: t, Principal: p, Reset: reset, Events: treekit.Events{
+	err := treekit.Serve(ctx, conn, treekit.Config{Tree: t, Principal: p, Reset: reset, Events: k.serveEvents(p)})
+	if err != nil {
+		k.cfg.Log.Debug("session ended", "realm", p.Realm, "proc", p.Proc, "err", err)
+	}
+	k.mu.Lock()
+	delete(k.open, t)
+	k.mu.Unlock()
+	close(t.over)
+	if t.far { // it can have neither, and the proc that it names may be anybody's
+		return
+	}
+	k.proxy.CloseProc(p.Proc) // here, when no Listen can come any more
+	t.release()
+	if p.Proc != "" {
+		k.dropFar(func(key farKey) bool { return key.proc == p.Proc })
+	}
+}
+
+// serveEvents logs what goes wrong in a session of p.
+func (k *Kernel) serveEvents(p sigma.Principal) treekit.Events {
+	return treekit.Events{
 		Panicked: func(op string, value any, stack []byte) {
 			k.cfg.Log.Error("handler panicked", "realm", p.Realm, "proc", p.Proc, "op", op, "err", fmt.Sprint(value), "stack", string(stack))
 		},
@@ -254,16 +285,7 @@ func (k *Kernel) serveOn(ctx context.Context, conn session.Conn, p sigma.Princip
 			}
 			k.cfg.Log.Warn("request failed", "realm", p.Realm, "proc", p.Proc, "op", op, "err", err)
 		},
-	}})
-	if err != nil {
-		k.cfg.Log.Debug("session ended", "realm", p.Realm, "proc", p.Proc, "err", err)
 	}
-	k.mu.Lock()
-	delete(k.open, t)
-	k.mu.Unlock()
-	close(t.over)
-	k.proxy.CloseProc(p.Proc) // here, when no Listen can come any more
-	t.release()
 }
 
 // Failures of requests are logged up to failuresMax in failuresTime, so that a proc that repeats one does not fill the disk.

@@ -14,6 +14,7 @@ import (
 type tree struct {
 	k         *Kernel
 	principal sigma.Principal
+	far       bool // another machine's sigmad asks: it is shown only what is of this machine (attachFar)
 
 	end    context.CancelFunc     // ends the session
 	over   chan struct{}          // closed when its last request is over
@@ -25,6 +26,9 @@ type tree struct {
 
 // Attach implements sigma.Tree. A program of the admin socket chooses its realm by name; a proc has its own.
 func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
+	if t.far {
+		return t.attachFar(name)
+	}
 	realm := p.Realm
 	if p.System {
 		if realm = sigma.RealmID(name); name == "" {
@@ -117,7 +121,7 @@ func (r *root) provided(name string) sigma.File {
 		return r.sysDir()
 	case sigma.NameS3:
 		if r.realm != sigma.SystemRealm {
-			return &link{k: r.tree.k}
+			return &storeLink{k: r.tree.k}
 		}
 	}
 	return nil
@@ -142,7 +146,7 @@ func (r *root) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 		return &root{tree: r.tree, realm: r.realm}, nil, nil
 	}
 	if f := r.provided(names[0]); f != nil {
-		if _, ok := f.(*link); !ok { // where that leads ends with the session there
+		if _, ok := f.(*storeLink); !ok { // where that leads ends with the session there
 			trailOf(ctx).leave()
 		}
 		return walkOn(ctx, f, names[1:])
@@ -284,7 +288,7 @@ func (r *root) Get(ctx context.Context, names []string, offset uint64, count int
 		return sigma.GetResult{}, nil, sigma.PathError("kernel.root.Get", sigma.KindIsDir, "/")
 	}
 	f := r.provided(names[0])
-	if l, ok := f.(*link); ok {
+	if l, ok := f.(*storeLink); ok {
 		s, err := l.stop(ctx)
 		return sigma.GetResult{}, s, err
 	}
@@ -314,7 +318,7 @@ func (r *root) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 		}
 	}
 	f := r.provided(names[0])
-	if l, ok := f.(*link); ok {
+	if l, ok := f.(*storeLink); ok {
 		s, err := l.stop(ctx)
 		return sigma.FileID{}, s, err
 	}
@@ -389,34 +393,34 @@ func (r *root) Revoke(ctx context.Context, id sigma.LeaseID) error {
 	return l.Revoke(ctx, id)
 }
 
-// link is /s3: an endpoint whose content is where the object store listens now.
-type link struct {
+// storeLink is /s3: an endpoint whose content is where the object store listens now.
+type storeLink struct {
 	treekit.Base
 	k *Kernel
 }
 
-func (l *link) Walk(_ context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+func (l *storeLink) Walk(_ context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	if len(names) > 0 {
-		return nil, nil, sigma.PathError("kernel.link.Walk", sigma.KindNotDir, sigma.NameS3)
+		return nil, nil, sigma.PathError("kernel.storeLink.Walk", sigma.KindNotDir, sigma.NameS3)
 	}
 	return l, nil, nil
 }
 
-func (l *link) Stat(context.Context) (sigma.Stat, error) {
+func (l *storeLink) Stat(context.Context) (sigma.Stat, error) {
 	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindEndpoint, Path: idOf("/" + sigma.NameS3)}, Name: sigma.NameS3, Perm: 0o555, Modified: time.Unix(0, 0)}, nil
 }
 
-func (l *link) ReadLink(ctx context.Context) (string, error) {
+func (l *storeLink) ReadLink(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
 	defer cancel()
 	e, err := l.k.services[serviceS3].address(ctx)
 	if err != nil {
-		return "", sigma.Errorf("kernel.link", sigma.KindUnavailable, "the object store is not available")
+		return "", sigma.Errorf("kernel.storeLink", sigma.KindUnavailable, "the object store is not available")
 	}
 	return e.String(), nil
 }
 
-func (l *link) stop(ctx context.Context) (*sigma.Stopped, error) {
+func (l *storeLink) stop(ctx context.Context) (*sigma.Stopped, error) {
 	text, err := l.ReadLink(ctx)
 	if err != nil {
 		return nil, err

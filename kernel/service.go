@@ -18,6 +18,8 @@ const (
 	serviceNamed   = "named"
 	serviceBesched = "besched"
 	serviceS3      = "s3d"
+	// serviceMachined decides about membership, on control machines.
+	serviceMachined = "machined"
 )
 
 const (
@@ -38,7 +40,8 @@ type service struct {
 	mu       sync.Mutex
 	id       sigma.ProcID   // mu; of this incarnation
 	launch   uint64         // mu
-	endpoint sigma.Endpoint // mu; set by its Listen
+	endpoint sigma.Endpoint // mu; of sessions; set by its Listen
+	stream   sigma.Endpoint // mu; of bytes from the same service of other machines; set by its Listen
 	ready    chan struct{}  // mu; closed when it has called Started; replaced at its end
 	over     chan struct{}  // mu; closed at the end of this incarnation
 	state    string         // mu
@@ -101,7 +104,7 @@ func (s *service) run(ctx context.Context) error {
 	})
 	defer s.k.unregister(id)
 	s.mu.Lock()
-	s.id, s.launch, s.over, s.state, s.since, s.endpoint = p.Proc, id, over, "starting", time.Now(), sigma.Endpoint{}
+	s.id, s.launch, s.over, s.state, s.since, s.endpoint, s.stream = p.Proc, id, over, "starting", time.Now(), sigma.Endpoint{}, sigma.Endpoint{}
 	s.mu.Unlock()
 	defer s.finish(p.Proc, over)
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -125,7 +128,7 @@ func (s *service) finish(id sigma.ProcID, over chan struct{}) {
 		s.ready = make(chan struct{})
 	default:
 	}
-	s.id, s.launch, s.endpoint, s.state, s.since = "", 0, sigma.Endpoint{}, "restarting", time.Now()
+	s.id, s.launch, s.endpoint, s.stream, s.state, s.since = "", 0, sigma.Endpoint{}, sigma.Endpoint{}, "restarting", time.Now()
 	s.restarts++
 	s.mu.Unlock()
 	close(over)
@@ -166,6 +169,27 @@ func (s *service) address(ctx context.Context) (sigma.Endpoint, error) {
 			return e, nil
 		}
 	}
+}
+
+// listening notes where the service listens: at one endpoint of each form, the last.
+func (s *service) listening(e sigma.Endpoint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.Form == sigma.FormStream {
+		s.stream = e
+	} else {
+		s.endpoint = e
+	}
+}
+
+// listens is where the service serves sessions, if it does now; or where it takes streams, which it may need before it can serve.
+func (s *service) listens(streams bool) (sigma.Endpoint, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if streams {
+		return s.stream, s.stream.ID != ""
+	}
+	return s.endpoint, s.state == "running" && s.endpoint.ID != ""
 }
 
 func (s *service) terminate() {

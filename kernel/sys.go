@@ -279,9 +279,7 @@ func (r *root) endpointCalls() map[string]handler {
 				return nil, nil, err
 			}
 			if s != nil {
-				s.mu.Lock()
-				s.endpoint = e
-				s.mu.Unlock()
+				s.listening(e)
 			}
 			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Endpoint(&e) })
 			return reply, nil, err

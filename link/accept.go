@@ -92,9 +92,11 @@ func (n *Node) accept(ctx context.Context, raw net.Conn, ready func()) {
 	}
 	ready()
 	defer l.Close()
-	if n.cfg.Serve != nil {
-		n.cfg.Serve(ctx, l)
+	if n.cfg.Serve == nil {
+		l.release()
+		return
 	}
+	n.cfg.Serve(ctx, l)
 }
 
 // agree reads the hello and answers it. The hello is read in any case, because closing a socket with unread bytes would take the refusal from the peer.
@@ -117,6 +119,7 @@ func (n *Node) agree(conn *tls.Conn) (*Link, error) {
 	}
 	if err == nil && cerr != nil {
 		l.Close()
+		l.release()
 		err = sigma.Wrap("link.agree", "", cerr)
 	}
 	if err != nil {
@@ -153,7 +156,18 @@ func (n *Node) judge(conn *tls.Conn, payload []byte) (*Link, error) {
 			return nil, err
 		}
 	}
-	return l, n.enter(l)
+	if err := n.enter(l); err != nil {
+		l.release()
+		return nil, err
+	}
+	return l, nil
+}
+
+// release closes what Authorise opened for a link that does not come about.
+func (l *Link) release() {
+	if l.Held != nil {
+		l.Held.Close()
+	}
 }
 
 // enrol serves a machine that wants to be registered. It counts as a handshake all the while, so that strangers who ask for nothing keep nobody of another address out.

@@ -13,6 +13,7 @@ package link
 import (
 	"context"
 	"crypto/tls"
+	"io"
 	"log/slog"
 	"net"
 	"sync"
@@ -57,7 +58,8 @@ type Config struct {
 	Identity *identity.Identity
 	// Serve gets each link that another machine made, and owns it. It says no by closing; Authorise can say why.
 	Serve func(ctx context.Context, l *Link)
-	// Authorise says whether a link may be made; nil = yes. Its error's kind, message and hint are told to the peer. It must not block for long.
+	// Authorise says whether a link may be made; nil = yes. Its error's kind, message and hint are told to the peer. It must not block for long. What it opens for the link it puts in
+	// Link.Held.
 	Authorise func(l *Link) error
 	Enrol     Enroller // nil = this machine takes none in
 	// Connect makes the TCP connection; nil = a net.Dialer's. For tests.
@@ -79,6 +81,8 @@ type Link struct {
 	From    sigma.Principal // who dialled; Machine is the peer's or, if this machine dialled, its own
 	Target  Target
 	Version uint16
+	// Held is what Authorise opened, so that what cannot be opened is refused in words. It is Serve's; a link that does not come about after all has it closed.
+	Held io.Closer
 
 	node *Node
 	once sync.Once

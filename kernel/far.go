@@ -1,0 +1,215 @@
+package kernel
+
+import (
+	"context"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/link"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+)
+
+// farKey names a session with another machine's sigmad that is kept. The realm is "" for peers, and the proc for the realm's own.
+type farKey struct {
+	machine sigma.MachineID
+	realm   sigma.RealmID
+	proc    sigma.ProcID
+}
+
+// farSession is one that is kept, or being made.
+type farSession struct {
+	dialing chan struct{}   // closed when the dial that is under way is over; nil if none is
+	client  *session.Client // links.mu
+	root    sigma.File      // links.mu
+}
+
+// peer gives the callable file by which machine m's sigmad is asked for what is in its peerCalls. One session is kept for each machine, and dialled again when it is lost; a call that is
+// under way then gets KindLost. KindNotFound: no such machine; KindUnavailable: it cannot be reached now.
+func (k *Kernel) peer(ctx context.Context, m sigma.MachineID) (sigma.Caller, error) {
+	if m == k.cfg.Machine {
+		from := identity.Subject{Machine: m}
+		if id := k.id(); id != nil {
+			from = id.Self()
+		}
+		return peerTree{k, from}, nil
+	}
+	root, _, err := k.far(ctx, farKey{machine: m}, targetPeer, k.provider())
+	if err != nil {
+		return nil, err
+	}
+	c, ok := root.(sigma.Caller)
+	if !ok {
+		return nil, sigma.Errorf("kernel.peer", sigma.KindUnsupported, "machine %s cannot be called", m)
+	}
+	return c, nil
+}
+
+// attachAt gives a realm's root as machine m's sigmad shows it to p: ux and proc of that machine alone. The channel is closed when the session has ended; what was reached by it is
+// lost then. Sessions are kept: one for each realm and machine, and for each proc and machine; a proc's ends with it.
+func (k *Kernel) attachAt(ctx context.Context, m sigma.MachineID, p sigma.Principal, realm sigma.RealmID) (sigma.File, <-chan struct{}, error) {
+	const op = "kernel.attachAt"
+	if m == k.cfg.Machine {
+		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "machine %s is this one", m)
+	}
+	if p.System || p.Proc == "" {
+		p.Proc, p.System = "", true
+	} else if p.Realm != realm {
+		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "this program belongs to the realm %s", p.Realm)
+	}
+	p.Realm = realm
+	return k.far(ctx, farKey{m, realm, p.Proc}, targetSigmad, p)
+}
+
+// provider is the principal of what this machine does for itself.
+func (k *Kernel) provider() sigma.Principal {
+	return sigma.Principal{Realm: sigma.SystemRealm, Machine: k.cfg.Machine, System: true}
+}
+
+// far gives the root of a kept session, which it dials if need be.
+func (k *Kernel) far(ctx context.Context, key farKey, target string, from sigma.Principal) (sigma.File, <-chan struct{}, error) {
+	node, err := k.awaitNode(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	x := k.links
+	for {
+		x.mu.Lock()
+		s := x.kept[key]
+		if s != nil && s.client != nil {
+			select {
+			case <-s.client.Done():
+				delete(x.kept, key)
+				s = nil
+			default:
+				defer x.mu.Unlock()
+				return s.root, s.client.Done(), nil
+			}
+		}
+		if s != nil {
+			x.mu.Unlock()
+			select {
+			case <-s.dialing:
+				continue
+			case <-ctx.Done():
+				return nil, nil, sigma.Wrap("kernel.far", "", ctx.Err())
+			}
+		}
+		if err := x.roomLocked(key); err != nil {
+			x.mu.Unlock()
+			return nil, nil, err
+		}
+		s = &farSession{dialing: make(chan struct{})}
+		x.kept[key] = s
+		x.mu.Unlock()
+		return k.dialFar(ctx, node, key, s, link.Target{Kind: link.ToService, Name: target}, from)
+	}
+}
+
+// dialFar makes a session and tells those who wait for it.
+func (k *Kernel) dialFar(ctx context.Context, node *link.Node, key farKey, s *farSession, to link.Target, from sigma.Principal) (sigma.File, <-chan struct{}, error) {
+	c, root, err := dialRoot(ctx, node, key.machine, to, from)
+	x := k.links
+	x.mu.Lock()
+	close(s.dialing)
+	s.dialing = nil
+	dropped := x.kept[key] != s
+	switch {
+	case dropped:
+	case err != nil:
+		delete(x.kept, key)
+	default:
+		s.client, s.root = c, root
+	}
+	x.mu.Unlock()
+	if err != nil {
+		return nil, nil, err
+	}
+	if dropped {
+		c.Close()
+		return nil, nil, sigma.Errorf("kernel.far", sigma.KindUnavailable, "whoever asked machine %s is gone", key.machine)
+	}
+	k.sessions.Go(func() {
+		select {
+		case <-c.Done():
+		case <-k.ctx.Done():
+		}
+		c.Close()
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.kept[key] == s {
+			delete(x.kept, key)
+		}
+	})
+	return root, c.Done(), nil
+}
+
+func dialRoot(ctx context.Context, node *link.Node, m sigma.MachineID, to link.Target, from sigma.Principal) (*session.Client, sigma.File, error) {
+	l, err := node.Dial(ctx, m, to, from)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := session.Dial(ctx, l.Session())
+	if err != nil {
+		return nil, nil, err
+	}
+	root, err := c.Attach(ctx, "")
+	if err != nil {
+		c.Close()
+		return nil, nil, err
+	}
+	return c, root, nil
+}
+
+// roomLocked bounds the sessions that are kept.
+func (x *links) roomLocked(key farKey) error {
+	if key.realm == "" {
+		return nil
+	}
+	machine, realm := 0, 0
+	for other := range x.kept {
+		if other.machine == key.machine {
+			machine++
+			if other.realm == key.realm {
+				realm++
+			}
+		}
+	}
+	if machine >= keptOfMachine || realm >= keptOfOneRealm {
+		return sigma.Errorf("kernel.far", sigma.KindBusy, "%d sessions with machine %s are kept, %d of them for realm %s", machine, key.machine, realm, key.realm)
+	}
+	return nil
+}
+
+// dropFar ends the sessions with other machines of a proc that is gone.
+func (k *Kernel) dropFar(drop func(farKey) bool) {
+	x := k.links
+	x.mu.Lock()
+	var cs []*session.Client
+	for key, s := range x.kept {
+		if drop(key) {
+			delete(x.kept, key)
+			if s.client != nil {
+				cs = append(cs, s.client)
+			}
+		}
+	}
+	x.mu.Unlock()
+	for _, c := range cs {
+		c.Close()
+	}
+}
+
+// awaitNode waits a while for this machine to be a member.
+func (k *Kernel) awaitNode(ctx context.Context) (*link.Node, error) {
+	if n := k.node(); n != nil {
+		return n, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
+	defer cancel()
+	select {
+	case <-k.links.linked:
+		return k.links.node, nil
+	case <-ctx.Done():
+		return nil, &sigma.Error{Op: "kernel.links", Kind: sigma.KindUnavailable, Msg: "this machine is not registered with its system yet", Hint: "sigma doctor says why"}
+	}
+}

@@ -1,0 +1,308 @@
+package kernel
+
+import (
+	"context"
+	"net"
+	"os"
+	"sync"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/link"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
+)
+
+// What other machines may reach here by link.ToService, besides the services of the boot set.
+const (
+	targetSigmad = "sigmad" // what this machine has of a realm (attachAt)
+	targetPeer   = "peer"   // the calls of sigmads among themselves
+)
+
+// Links of one machine that are open here at a time. link bounds all of them together; these keep one purpose from using up what another needs.
+const (
+	servingMost    = 2048 // of what has a number for each realm or each proc
+	servingFew     = 16   // of what a machine needs one of
+	servingStreams = 64
+	servingBeats   = 4
+	relaysOfRealm  = 1024 // connections of one realm's procs to other machines; each costs three file descriptors and two goroutines here
+	relaysOfAll    = 4096
+	keptOfMachine  = 1024 // sessions that are kept to one machine
+	keptOfOneRealm = 256  // of them, those of one realm's procs
+)
+
+// peerCall answers a call of another machine's sigmad, which has been admitted as from. ctx ends with its session.
+type peerCall func(ctx context.Context, from identity.Subject, payload []byte) ([]byte, error)
+
+// links is what this machine has to do with others. Its mu is taken under no other lock, and nothing is called under it.
+type links struct {
+	node *link.Node         // of linked
+	id   *identity.Identity // of linked
+	// linked is closed when this machine is a member and has both.
+	linked chan struct{}
+
+	mu      sync.Mutex
+	serving map[serving]int            // mu
+	relays  map[sigma.RealmID]int      // mu
+	relayed int                        // mu; sum of relays
+	kept    map[farKey]*farSession     // mu
+	last    map[string]sigma.MachineID // mu; which machine's service of a name was reached last
+	store   sigma.Endpoint             // mu; where another machine's object store was found
+}
+
+// serving is what is counted of one machine's links.
+type serving struct {
+	machine sigma.MachineID
+	kind    link.TargetKind
+	name    string // of a service
+}
+
+func newLinks() *links {
+	return &links{linked: make(chan struct{}), serving: map[serving]int{}, relays: map[sigma.RealmID]int{}, kept: map[farKey]*farSession{}, last: map[string]sigma.MachineID{}}
+}
+
+// admitted makes this machine's end of all links known. It is called once, when the machine is a member.
+func (k *Kernel) admitted(node *link.Node, id *identity.Identity) {
+	k.links.node, k.links.id = node, id
+	close(k.links.linked)
+}
+
+// node is this machine's end of all links; nil before it is a member.
+func (k *Kernel) node() *link.Node {
+	select {
+	case <-k.links.linked:
+		return k.links.node
+	default:
+		return nil
+	}
+}
+
+// id is who this machine is; nil before it is a member.
+func (k *Kernel) id() *identity.Identity {
+	select {
+	case <-k.links.linked:
+		return k.links.id
+	default:
+		return nil
+	}
+}
+
+// opened is what was opened for a link of another machine.
+type opened struct {
+	file *os.File // nil = nothing but the count
+	once sync.Once
+	done func()
+}
+
+// Close gives it back.
+func (o *opened) Close() error {
+	o.once.Do(func() {
+		if o.file != nil {
+			o.file.Close()
+		}
+		o.done()
+	})
+	return nil
+}
+
+// authorise is link.Config.Authorise: it says who of another machine reaches what here, and opens it, so that a refusal is in words.
+func (k *Kernel) authorise(l *link.Link) error {
+	if err := mayReach(l.From, l.Target); err != nil {
+		return err
+	}
+	done, err := k.links.count(l.Peer.Machine, l.Target)
+	if err != nil {
+		return err
+	}
+	o := &opened{done: done}
+	if o.file, err = k.openTarget(l.From, l.Target); err != nil {
+		o.Close()
+		return err
+	}
+	l.Held = o
+	return nil
+}
+
+// mayReach says whether a principal of another machine may reach such a target at all. Machines act for the provider towards services and each other; procs reach endpoints, for which
+// dialproxy has the last word, and what a machine has of their own realm.
+func mayReach(from sigma.Principal, to link.Target) error {
+	const op = "kernel.mayReach"
+	machine := from.System && from.Proc == "" && from.Realm.Check() == nil
+	proc := !from.System && from.Proc != "" && from.Realm.Check() == nil
+	switch {
+	case !machine && !proc:
+		return sigma.Errorf(op, sigma.KindPermission, "the link is made for nobody: neither for a machine nor for a proc")
+	case to.Kind == link.ToEndpoint:
+		return nil
+	case to.Kind == link.ToService && to.Name == targetSigmad:
+		return nil
+	case !machine:
+		return sigma.Errorf(op, sigma.KindPermission, "a proc may not reach the %s of another machine", to.String())
+	case to.Kind == link.ToBeat, to.Kind == link.ToStream && to.Name == serviceNamed:
+		return nil
+	case to.Kind == link.ToService:
+		switch to.Name {
+		case serviceNamed, serviceBesched, serviceS3, serviceMachined, targetPeer:
+			return nil
+		}
+	}
+	return sigma.Errorf(op, sigma.KindNotFound, "machines have no %s", to.String())
+}
+
+// count counts a link until done is called.
+func (x *links) count(m sigma.MachineID, to link.Target) (done func(), err error) {
+	s, most := serving{machine: m, kind: to.Kind}, servingMost
+	switch {
+	case to.Kind == link.ToBeat:
+		most = servingBeats
+	case to.Kind == link.ToStream:
+		most = servingStreams
+	case to.Kind == link.ToService:
+		s.name = to.Name
+		if to.Name == targetPeer || to.Name == serviceBesched || to.Name == serviceMachined {
+			most = servingFew
+		}
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.serving[s] >= most {
+		return nil, sigma.Errorf("kernel.links", sigma.KindBusy, "machine %s has %d links to the %s here", m, most, to.String())
+	}
+	x.serving[s]++
+	return func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.serving[s]--; x.serving[s] == 0 {
+			delete(x.serving, s)
+		}
+	}, nil
+}
+
+// openTarget connects somebody of another machine with what the target names; nil for what sigmad serves itself.
+func (k *Kernel) openTarget(from sigma.Principal, to link.Target) (*os.File, error) {
+	const op = "kernel.links"
+	switch to.Kind {
+	case link.ToEndpoint:
+		e, err := sigma.ParseEndpoint(to.Name)
+		if err != nil {
+			return nil, err
+		}
+		if e.Machine != k.cfg.Machine {
+			return nil, sigma.Errorf(op, sigma.KindInvalid, "the endpoint is one of machine %s", e.Machine)
+		}
+		return k.proxy.Dial(from, e)
+	case link.ToBeat:
+		return nil, nil
+	case link.ToService:
+		if to.Name == targetSigmad || to.Name == targetPeer {
+			return nil, nil
+		}
+	}
+	s := k.services[to.Name]
+	if s == nil {
+		return nil, sigma.Errorf(op, sigma.KindNotFound, "machine %s runs no %s", k.cfg.Machine, to.Name)
+	}
+	e, running := s.listens(to.Kind == link.ToStream)
+	if !running {
+		return nil, sigma.Errorf(op, sigma.KindUnavailable, "%s of machine %s is being started", s.name, k.cfg.Machine)
+	}
+	return k.proxy.Dial(from, e)
+}
+
+// serveLink is link.Config.Serve: it does for a link what authorise agreed to.
+func (k *Kernel) serveLink(ctx context.Context, l *link.Link) {
+	defer l.Close()
+	o, ok := l.Held.(*opened)
+	if !ok {
+		return
+	}
+	defer o.Close()
+	switch {
+	case o.file != nil:
+		file := o.file
+		o.file = nil
+		k.join(ctx, l, file)
+	case l.Target.Kind == link.ToBeat:
+		if k.beats != nil {
+			k.beats(ctx, l)
+		}
+	case l.Target.Name == targetPeer:
+		treekit.Serve(ctx, l.Session(), treekit.Config{Tree: peerTree{k, l.Peer}, Principal: l.From, Events: k.serveEvents(l.From)})
+	case l.Target.Name == targetSigmad:
+		k.serveAs(ctx, l.Session(), &tree{k: k, principal: l.From, far: true}, false)
+	}
+}
+
+// join connects a link with a socket of this machine, of which it takes what the one says to the other. It owns both.
+func (k *Kernel) join(ctx context.Context, l *link.Link, file *os.File) {
+	defer l.Close()
+	u, err := session.UnixConn(file)
+	if err != nil {
+		return
+	}
+	defer u.Close()
+	if u.LocalAddr().Network() == "unixpacket" {
+		link.Bridge(ctx, l.Session(), session.NewPacketConn(u, true))
+		return
+	}
+	link.Relay(ctx, net.Conn(l), u)
+}
+
+// peerTree is what another machine's sigmad calls: one callable file.
+type peerTree struct {
+	k    *Kernel
+	from identity.Subject
+}
+
+// Attach implements sigma.Tree.
+func (t peerTree) Attach(context.Context, sigma.Principal, string) (sigma.File, error) {
+	return &treekit.Callable{Name: targetPeer, ID: 1, Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
+		reply, err := t.call(ctx, method, payload)
+		return reply, nil, err
+	}}, nil
+}
+
+func (t peerTree) call(ctx context.Context, method string, payload []byte) ([]byte, error) {
+	f := t.k.peerCalls[method]
+	if f == nil {
+		return nil, treekit.NoMethod(targetPeer, method)
+	}
+	return f(ctx, t.from, payload)
+}
+
+// Call implements sigma.Caller, for what this machine asks itself.
+func (t peerTree) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+	session.CloseFiles(files)
+	reply, err := t.call(ctx, method, payload)
+	return reply, nil, err
+}
+
+// attachFar is Attach for another machine's sigmad: what this machine has of one realm, to be read, and its scratch storage. Nothing else of a realm's root is shown, or there would be two ways to
+// everything, and two machines could ask each other in a circle.
+func (t *tree) attachFar(name string) (sigma.File, error) {
+	realm := t.principal.Realm
+	if name != "" && sigma.RealmID(name) != realm {
+		return nil, sigma.Errorf("kernel.Attach", sigma.KindPermission, "the link is made for the realm %s", realm)
+	}
+	t.k.mu.Lock()
+	defer t.k.mu.Unlock()
+	if err := t.k.removedLocked(realm); err != nil {
+		return nil, err
+	}
+	t.realms[realm] = true
+	r := &root{tree: t, realm: realm}
+	shown := map[string]func() sigma.File{sigma.NameUX: r.uxDir, sigma.NameProc: r.procDir}
+	return &dir{path: "/",
+		names: func(context.Context) (names []string, err error) {
+			for n := range shown {
+				names = append(names, n)
+			}
+			return names, nil
+		},
+		open: func(_ context.Context, name string) (sigma.File, error) {
+			if f := shown[name]; f != nil {
+				return f(), nil
+			}
+			return nil, &sigma.Error{Op: "kernel.attachFar", Path: "/" + name, Kind: sigma.KindNotFound, Msg: "a machine shows others only ux and proc"}
+		}}, nil
+}
