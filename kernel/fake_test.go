@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sigmaos.dev/besched"
+	"sigmaos.dev/launch"
 	"sigmaos.dev/memfs"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -120,7 +121,7 @@ func boot(t *testing.T) *machine {
 		t.Fatal(err)
 	}
 	ready := make(chan struct{})
-	cfg := Config{Machine: "m1", Keeper: keeper, Data: t.TempDir(), Memory: sigma.GiB, Ready: func() { close(ready) }}
+	cfg := Config{Machine: "m1", Keeper: launch.NewKeeper(keeper), Data: t.TempDir(), Memory: sigma.GiB, Ready: func() { close(ready) }}
 	for _, name := range []string{serviceNamed, serviceBesched, serviceS3} {
 		null, err := os.Open(os.DevNull)
 		if err != nil {

@@ -37,12 +37,20 @@ const Version = "0.1.0-dev"
 // Config says what a machine has.
 type Config struct {
 	Machine  sigma.MachineID
-	Keeper   *net.UnixConn // to the keeper, which gives the control sockets of launchers
-	Programs []Program     // the boot set
-	Data     string        // directory that is the kernel's own
-	UIDBase  uint32        // first of the uids that belong to this instance (docs/internals/launcher-protocol.md)
-	UIDs     uint32        // how many they are; 0 = 2^20
-	Memory   sigma.Bytes   // for best-effort procs; 0 = three quarters of the machine's
+	Keeper   *launch.Keeper // gives the control sockets of launchers
+	Programs []Program      // the boot set; empty on an ordinary machine of several
+	Data     string         // directory that is the kernel's own
+	UIDBase  uint32         // first of the uids that belong to this instance (docs/internals/launcher-protocol.md)
+	UIDs     uint32         // how many they are; 0 = 2^20
+	Memory   sigma.Bytes    // for best-effort procs; 0 = three quarters of the host's
+	CPU      sigma.MilliCPU // what the machine offers; 0 = the host's
+	// Listener is where other machines connect to this one, and Address what they are told of it; nil and "" = there are no others.
+	Listener net.Listener
+	Address  string
+	Labels   map[string]string // the machine's failure domain and whatever else its owner says of it
+	// Connect makes a TCP connection to an IP address with a port; nil = link's default.
+	Connect func(ctx context.Context, address string) (net.Conn, error)
+	Join    *Join // how the machine becomes a member of a system; nil = it is one already, or founds one
 	// AllowWeaken lets an environment entry SIGMA_WEAKEN=bits of a descriptor take protections off that proc. The launcher must allow it too. Tests only.
 	AllowWeaken bool
 	// Rootless says that an ordinary user started the launcher: the admin sockets are also for the group of the data directory, by which that user reaches them.
@@ -54,6 +62,13 @@ type Config struct {
 	StoreDelay time.Duration
 	Log        *slog.Logger
 	Ready      func() // called once, when the boot set is up and the admin socket listens
+}
+
+// Join says how a machine becomes a member. It stands in the file named join of the kernel's directory (as JSON) until the machine is one.
+type Join struct {
+	Address string `json:"address"` // IP address and port of a machine of the system
+	Token   string `json:"token"`
+	Control bool   `json:"control"` // it is to be a control machine
 }
 
 // Program is one of the boot set.
@@ -147,7 +162,7 @@ func New(cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, keeper: launch.NewKeeper(cfg.Keeper), comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, services: map[string]*service{}, meters: newQuestions(metersMax), freezes: newQuestions(1), start: time.Now(), startMono: monotonic(),
+	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, services: map[string]*service{}, meters: newQuestions(metersMax), freezes: newQuestions(1), start: time.Now(), startMono: monotonic(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*realmNames{}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
@@ -161,7 +176,7 @@ func New(cfg Config) (*Kernel, error) {
 		k.services[p.Name] = newService(k, p, cfg.UIDBase+2+uint32(i)) // base+1 is sigmad's own
 	}
 	for _, need := range []string{serviceNamed, serviceBesched, serviceS3} {
-		if k.services[need] == nil {
+		if k.services[need] == nil && !isMember(cfg) {
 			return nil, sigma.Errorf("kernel.New", sigma.KindInvalid, "the boot set lacks %s", need)
 		}
 	}
@@ -175,6 +190,15 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.outputs = output.NewCollector(k.ready)
 	return k, nil
+}
+
+// isMember says that other machines may have the services that this one lacks.
+func isMember(cfg Config) bool {
+	if cfg.Join != nil {
+		return true
+	}
+	_, err := os.Stat(filepath.Join(cfg.Data, "identity"))
+	return err == nil
 }
 
 // Run boots the machine and serves until ctx ends, Down is called, or the keeper is gone. Before it returns, services were asked to end in an orderly way.
@@ -308,8 +332,11 @@ func (k *Kernel) mayLog() bool {
 func (k *Kernel) shutDown() {
 	k.cfg.Log.Info("machine goes down", "machine", k.cfg.Machine)
 	deadline := time.After(5 * time.Second)
-	for _, name := range []string{serviceBesched, serviceS3, serviceNamed} {
+	for _, name := range []string{serviceMachined, serviceBesched, serviceS3, serviceNamed} {
 		s := k.services[name]
+		if s == nil {
+			continue
+		}
 		s.terminate()
 		select {
 		case <-s.ended():

@@ -1,37 +1,101 @@
 package launch
 
 import (
+	"context"
 	"encoding/binary"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 )
 
-// recordControl is the type of the keeper's record that a control socket comes with.
-const recordControl = 32
+// Types of the keeper's records.
+const (
+	recordControl = 32 // from the keeper: a control socket comes with it
+	recordSocket  = 33 // to the keeper: make a socket; from it: here it is
+)
 
-// Keeper is the connection to the parent of sigmad and of the launcher, which starts the launcher again when it dies.
-type Keeper struct{ conn *net.UnixConn }
+const (
+	controlsMax = 16 // control sockets that wait for Next; the keeper gives up after five deaths of the launcher within ten seconds
+	socketsMax  = 64 // requests for sockets that are under way at once: their answers fit into the keeper's send buffer, so that it never waits
+)
 
-// NewKeeper wraps the socket that sigmad is born with.
-func NewKeeper(conn *net.UnixConn) *Keeper { return &Keeper{conn} }
+// Keeper is the connection to the parent of sigmad and of the launcher, which starts the launcher again when it dies, and makes the sockets with which sigmad reaches other machines. Safe for concurrent use.
+//
+// Locks: Keeper.mu; requests are written under it, so that answers come in the order of who waits for them.
+type Keeper struct {
+	conn     *net.UnixConn
+	begin    sync.Once
+	controls chan *net.UnixConn
+	over     chan struct{} // closed when nothing comes any more
+	err      error         // why, after over
+	slots    chan struct{} // of requests
+
+	mu    sync.Mutex
+	asked []*asking // mu; the oldest first
+}
+
+// asking is a request for a socket.
+type asking struct {
+	answer chan socketAnswer // takes one
+	left   bool              // mu; nobody waits any more
+}
+
+type socketAnswer struct {
+	file *os.File
+	err  error
+}
+
+// NewKeeper wraps the socket that sigmad is born with, and owns it. The first use of the Keeper starts a goroutine, which ends when the keeper is gone or Close is called.
+func NewKeeper(conn *net.UnixConn) *Keeper {
+	return &Keeper{conn: conn, controls: make(chan *net.UnixConn, controlsMax), over: make(chan struct{}), slots: make(chan struct{}, socketsMax)}
+}
 
 // Next waits for the next launcher: the first, or one that was started because the last has died. KindLost when the keeper is gone, or was closed.
 func (k *Keeper) Next() (*Launcher, error) {
-	lost := func(err error) error {
-		return &sigma.Error{Op: "launch.Next", Kind: sigma.KindLost, Msg: "the keeper is gone", Err: err}
+	k.begin.Do(func() { go k.read() })
+	select {
+	case conn := <-k.controls:
+		return New(conn), nil
+	case <-k.over:
+		return nil, k.err
 	}
+}
+
+// Close ends Next and Connect.
+func (k *Keeper) Close() { k.conn.Close() }
+
+// read takes what the keeper sends until it is gone.
+func (k *Keeper) read() {
 	buf, oob := make([]byte, 64), make([]byte, syscall.CmsgSpace(4))
-	n, oobn, _, _, err := k.conn.ReadMsgUnix(buf, oob)
-	if err != nil || n == 0 {
-		return nil, lost(err)
+	for k.err == nil {
+		n, oobn, _, _, err := k.conn.ReadMsgUnix(buf, oob)
+		if err != nil || n == 0 {
+			k.err = &sigma.Error{Op: "launch.Keeper", Kind: sigma.KindLost, Msg: "the keeper is gone", Err: err}
+			break
+		}
+		k.err = k.take(buf[:n], passedFile(oob[:oobn]))
 	}
-	cmsgs, err := syscall.ParseSocketControlMessage(oob[:oobn])
+	close(k.over)
+	k.conn.Close()
+	for { // nobody waits for these any more
+		select {
+		case c := <-k.controls:
+			c.Close()
+		default:
+			return
+		}
+	}
+}
+
+// passedFile is the one descriptor that came with a record; nil if there was none, or more.
+func passedFile(oob []byte) *os.File {
+	cmsgs, err := syscall.ParseSocketControlMessage(oob)
 	if err != nil {
-		return nil, lost(err)
+		return nil
 	}
 	var fds []int
 	for _, m := range cmsgs {
@@ -39,18 +103,109 @@ func (k *Keeper) Next() (*Launcher, error) {
 			fds = append(fds, got...)
 		}
 	}
-	if n != 4 || binary.LittleEndian.Uint16(buf) != recordControl || binary.LittleEndian.Uint16(buf[2:]) != 1 || len(fds) != 1 {
+	if len(fds) != 1 {
 		for _, fd := range fds {
 			syscall.Close(fd)
 		}
-		return nil, sigma.Errorf("launch.Next", sigma.KindInvalid, "the keeper sent a record that is none")
+		return nil
 	}
-	conn, err := session.UnixConn(os.NewFile(uintptr(fds[0]), "launcher"))
-	if err != nil {
-		return nil, err
-	}
-	return New(conn), nil
+	syscall.CloseOnExec(fds[0])
+	syscall.SetNonblock(fds[0], true)
+	return os.NewFile(uintptr(fds[0]), "keeper")
 }
 
-// Close ends Next.
-func (k *Keeper) Close() { k.conn.Close() }
+// take does what one record says. Its error ends the connection.
+func (k *Keeper) take(record []byte, f *os.File) error {
+	wrong := func() error {
+		if f != nil {
+			f.Close()
+		}
+		return sigma.Errorf("launch.Keeper", sigma.KindInvalid, "the keeper sent a record that is none")
+	}
+	if len(record) < 4 || binary.LittleEndian.Uint16(record[2:]) != 1 {
+		return wrong()
+	}
+	switch kind := binary.LittleEndian.Uint16(record); {
+	case kind == recordControl && len(record) == 4 && f != nil:
+		conn, err := session.UnixConn(f)
+		if err != nil {
+			return err
+		}
+		k.controls <- conn
+		return nil
+	case kind == recordSocket && len(record) == 8:
+		errno := syscall.Errno(binary.LittleEndian.Uint32(record[4:]))
+		if (errno == 0) != (f != nil) || !k.answer(f, errno) {
+			return wrong()
+		}
+		return nil
+	}
+	return wrong()
+}
+
+// answer gives a socket, or the reason why there is none, to who has waited longest; false: nobody has asked.
+func (k *Keeper) answer(f *os.File, errno syscall.Errno) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.asked) == 0 {
+		return false
+	}
+	q := k.asked[0]
+	k.asked = k.asked[1:]
+	<-k.slots
+	switch {
+	case errno != 0:
+		q.answer <- socketAnswer{err: errno}
+	case q.left:
+		f.Close()
+	default:
+		q.answer <- socketAnswer{file: f}
+	}
+	return true
+}
+
+// socket asks the keeper for an unconnected TCP socket of its network, which does not block.
+func (k *Keeper) socket(ctx context.Context, family int) (*os.File, error) {
+	const op = "launch.Connect"
+	k.begin.Do(func() { go k.read() })
+	select {
+	case k.slots <- struct{}{}: // given back by the answer
+	case <-k.over:
+		return nil, k.err
+	case <-ctx.Done():
+		return nil, sigma.Wrap(op, "", ctx.Err())
+	}
+	q := &asking{answer: make(chan socketAnswer, 1)}
+	record := binary.LittleEndian.AppendUint16(nil, recordSocket)
+	record = binary.LittleEndian.AppendUint16(record, 1)
+	record = binary.LittleEndian.AppendUint32(record, uint32(family))
+	k.mu.Lock()
+	_, err := k.conn.Write(record)
+	if err == nil {
+		k.asked = append(k.asked, q)
+	} else {
+		<-k.slots
+	}
+	k.mu.Unlock()
+	if err != nil {
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindLost, Msg: "the keeper is gone", Err: err}
+	}
+	select {
+	case a := <-q.answer:
+		return a.file, a.err
+	case <-k.over:
+		return nil, k.err
+	case <-ctx.Done():
+		k.mu.Lock()
+		q.left = true
+		k.mu.Unlock()
+		select { // it came meanwhile
+		case a := <-q.answer:
+			if a.file != nil {
+				a.file.Close()
+			}
+		default:
+		}
+		return nil, sigma.Wrap(op, "", ctx.Err())
+	}
+}

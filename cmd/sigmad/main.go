@@ -3,9 +3,14 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"strconv"
@@ -15,6 +20,7 @@ import (
 
 	"sigmaos.dev/binfs"
 	"sigmaos.dev/kernel"
+	"sigmaos.dev/launch"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 )
@@ -26,8 +32,15 @@ const (
 	firstFile  = 5 // then two for each program: its executable and its data directory
 )
 
+// What lies in the data directory, which only the provider can write.
+const (
+	data     = "/data"
+	joinFile = data + "/join" // how this machine becomes a member; sigma join writes it, the kernel removes it
+	joinMax  = 64 << 10
+)
+
 // delayFile, which only the provider can make, puts the object store as far away as it says ("200us" each way): for benches and tests.
-const delayFile = "/data/store-delay"
+const delayFile = data + "/store-delay"
 
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("daemon", "sigmad")
@@ -44,6 +57,11 @@ func run(log *slog.Logger) error {
 	weaken := flag.Bool("weaken", false, "let SIGMA_WEAKEN in a descriptor's environment take protections off (tests only)")
 	rootless := flag.Uint("rootless", 0, "run by an ordinary user, in a user namespace with so many uids from 1 on (0 = by root)")
 	fuse := flag.Int("fuse", 0, "number of the file descriptor of binfs's FUSE device; the next one is the root of its mount (0 = there is none)")
+	listen := flag.Int("listen", 0, "number of the file descriptor of a TCP socket that listens for other machines (0 = there is none)")
+	address := flag.String("address", "", "IP address and port that other machines are told of it")
+	cpu := flag.Uint("cpu", 0, "thousandths of a core that this machine offers (0 = the host's)")
+	memory := flag.Uint64("memory", 0, "bytes of memory that this machine offers (0 = the host's)")
+	labels := flag.String("labels", "", "labels of this machine, name=value, comma separated")
 	flag.Parse()
 
 	ready := os.NewFile(readyFile, "ready")
@@ -61,12 +79,23 @@ func run(log *slog.Logger) error {
 		say("error: not started by the launcher")
 		return err
 	}
-	cfg := kernel.Config{Machine: sigma.MachineID(*machine), Keeper: keeper, Data: "/data", Log: log, UIDBase: 0x40000000 + uint32(number%1024)<<20, UIDs: 1 << 20, AllowWeaken: *weaken,
+	toKeeper := launch.NewKeeper(keeper)
+	cfg := kernel.Config{Machine: sigma.MachineID(*machine), Keeper: toKeeper, Connect: toKeeper.Connect, Address: *address, CPU: sigma.MilliCPU(*cpu), Memory: sigma.Bytes(*memory / 4 * 3), Data: data, Log: log, UIDBase: 0x40000000 + uint32(number%1024)<<20, UIDs: 1 << 20, AllowWeaken: *weaken,
 		Ready: func() { say("ready") }}
 	if *rootless > 0 {
 		cfg.UIDBase, cfg.UIDs, cfg.Rootless = 1, uint32(*rootless), true
 	}
-	for i, name := range strings.Split(*programs, ",") {
+	if cfg.Labels, err = parseLabels(*labels); err == nil {
+		cfg.Join, err = readJoin(joinFile)
+	}
+	if err == nil && *listen > 0 {
+		cfg.Listener, err = listener(*listen)
+	}
+	if err != nil {
+		say("error: " + err.Error())
+		return err
+	}
+	for i, name := range strings.FieldsFunc(*programs, func(c rune) bool { return c == ',' }) {
 		syscall.CloseOnExec(firstFile + 2*i)
 		syscall.CloseOnExec(firstFile + 2*i + 1)
 		cfg.Programs = append(cfg.Programs, kernel.Program{Name: name, File: os.NewFile(uintptr(firstFile+2*i), name), Dir: os.NewFile(uintptr(firstFile+2*i+1), name)})
@@ -94,4 +123,46 @@ func run(log *slog.Logger) error {
 		return err
 	}
 	return nil
+}
+
+// listener takes the socket that the keeper made.
+func listener(fd int) (net.Listener, error) {
+	syscall.CloseOnExec(fd)
+	f := os.NewFile(uintptr(fd), "listen")
+	defer f.Close() // FileListener takes a copy
+	return net.FileListener(f)
+}
+
+// readJoin reads how this machine becomes a member; nil if nothing says so.
+func readJoin(path string) (*kernel.Join, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, joinMax))
+	if err != nil {
+		return nil, err
+	}
+	var j kernel.Join
+	if err := json.Unmarshal(text, &j); err != nil {
+		return nil, fmt.Errorf("%s does not say how to join: %w", path, err)
+	}
+	return &j, nil
+}
+
+// parseLabels reads name=value,name=value. What a label may be is checked by who registers the machine.
+func parseLabels(text string) (map[string]string, error) {
+	labels := map[string]string{}
+	for _, one := range strings.FieldsFunc(text, func(c rune) bool { return c == ',' }) {
+		name, value, ok := strings.Cut(one, "=")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("label %.80q is not name=value", one)
+		}
+		labels[name] = value
+	}
+	return labels, nil
 }

@@ -7,6 +7,7 @@ use crate::plan::{self, Bounds, Plan};
 use crate::sys;
 use std::ffi::CString;
 use std::fs::{File, Permissions};
+use std::net::TcpListener;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 
@@ -29,6 +30,7 @@ pub fn sigmad(
     keeper: OwnedFd,
     ready: OwnedFd,
     fuse: Option<&Fuse>,
+    listener: Option<&TcpListener>,
 ) -> Result<(Plan, Vec<OwnedFd>), Error> {
     let data = open_data(config).map_err(Error::Data)?;
     let mut programs = Vec::new();
@@ -73,11 +75,17 @@ pub fn sigmad(
         targets.extend([next, next + 1]);
         binfs = Some(next + 1);
         argv.extend([CString::from(c"--fuse"), CString::new(next.to_string()).unwrap_or_default()]);
+        next += 2;
+    }
+    if let Some(listener) = listener {
+        fds.push(copy(listener).map_err(Error::Listen)?);
+        targets.push(next);
+        argv.extend([CString::from(c"--listen"), CString::new(next.to_string()).unwrap_or_default()]);
     }
     Ok((plan::sigmad(bounds, config.sigmad() as u32, targets, binfs, argv), fds))
 }
 
-fn copy(fd: &OwnedFd) -> sys::Result<OwnedFd> {
+fn copy(fd: &impl AsRawFd) -> sys::Result<OwnedFd> {
     sys::dup_above(fd.as_raw_fd(), 3)
 }
 
@@ -91,7 +99,15 @@ fn arguments(config: &Config, programs: &str) -> Vec<CString> {
     if config.weaken {
         argv.push(text("--weaken"));
     }
+    argv.extend(config.told.iter().cloned());
     argv
+}
+
+/// The socket on which other machines reach sigmad, whichever sigmad there is.
+pub fn listen(config: &Config) -> Result<Option<TcpListener>, Error> {
+    let Some(address) = config.listen else { return Ok(None) };
+    let listener = TcpListener::bind(address).and_then(|l| l.set_nonblocking(true).map(|()| l));
+    listener.map(Some).map_err(|err| Error::Listen(err.into()))
 }
 
 /// Takes a descriptor that came by number, which must not leak into every child.

@@ -3,9 +3,9 @@
 
 use crate::calls::{PROGRAM_FD, RULES_FD};
 use crate::error::{Errno, Error};
-use crate::landlock::{Abi, Rules};
+use crate::landlock::{Abi, Reach, Rules};
 use crate::namespaces::{DATA, DEV_NULL};
-use crate::plan::{Plan, Profile, Weaken};
+use crate::plan::{Plan, Profile, SIGMAD_ID, Weaken};
 use crate::sys::{self, Pointers, cred};
 use libc::sock_filter;
 use std::convert::Infallible;
@@ -141,7 +141,8 @@ fn place_descriptors(launch: &Launch, report: &mut RawFd) -> sys::Result<()> {
 }
 
 fn make_rules(launch: &Launch) -> sys::Result<Rules> {
-    let rules = Rules::new(launch.abi)?;
+    let reach = if launch.plan.id == SIGMAD_ID { Reach::Machines } else { Reach::Nothing };
+    let rules = Rules::new(launch.abi, reach)?;
     rules.allow_program(PROGRAM_FD)?;
     if launch.plan.profile == Profile::System {
         rules.allow_data(&sys::openat(libc::AT_FDCWD, DATA, libc::O_PATH)?)?;

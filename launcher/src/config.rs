@@ -4,6 +4,7 @@ use crate::error::Error;
 use crate::plan::{PROC_FIRST, UIDS};
 use crate::rootless::Rootless;
 use std::ffi::{CString, OsString};
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStringExt;
 
@@ -27,6 +28,10 @@ pub struct Config {
     pub ready_fd: RawFd,
     pub weaken: bool,
     pub rootless: Option<Rootless>,
+    /// Where other machines connect to this one.
+    pub listen: Option<SocketAddr>,
+    /// What sigmad is told as it is: the machine's address, share and labels.
+    pub told: Vec<CString>,
     pub programs: Vec<Program>,
 }
 
@@ -42,6 +47,8 @@ impl Config {
             ready_fd: -1,
             weaken: false,
             rootless: None,
+            listen: None,
+            told: Vec::new(),
             programs: Vec::new(),
         };
         let mut args = args.map(OsString::into_vec);
@@ -59,6 +66,8 @@ impl Config {
                 b"--lock-fd" => config.lock_fd = descriptor(&value)?,
                 b"--ready-fd" => config.ready_fd = descriptor(&value)?,
                 b"--rootless" => config.rootless = Some(rootless(&value)?),
+                b"--listen" => config.listen = Some(socket_address(&value)?),
+                b"--address" | b"--labels" => config.tell(&flag, value),
                 b"--program" => config.programs.push(program(&value)?),
                 _ => return Err(Error::Usage("unknown flag")),
             }
@@ -69,6 +78,10 @@ impl Config {
     /// The place of sigmad among the programs.
     pub fn sigmad(&self) -> usize {
         self.programs.iter().position(|p| p.name == "sigmad").expect("checked by parse")
+    }
+
+    fn tell(&mut self, flag: &[u8], value: CString) {
+        self.told.extend([CString::new(flag).unwrap_or_default(), value]);
     }
 
     fn set_instance(&mut self, value: &CString) -> Result<(), Error> {
@@ -96,6 +109,11 @@ impl Config {
         }
         Ok(self)
     }
+}
+
+fn socket_address(value: &CString) -> Result<SocketAddr, Error> {
+    let address = value.to_str().ok().and_then(|text| text.parse().ok());
+    address.ok_or(Error::Usage("--listen wants IP:PORT"))
 }
 
 fn descriptor(value: &CString) -> Result<RawFd, Error> {
@@ -153,6 +171,14 @@ mod tests {
     }
 
     #[test]
+    fn other_machines() {
+        let config = parse(&format!("{GOOD} --program sigmad=/s --listen [::]:7000 --address 10.0.0.1:7000")).unwrap();
+        assert_eq!(config.listen, "[::]:7000".parse().ok());
+        assert_eq!(config.told, [c"--address".into(), CString::from(c"10.0.0.1:7000")]);
+        assert_eq!(parse(&format!("{GOOD} --program sigmad=/s")).unwrap().listen, None);
+    }
+
+    #[test]
     fn rootless_is_told_uids_and_cgroup() {
         let rootless =
             |value: &str| parse(&format!("{GOOD} --program sigmad=/s --rootless {value}")).map(|c| c.rootless);
@@ -172,6 +198,7 @@ mod tests {
             format!("{GOOD} --program sigmad=/s --program sigmad=/s"),
             format!("{GOOD} --program ../x=/s --program sigmad=/s"),
             format!("{GOOD} --program sigmad=/s --what 1"),
+            format!("{GOOD} --program sigmad=/s --listen host:7000"),
             format!("{GOOD} --program sigmad=/s --instance 0000040A"),
             format!("{GOOD} --program sigmad=/s --lock-fd 2"),
             "--program sigmad=/s".to_string(),

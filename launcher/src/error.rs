@@ -116,6 +116,7 @@ steps! {
     36 Loop "loop" "the event loop failed";
     37 UserNamespace "user-namespace" "cannot make a user namespace";
     38 Space "space" "cannot make the PID namespace of procs";
+    39 Listen "listen" "cannot listen for other machines";
 }
 
 /// One line with the whole chain of causes.
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn records_rebuild_the_same_error() {
-        for number in 1..=38 {
+        for number in 1..=39 {
             let err = Error::from_record(number, libc::EPERM);
             assert_eq!(err.number(), number);
             assert_eq!(err.errno(), libc::EPERM);

@@ -15,6 +15,7 @@ use crate::status::{News, Status};
 use crate::supervisor::{self, EXIT_PROTOCOL, EXIT_START};
 use crate::sys::{self, Epoll, Waited, cred, socket};
 use std::collections::VecDeque;
+use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 const SECOND: u64 = 1_000_000_000;
@@ -34,6 +35,7 @@ const EXIT_DEATHS: i32 = 72;
 
 const SIGNALS: u64 = 0;
 const REPORT: u64 = 1;
+const SIGMAD: u64 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -63,6 +65,8 @@ struct Keeper<'a> {
     ready: OwnedFd,
     /// Handed to sigmad.
     fuse: Option<Fuse>,
+    /// As is this.
+    listener: Option<TcpListener>,
     sigmad: Option<Proc>,
     to_sigmad: Option<OwnedFd>,
     launcher: Option<Launcher>,
@@ -139,6 +143,7 @@ impl<'a> Keeper<'a> {
             lock,
             ready,
             fuse,
+            listener: boot::listen(config)?,
             sigmad: None,
             to_sigmad: None,
             launcher: None,
@@ -158,11 +163,13 @@ impl<'a> Keeper<'a> {
     fn start_sigmad(&mut self) -> Result<(), Error> {
         let (to, from) = socket::pair().map_err(Error::Loop)?;
         let ready = sys::dup_above(self.ready.as_raw_fd(), 3).map_err(Error::Loop)?;
-        let (plan, fds) = boot::sigmad(self.config, self.bounds, from, ready, self.fuse.as_ref())?;
+        let (plan, fds) =
+            boot::sigmad(self.config, self.bounds, from, ready, self.fuse.as_ref(), self.listener.as_ref())?;
         let sigmad = self.factory.start(plan, &[], fds, sys::monotonic_ns())?;
         let report = sigmad.report().unwrap_or(-1);
         // Without it sigmad could not be told to end, since its process would not be known.
         self.epoll.add(report, libc::EPOLLIN, REPORT).map_err(Error::Loop)?;
+        self.epoll.add(to.as_raw_fd(), libc::EPOLLIN, SIGMAD).map_err(Error::Loop)?;
         (self.sigmad, self.to_sigmad) = (Some(sigmad), Some(to));
         Ok(())
     }
@@ -216,6 +223,7 @@ impl<'a> Keeper<'a> {
             for (token, _) in events.iter().copied() {
                 match token {
                     SIGNALS => self.on_signals()?,
+                    SIGMAD => self.on_request(),
                     _ => self.on_report(),
                 }
             }
@@ -291,6 +299,29 @@ impl<'a> Keeper<'a> {
         }
     }
 
+    /// sigmad asks for a socket, or has closed its end.
+    fn on_request(&mut self) {
+        let Some(sigmad) = &self.to_sigmad else { return };
+        let mut record = [0; 16];
+        let made = match socket::receive(sigmad.as_raw_fd(), &mut record) {
+            Err(Errno(libc::EAGAIN | libc::EINTR)) => return,
+            Ok(received) if received.len > 0 => match protocol::socket_family(&record[..received.len]) {
+                Some(family) => socket::tcp(family),
+                None => Err(Errno(libc::EINVAL)),
+            },
+            // Its end will be seen by its process's.
+            _ => {
+                let _ = self.epoll.remove(sigmad.as_raw_fd());
+                return;
+            }
+        };
+        let errno = made.as_ref().err().map_or(0, |errno| errno.0);
+        let fds: Vec<_> = made.iter().map(|socket| socket.as_raw_fd()).collect();
+        if let Err(errno) = socket::send_with(sigmad.as_raw_fd(), [&protocol::socket(errno), &[]], &fds) {
+            log(&format!("cannot give sigmad a socket: {errno}"));
+        }
+    }
+
     fn on_signals(&mut self) -> Result<(), Error> {
         let mut info = [0u8; 128];
         while sys::read(self.signals.as_raw_fd(), &mut info).is_ok() {
@@ -331,7 +362,10 @@ impl<'a> Keeper<'a> {
                 sigmad.wait_status = Some(wait_status);
             }
         }
-        self.to_sigmad = None;
+        if let Some(to) = self.to_sigmad.take() {
+            // Taken out first: the launcher's copy, if it has one, would keep it registered.
+            let _ = self.epoll.remove(to.as_raw_fd());
+        }
         self.finish_sigmad();
     }
 

@@ -11,6 +11,16 @@ const WRITE_FILE: u64 = 1 << 1;
 const READ_FILE: u64 = 1 << 2;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
+const BIND_TCP: u64 = 1;
+const CONNECT_TCP: u64 = 1 << 1;
+
+/// What a domain may connect TCP sockets to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    Nothing,
+    /// Whatever it holds a socket for: sigmad, which gets its sockets from the keeper.
+    Machines,
+}
 
 /// What this kernel's Landlock can do. The oldest supported kernel, 6.1, has ABI 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,8 +59,12 @@ impl Abi {
         }
     }
 
-    fn attr(self) -> (RulesetAttr, usize) {
-        let net = if self.0 >= 4 { 0b11 } else { 0 };
+    fn attr(self, reach: Reach) -> (RulesetAttr, usize) {
+        let net = match (self.0, reach) {
+            (..4, _) => 0,
+            (_, Reach::Nothing) => BIND_TCP | CONNECT_TCP,
+            (_, Reach::Machines) => BIND_TCP,
+        };
         let scoped = if self.0 >= 6 { 0b11 } else { 0 };
         let size = match self.0 {
             ..4 => 8,
@@ -68,8 +82,8 @@ pub struct Rules {
 }
 
 impl Rules {
-    pub fn new(abi: Abi) -> Result<Rules> {
-        let (attr, size) = abi.attr();
+    pub fn new(abi: Abi, reach: Reach) -> Result<Rules> {
+        let (attr, size) = abi.attr(reach);
         let args = [&raw const attr as usize, size, 0, 0, 0];
         // SAFETY: the attribute is a live local of at least the size passed.
         let ruleset = unsafe { call(libc::SYS_landlock_create_ruleset, args) }.map(own)?;
@@ -127,10 +141,12 @@ mod tests {
 
     #[test]
     fn every_abi_handles_what_it_knows() {
-        let sizes: Vec<_> = (2..8).map(|abi| (Abi(abi).fs().count_ones(), Abi(abi).attr().1)).collect();
+        let sizes: Vec<_> = (2..8).map(|abi| (Abi(abi).fs().count_ones(), Abi(abi).attr(Reach::Nothing).1)).collect();
         assert_eq!(sizes, [(14, 8), (15, 8), (15, 16), (16, 16), (16, 24), (16, 24)]);
-        assert_eq!(Abi(3).attr().0.net, 0);
-        assert_eq!(Abi(5).attr().0.scoped, 0);
-        assert_eq!(Abi(7).attr().0.scoped, 3);
+        assert_eq!(Abi(3).attr(Reach::Machines).0.net, 0);
+        assert_eq!(Abi(4).attr(Reach::Nothing).0.net, 3);
+        assert_eq!(Abi(4).attr(Reach::Machines).0.net, 1, "sockets are bound by the keeper alone");
+        assert_eq!(Abi(5).attr(Reach::Nothing).0.scoped, 0);
+        assert_eq!(Abi(7).attr(Reach::Nothing).0.scoped, 3);
     }
 }

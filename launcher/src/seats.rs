@@ -4,7 +4,7 @@ use crate::cgroup::{Cgroups, Entry, Leaf, Usage};
 use crate::error::{Errno, Error, log};
 use crate::factory::Factory;
 use crate::init::Common;
-use crate::landlock::Rules;
+use crate::landlock::{Reach, Rules};
 use crate::parking::{self, Need, Purpose};
 use crate::plan::{Limits, Plan};
 use crate::proc::{Body, Proc, Seat};
@@ -153,7 +153,7 @@ impl Factory {
             known.asked = now;
             return Ok(known.rules.clone());
         }
-        let rules = Rules::new(self.abi)?;
+        let rules = Rules::new(self.abi, Reach::Nothing)?;
         rules.allow_program(program)?;
         let rules = Rc::new(rules);
         if self.known.len() >= RULES_MAX

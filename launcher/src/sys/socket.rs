@@ -16,6 +16,13 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
     Ok((own(fds[0] as c_long), own(fds[1] as c_long)))
 }
 
+/// A TCP socket, unconnected, that does not block.
+pub fn tcp(family: c_int) -> Result<OwnedFd> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: socket takes plain numbers.
+    check(unsafe { libc::socket(family, kind, 0) } as c_long).map(own)
+}
+
 /// From now on each record received carries its sender's process id.
 pub fn ask_credentials(fd: &OwnedFd) -> Result<()> {
     set_option(fd.as_raw_fd(), libc::SO_PASSCRED, 1)
