@@ -3,7 +3,6 @@ package kernel
 import (
 	"context"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -27,11 +26,7 @@ type farSession struct {
 // under way then gets KindLost. KindNotFound: no such machine; KindUnavailable: it cannot be reached now.
 func (k *Kernel) peer(ctx context.Context, m sigma.MachineID) (sigma.Caller, error) {
 	if m == k.cfg.Machine {
-		from := identity.Subject{Machine: m}
-		if id := k.id(); id != nil {
-			from = id.Self()
-		}
-		return peerTree{k, from}, nil
+		return peerTree{k, k.self()}, nil
 	}
 	root, _, err := k.far(ctx, farKey{machine: m}, targetPeer, k.provider())
 	if err != nil {
@@ -201,14 +196,14 @@ func (k *Kernel) dropFar(drop func(farKey) bool) {
 
 // awaitNode waits a while for this machine to be a member.
 func (k *Kernel) awaitNode(ctx context.Context) (*link.Node, error) {
-	if n := k.node(); n != nil {
-		return n, nil
+	if k.registered() {
+		return k.node, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
 	defer cancel()
 	select {
-	case <-k.links.linked:
-		return k.links.node, nil
+	case <-k.enrolled:
+		return k.node, nil
 	case <-ctx.Done():
 		return nil, &sigma.Error{Op: "kernel.links", Kind: sigma.KindUnavailable, Msg: "this machine is not registered with its system yet", Hint: "sigma doctor says why"}
 	}

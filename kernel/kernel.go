@@ -20,6 +20,7 @@ import (
 
 	"sigmaos.dev/binfs"
 	"sigmaos.dev/dialproxy"
+	"sigmaos.dev/identity"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/link"
 	"sigmaos.dev/output"
@@ -103,6 +104,10 @@ type Kernel struct {
 
 	nextLaunch atomic.Uint64
 
+	enrolled chan struct{}      // closed when id and node are set, for good
+	id       *identity.Identity // see enrolled
+	node     *link.Node         // see enrolled
+
 	mu       sync.Mutex
 	young    young
 	nothing  int                                 // a pipe that has ended
@@ -170,6 +175,7 @@ func New(cfg Config) (*Kernel, error) {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
 	k.links, k.peerCalls = newLinks(), map[string]peerCall{}
+	k.enrolled = make(chan struct{})
 	k.known = make(chan struct{})
 	k.adopted = sync.OnceFunc(func() { close(k.known) })
 	for i, p := range cfg.Programs {

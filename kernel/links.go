@@ -36,11 +36,6 @@ type peerCall func(ctx context.Context, from identity.Subject, payload []byte) (
 
 // links is what this machine has to do with others. Its mu is taken under no other lock, and nothing is called under it.
 type links struct {
-	node *link.Node         // of linked
-	id   *identity.Identity // of linked
-	// linked is closed when this machine is a member and has both.
-	linked chan struct{}
-
 	mu      sync.Mutex
 	serving map[serving]int            // mu
 	relays  map[sigma.RealmID]int      // mu
@@ -58,33 +53,7 @@ type serving struct {
 }
 
 func newLinks() *links {
-	return &links{linked: make(chan struct{}), serving: map[serving]int{}, relays: map[sigma.RealmID]int{}, kept: map[farKey]*farSession{}, last: map[string]sigma.MachineID{}}
-}
-
-// admitted makes this machine's end of all links known. It is called once, when the machine is a member.
-func (k *Kernel) admitted(node *link.Node, id *identity.Identity) {
-	k.links.node, k.links.id = node, id
-	close(k.links.linked)
-}
-
-// node is this machine's end of all links; nil before it is a member.
-func (k *Kernel) node() *link.Node {
-	select {
-	case <-k.links.linked:
-		return k.links.node
-	default:
-		return nil
-	}
-}
-
-// id is who this machine is; nil before it is a member.
-func (k *Kernel) id() *identity.Identity {
-	select {
-	case <-k.links.linked:
-		return k.links.id
-	default:
-		return nil
-	}
+	return &links{serving: map[serving]int{}, relays: map[sigma.RealmID]int{}, kept: map[farKey]*farSession{}, last: map[string]sigma.MachineID{}}
 }
 
 // opened is what was opened for a link of another machine.
