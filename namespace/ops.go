@@ -369,8 +369,8 @@ func (t *Tree) AbsPath(ctx context.Context, path string) (string, error) {
 	f.Close()
 	names := slices.Clone(c.path)
 	for i, n := range names {
-		if n == sigma.LocalName && t.cfg.Machine != "" {
-			names[i] = string(t.cfg.Machine) // the server resolved it, as /ux does
+		if (n == sigma.LocalName || n == sigma.AnyName) && t.cfg.Machine != "" {
+			names[i] = string(t.cfg.Machine) // the server resolved it, as /ux does, for which this machine is as good as any
 		}
 	}
 	return sigma.JoinPath(names...), nil

@@ -1,0 +1,265 @@
+package kernel
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/sigma"
+)
+
+// farMax is how long a program waits for a session with another machine: as long as it takes to find out that one is lost.
+const farMax = 2 * time.Second
+
+// alive lists the machines that are not lost, this one among them, by name.
+func (k *Kernel) alive() []sigma.MachineID {
+	out := []sigma.MachineID{k.cfg.Machine}
+	if k.registered() {
+		for _, m := range k.id.Roster().Members() {
+			if !m.Lost && m.Machine != k.cfg.Machine {
+				out = append(out, m.Machine)
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// member finds another machine of the system.
+func (k *Kernel) member(m sigma.MachineID) (identity.Member, bool) {
+	if !k.registered() {
+		return identity.Member{}, false
+	}
+	return k.id.Roster().Member(m)
+}
+
+// farPlace is a directory of another machine, as its sigmad shows it to one program here.
+type farPlace struct {
+	k       *Kernel
+	machine sigma.MachineID
+	root    remoteRoot
+	names   []string // of the place, from the root
+	seed    uint64   // of ids
+	path    string
+}
+
+// farAt gives a place of machine m; nil if there is no such machine.
+func (r *root) farAt(ctx context.Context, m sigma.MachineID, names ...string) (*farPlace, error) {
+	const op = "kernel.farAt"
+	k, path := r.tree.k, sigma.JoinPath(names...)
+	known, ok := k.member(m)
+	switch {
+	case !ok:
+		return nil, nil
+	case known.Lost:
+		return nil, &sigma.Error{Op: op, Path: path, Kind: sigma.KindUnavailable, Msg: "machine " + string(m) + " is lost", Hint: "sigma machine ls shows the machines"}
+	}
+	within, cancel := context.WithTimeout(ctx, farMax)
+	defer cancel()
+	f, _, err := k.attachAt(within, m, r.tree.principal, r.realm)
+	if err != nil && ctx.Err() == nil && within.Err() != nil {
+		return nil, sigma.Errorf(op, sigma.KindUnavailable, "machine %s does not answer", m)
+	}
+	if err != nil {
+		return nil, err
+	}
+	all, ok := f.(remoteRoot)
+	if !ok {
+		return nil, sigma.Errorf(op, sigma.KindUnsupported, "the session's root is no remote file")
+	}
+	return &farPlace{k: k, machine: m, root: all, names: names, seed: idOf(path + "@" + string(m)), path: path}, nil
+}
+
+// fail makes an error speak of the machine, if it is about that.
+func (p *farPlace) fail(err error) error {
+	if sigma.KindOf(err) != sigma.KindLost || err == nil {
+		return err
+	}
+	msg := "the connection with machine " + string(p.machine) + " was lost"
+	if m, ok := p.k.member(p.machine); ok && m.Lost {
+		msg = "machine " + string(p.machine) + " was lost"
+	}
+	return &sigma.Error{Op: "kernel.far", Path: p.path, Kind: sigma.KindLost, Msg: msg, Err: err}
+}
+
+// id makes an id of the other machine's one of ours: there, another file may have the same.
+func (p *farPlace) id(id sigma.FileID) sigma.FileID {
+	h := (id.Path ^ p.seed) * 0x9e3779b97f4a7c15
+	id.Path = (h^h>>32)*0xd6e8feb86659fd93 | 1<<63
+	return id
+}
+
+// ids drops those of the way to the place, and makes the others ours.
+func (p *farPlace) ids(ids []sigma.FileID) []sigma.FileID {
+	ids = ids[min(len(p.names)-1, len(ids)):]
+	for i := range ids {
+		ids[i] = p.id(ids[i])
+	}
+	return ids
+}
+
+func (p *farPlace) way(names []string) []string { return slices.Concat(p.names, names) }
+
+// walk goes on at the place. The ids begin with that of the place itself.
+func (p *farPlace) walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	f, ids, err := p.root.Walk(ctx, p.way(names))
+	if ids = p.ids(ids); err == nil && len(ids) == 0 {
+		err = sigma.PathError("kernel.far", sigma.KindNotFound, p.path)
+	}
+	if f == nil || err != nil {
+		return nil, ids, p.fail(err)
+	}
+	return p.file(f), ids, nil
+}
+
+func (p *farPlace) file(f sigma.File) sigma.File {
+	if all, ok := f.(remoteRoot); ok {
+		return &farFile{p, all}
+	}
+	return f
+}
+
+func (p *farPlace) get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+	g, stop, err := p.root.Get(ctx, p.way(names), offset, count)
+	if stop != nil {
+		stop.Walked -= len(p.names) - 1
+	}
+	g.ID = p.id(g.ID)
+	return g, stop, p.fail(err)
+}
+
+func (p *farPlace) put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+	id, stop, err := p.root.Put(ctx, p.way(names), data, o)
+	if stop != nil {
+		stop.Walked -= len(p.names) - 1
+	}
+	return p.id(id), stop, p.fail(err)
+}
+
+// farFile is a file of another machine. Everything of it goes over the link in messages; file descriptors do not, so it passes none.
+type farFile struct {
+	at   *farPlace
+	file remoteRoot
+}
+
+var (
+	_ sigma.File    = (*farFile)(nil)
+	_ sigma.Getter  = (*farFile)(nil)
+	_ sigma.Putter  = (*farFile)(nil)
+	_ sigma.Watcher = (*farFile)(nil)
+)
+
+// Walk implements sigma.File.
+func (f *farFile) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	file, ids, err := f.file.Walk(ctx, names)
+	for i := range ids {
+		ids[i] = f.at.id(ids[i])
+	}
+	if file == nil || err != nil {
+		return nil, ids, f.at.fail(err)
+	}
+	return f.at.file(file), ids, nil
+}
+
+// Stat implements sigma.File.
+func (f *farFile) Stat(ctx context.Context) (sigma.Stat, error) {
+	st, err := f.file.Stat(ctx)
+	st.ID = f.at.id(st.ID)
+	return st, f.at.fail(err)
+}
+
+// SetStat implements sigma.File.
+func (f *farFile) SetStat(ctx context.Context, c sigma.StatChange) error {
+	return f.at.fail(f.file.SetStat(ctx, c))
+}
+
+// Open implements sigma.File.
+func (f *farFile) Open(ctx context.Context, flags sigma.OpenFlags) error {
+	return f.at.fail(f.file.Open(ctx, flags))
+}
+
+// Create implements sigma.File.
+func (f *farFile) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (sigma.File, error) {
+	file, err := f.file.Create(ctx, name, flags, perm)
+	if err != nil {
+		return nil, f.at.fail(err)
+	}
+	return f.at.file(file), nil
+}
+
+// ReadAt implements sigma.File.
+func (f *farFile) ReadAt(ctx context.Context, b []byte, offset uint64) (int, error) {
+	n, err := f.file.ReadAt(ctx, b, offset)
+	return n, f.at.fail(err)
+}
+
+// WriteAt implements sigma.File.
+func (f *farFile) WriteAt(ctx context.Context, b []byte, offset uint64) (int, error) {
+	n, err := f.file.WriteAt(ctx, b, offset)
+	return n, f.at.fail(err)
+}
+
+// ReadDir implements sigma.File.
+func (f *farFile) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
+	es, next, more, err := f.file.ReadDir(ctx, cookie, n)
+	for i := range es {
+		es[i].ID = f.at.id(es[i].ID)
+	}
+	return es, next, more, f.at.fail(err)
+}
+
+// Mkdir implements sigma.File.
+func (f *farFile) Mkdir(ctx context.Context, name string, perm uint32) error {
+	return f.at.fail(f.file.Mkdir(ctx, name, perm))
+}
+
+// Symlink implements sigma.File.
+func (f *farFile) Symlink(ctx context.Context, name, target string) error {
+	return f.at.fail(f.file.Symlink(ctx, name, target))
+}
+
+// ReadLink implements sigma.File.
+func (f *farFile) ReadLink(ctx context.Context) (string, error) {
+	s, err := f.file.ReadLink(ctx)
+	return s, f.at.fail(err)
+}
+
+// Remove implements sigma.File.
+func (f *farFile) Remove(ctx context.Context, name string) error {
+	return f.at.fail(f.file.Remove(ctx, name))
+}
+
+// Rename implements sigma.File, within the machine.
+func (f *farFile) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
+	to, ok := newDir.(*farFile)
+	if !ok || to.at.machine != f.at.machine {
+		return &sigma.Error{Op: "kernel.far", Kind: sigma.KindUnsupported, Msg: "a rename cannot go to another machine", Hint: "copy the file, then remove it"}
+	}
+	return f.at.fail(f.file.Rename(ctx, name, to.file, newName))
+}
+
+// Sync implements sigma.File.
+func (f *farFile) Sync(ctx context.Context) error { return f.at.fail(f.file.Sync(ctx)) }
+
+// Close implements sigma.File.
+func (f *farFile) Close() { f.file.Close() }
+
+// Get implements sigma.Getter.
+func (f *farFile) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+	g, stop, err := f.file.Get(ctx, names, offset, count)
+	g.ID = f.at.id(g.ID)
+	return g, stop, f.at.fail(err)
+}
+
+// Put implements sigma.Putter.
+func (f *farFile) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (sigma.FileID, *sigma.Stopped, error) {
+	id, stop, err := f.file.Put(ctx, names, data, o)
+	return f.at.id(id), stop, f.at.fail(err)
+}
+
+// Watch implements sigma.Watcher.
+func (f *farFile) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
+	v, err := f.file.Watch(ctx, since)
+	return v, f.at.fail(err)
+}
