@@ -30,8 +30,9 @@ import (
 // Limits.
 const (
 	MachinesMax = 50
-	queueMax    = 1024 // packets that are on their way in one direction; more are dropped, as a router's full queue does
-	packetMax   = 64 << 10
+	queueMax    = 4096                   // packets that are on their way in one direction; more are dropped, as a router's full queue does
+	queueTime   = 200 * time.Millisecond // what waits longer for a Rate is dropped, too
+	outputMax   = 64 << 10               // of what Run's command prints
 	mtu         = 1500
 )
 
@@ -49,24 +50,25 @@ type Counts struct{ Passed, Dropped, Late uint64 }
 // Lab is a network. Safe for concurrent use.
 type Lab struct {
 	machines []*Machine
-	readers  sync.WaitGroup
+	poller   *poller
+	ends     sync.Once
+	ended    error         // once ends was done
+	over     chan struct{} // closed by Close
+	switched chan struct{} // closed when the switch has ended
 
 	mu     sync.Mutex
 	random *rand.Rand           // mu
 	ways   map[[2]*Machine]*way // mu; from, to
-	closed bool                 // mu
-	queues sync.WaitGroup       // of goroutines that move late packets
-	over   chan struct{}        // closed by Close
+	busy   []*way               // mu; those with late packets
 }
 
 // way is one direction between two machines.
 type way struct {
+	to     *Machine
 	rule   Rule
 	counts Counts
 	free   time.Time // when the last packet will have left, if there is a Rate
-	queue  chan late // nil until a packet is late
-	late   uint64    // packets that neither passed nor were dropped yet
-	length int       // packets in queue and in the hands of its goroutine
+	queue  []late    // in their order
 }
 
 type late struct {
@@ -79,7 +81,7 @@ type Machine struct {
 	Addr netip.Addr
 
 	lab  *Lab
-	tun  *os.File
+	tun  int         // the device
 	ns   *os.File    // the namespace
 	work chan func() // for the thread that lives in the namespace
 	gone chan struct{}
@@ -90,19 +92,28 @@ func New(n int, seed uint64) (*Lab, error) {
 	if n < 1 || n > MachinesMax {
 		return nil, fmt.Errorf("netlab: %d machines, 1 to %d are possible", n, MachinesMax)
 	}
-	l := &Lab{random: rand.New(rand.NewPCG(seed, 0)), ways: map[[2]*Machine]*way{}, over: make(chan struct{})}
+	l := &Lab{random: rand.New(rand.NewPCG(seed, 0)), ways: map[[2]*Machine]*way{}, over: make(chan struct{}), switched: make(chan struct{})}
+	var err error
+	if l.poller, err = newPoller(); err != nil {
+		return nil, fmt.Errorf("netlab: %w", err)
+	}
 	for i := range n {
 		m := &Machine{Addr: netip.AddrFrom4([4]byte{10, 77, 0, byte(i + 1)}), lab: l, work: make(chan func()), gone: make(chan struct{})}
 		made := make(chan error)
 		go m.live(made)
-		if err := <-made; err != nil {
+		if err = <-made; err == nil {
+			l.machines = append(l.machines, m)
+			err = l.poller.add(m.tun, i)
+		}
+		if err != nil {
+			close(l.switched)
 			return nil, errors.Join(fmt.Errorf("netlab: machine %d: %w", i+1, err), l.Close())
 		}
-		l.machines = append(l.machines, m)
 	}
-	for _, m := range l.machines {
-		l.readers.Go(m.read)
-	}
+	go func() {
+		defer close(l.switched)
+		l.run()
+	}()
 	return l, nil
 }
 
@@ -111,22 +122,19 @@ func (l *Lab) Machine(i int) *Machine { return l.machines[i] }
 
 // Close ends the network and everything that Start started in it, and returns when all is gone.
 func (l *Lab) Close() error {
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
-		return nil
-	}
-	l.closed = true
-	close(l.over)
-	l.mu.Unlock()
-	var errs []error
-	for _, m := range l.machines {
-		errs = append(errs, m.tun.Close())
-		<-m.gone
-	}
-	l.readers.Wait()
-	l.queues.Wait()
-	return errors.Join(errs...)
+	l.ends.Do(func() {
+		close(l.over)
+		l.poller.interrupt()
+		<-l.switched
+		var errs []error
+		for _, m := range l.machines {
+			<-m.gone
+			errs = append(errs, unix.Close(m.tun))
+		}
+		l.poller.close()
+		l.ended = errors.Join(errs...)
+	})
+	return l.ended
 }
 
 // Set changes the rule of one direction.
@@ -179,7 +187,7 @@ func (l *Lab) Counts(from, to *Machine) Counts {
 	defer l.mu.Unlock()
 	w := l.way(from, to)
 	c := w.counts
-	c.Late = w.late
+	c.Late = uint64(len(w.queue))
 	return c
 }
 
@@ -187,7 +195,7 @@ func (l *Lab) Counts(from, to *Machine) Counts {
 func (l *Lab) way(from, to *Machine) *way {
 	w := l.ways[[2]*Machine{from, to}]
 	if w == nil {
-		w = &way{}
+		w = &way{to: to}
 		l.ways[[2]*Machine{from, to}] = w
 	}
 	return w
@@ -298,7 +306,7 @@ func (m *Machine) Run(name string, args ...string) (string, error) {
 		return "", err
 	}
 	err = cmd.Wait()
-	text := make([]byte, packetMax)
+	text := make([]byte, outputMax)
 	n, _ := out.ReadAt(text, 0)
 	return string(text[:n]), err
 }

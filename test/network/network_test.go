@@ -144,6 +144,37 @@ func TestLate(t *testing.T) {
 	until(t, "the drop", func() bool { return l.Counts(a, b).Dropped > dropped })
 }
 
+// TestThrottle: a throttled direction passes no more than its rate and drops what its queue cannot hold; a lossy one drops about its share. The other direction is not touched.
+func TestThrottle(t *testing.T) {
+	l := newLab(t, 2)
+	a, b := l.Machine(0), l.Machine(1)
+	x, y := udp(t, a, b)
+	const rate, size, sent = 100_000, 972, 100 // 28 more bytes are headers: 10 ms each
+	l.Set(a, b, netlab.Rule{Rate: rate})
+	began := time.Now()
+	for range sent {
+		x.Write(make([]byte, size))
+	}
+	until(t, "the end of the queue", func() bool { c := l.Counts(a, b); return c.Late == 0 && c.Passed+c.Dropped >= sent })
+	c := l.Counts(a, b)
+	if d := time.Since(began); c.Dropped == 0 || c.Passed < 10 || d < time.Duration(c.Passed)*10*time.Millisecond {
+		t.Errorf("%+v in %v", c, d)
+	}
+	l.Set(a, b, netlab.Rule{Loss: 0.5})
+	for range 1000 {
+		x.Write(nil)
+	}
+	until(t, "all of them", func() bool { n := l.Counts(a, b); return n.Passed+n.Dropped >= c.Passed+c.Dropped+1000 })
+	if n := l.Counts(a, b).Dropped - c.Dropped; n < 400 || n > 600 {
+		t.Errorf("%d of 1000 were dropped", n)
+	}
+	if n := l.Counts(b, a).Dropped; n > 0 {
+		t.Errorf("%d dropped in the other direction", n)
+	}
+	io.WriteString(y, "back")
+	hear(t, x, "back")
+}
+
 // TestLinks: machines meet over a network that is slow and loses packets, TLS and TCP included, each from its own address.
 func TestLinks(t *testing.T) {
 	l := newLab(t, 2)
