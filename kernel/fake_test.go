@@ -107,6 +107,12 @@ func (r *memRealms) List(context.Context) (out []sigma.RealmInfo, err error) {
 // boot starts a machine and waits until it is up.
 func boot(t *testing.T) *machine {
 	t.Helper()
+	return bootAs(t, Config{Machine: "m1"}, func(*machine) {}, serviceNamed, serviceBesched, serviceS3)
+}
+
+// bootAs starts a machine of several, with some of the services. prepare is called before it runs.
+func bootAs(t *testing.T, cfg Config, prepare func(*machine), services ...string) *machine {
+	t.Helper()
 	ours, theirs, err := session.FilePair(syscall.SOCK_SEQPACKET)
 	if err != nil {
 		t.Fatal(err)
@@ -121,8 +127,8 @@ func boot(t *testing.T) *machine {
 		t.Fatal(err)
 	}
 	ready := make(chan struct{})
-	cfg := Config{Machine: "m1", Keeper: launch.NewKeeper(keeper), Data: t.TempDir(), Memory: sigma.GiB, Ready: func() { close(ready) }}
-	for _, name := range []string{serviceNamed, serviceBesched, serviceS3} {
+	cfg.Keeper, cfg.Data, cfg.Memory, cfg.Ready = launch.NewKeeper(keeper), t.TempDir(), sigma.GiB, func() { close(ready) }
+	for _, name := range services {
 		null, err := os.Open(os.DevNull)
 		if err != nil {
 			t.Fatal(err)
@@ -133,6 +139,7 @@ func boot(t *testing.T) *machine {
 	if m.k, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
+	prepare(m)
 	m.launcher()
 	ctx, down := context.WithCancel(context.Background())
 	m.down = down

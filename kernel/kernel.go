@@ -175,6 +175,7 @@ func New(cfg Config) (*Kernel, error) {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
 	k.links, k.peerCalls = newLinks(), map[string]peerCall{}
+	k.peerCalls[callService] = k.serviceCall
 	k.enrolled = make(chan struct{})
 	k.known = make(chan struct{})
 	k.adopted = sync.OnceFunc(func() { close(k.known) })

@@ -42,7 +42,7 @@ type links struct {
 	relayed int                        // mu; sum of relays
 	kept    map[farKey]*farSession     // mu
 	last    map[string]sigma.MachineID // mu; which machine's service of a name was reached last
-	store   sigma.Endpoint             // mu; where another machine's object store was found
+	store   storeAt                    // mu
 }
 
 // serving is what is counted of one machine's links.
@@ -167,7 +167,7 @@ func (k *Kernel) openTarget(from sigma.Principal, to link.Target) (*os.File, err
 			return nil, nil
 		}
 	}
-	s := k.services[to.Name]
+	s := k.local(to.Name)
 	if s == nil {
 		return nil, sigma.Errorf(op, sigma.KindNotFound, "machine %s runs no %s", k.cfg.Machine, to.Name)
 	}

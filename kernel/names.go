@@ -77,16 +77,12 @@ func (k *Kernel) connectNames(ctx context.Context, realm sigma.RealmID, n *realm
 }
 
 func (k *Kernel) dialNamed(ctx context.Context, realm sigma.RealmID) (*session.Client, *followed, error) {
-	s, err := k.services[serviceNamed].dial(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	root, err := attachFollowed(ctx, s, realm)
-	if err != nil {
-		s.Close()
-		return nil, nil, err
-	}
-	return s, root, nil
+	var root *followed
+	s, _, err := k.reach(ctx, serviceNamed, func(ctx context.Context, s *session.Client) (err error) {
+		root, err = attachFollowed(ctx, s, realm)
+		return err
+	})
+	return s, root, err
 }
 
 // dropNames forgets a realm that is gone, and ends the sessions for it.
@@ -126,16 +122,15 @@ func (k *Kernel) tree(realm sigma.RealmID) (*realmTree, error) {
 
 // mount attaches to the object store for the kernel. It does not go through tenants' endpoints: their servers could make it wait.
 func (k *Kernel) mount(ctx context.Context, realm sigma.RealmID, e sigma.Endpoint) (sigma.File, <-chan struct{}, error) {
-	if now, err := k.services[serviceS3].address(ctx); err != nil || e != now { // another of the system's cannot be: each would cost a session that lasts
+	if !k.isStore(ctx, e) { // another of the system's cannot be: each would cost a session that lasts
 		return nil, nil, &sigma.Error{Op: "kernel.mount", Kind: sigma.KindNoExec, Msg: "programs are started from /bin and /s3 only", Hint: "copy the program to /bin"}
 	}
-	s, err := k.services[serviceS3].dial(ctx)
+	var root *followed
+	s, _, err := k.reach(ctx, serviceS3, func(ctx context.Context, s *session.Client) (err error) {
+		root, err = attachFollowed(ctx, s, realm)
+		return err
+	})
 	if err != nil {
-		return nil, nil, err
-	}
-	root, err := attachFollowed(ctx, s, realm)
-	if err != nil {
-		s.Close()
 		return nil, nil, err
 	}
 	k.mu.Lock()
@@ -204,15 +199,15 @@ func (k *Kernel) endSessions(ctx context.Context, realm sigma.RealmID, but *tree
 
 // admin calls a method of a service's realms file.
 func (r realms) admin(ctx context.Context, service, method string, id sigma.RealmID) ([]byte, error) {
-	s, err := r.k.services[service].dial(ctx)
+	var root sigma.File
+	s, _, err := r.k.reach(ctx, service, func(ctx context.Context, s *session.Client) (err error) {
+		root, err = s.Attach(ctx, "")
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close()
-	root, err := s.Attach(ctx, "")
-	if err != nil {
-		return nil, err
-	}
 	c, ok := root.(sigma.Caller)
 	if !ok {
 		return nil, sigma.Errorf("kernel.realms", sigma.KindUnsupported, "%s cannot be asked for realms", service)

@@ -413,9 +413,9 @@ func (l *storeLink) Stat(context.Context) (sigma.Stat, error) {
 func (l *storeLink) ReadLink(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
 	defer cancel()
-	e, err := l.k.services[serviceS3].address(ctx)
+	e, err := l.k.storeEndpoint(ctx, false)
 	if err != nil {
-		return "", sigma.Errorf("kernel.storeLink", sigma.KindUnavailable, "the object store is not available")
+		return "", &sigma.Error{Op: "kernel.storeLink", Kind: sigma.KindUnavailable, Msg: "the object store is not available", Hint: sigma.HintOf(err), Err: err}
 	}
 	return e.String(), nil
 }

@@ -56,7 +56,7 @@ func (s *scheduler) room() { poke(s.roomy) }
 // run keeps a session to besched until ctx ends.
 func (s *scheduler) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		c, err := s.k.services[serviceBesched].dial(ctx)
+		c, err := s.k.dialScheduler(ctx)
 		if err != nil {
 			select {
 			case <-time.After(restartMin):

@@ -296,12 +296,13 @@ func (r *root) endpointCalls() map[string]handler {
 			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Principal(&from) })
 			return reply, []*os.File{f}, err
 		},
-		sigmap.CallDial: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+		sigmap.CallDialStream: r.dialStreamCall,
+		sigmap.CallDial: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var e sigma.Endpoint
 			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e) }); err != nil {
 				return nil, nil, err
 			}
-			f, err := k.proxy.Dial(who, e)
+			f, err := k.dialEndpoint(ctx, who, e)
 			if err != nil {
 				return nil, nil, err
 			}

@@ -11,8 +11,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// Bridge passes sigmaP messages between a session of another machine and one of a service here, until either ends or ctx does; it closes both. File descriptors do not travel between machines: a
-// message of the service that has some becomes a refusal of its request (KindUnsupported), after which clients read the bytes in band.
+// Bridge passes sigmaP messages between a session of another machine and one of this machine, until either ends or ctx does; it closes both. File descriptors do not travel between machines: an answer
+// that has some becomes a refusal of its request (KindUnsupported), after which clients read the bytes in band; a request loses them, as with a server that wants none.
 func Bridge(ctx context.Context, remote, service session.Conn) {
 	end := func() { remote.Close(); service.Close() }
 	defer context.AfterFunc(ctx, end)()
@@ -40,10 +40,14 @@ func pass(from, to session.Conn) {
 	}
 }
 
+// withoutFiles is what goes on of a message that came with files.
 func withoutFiles(msg []byte) ([]byte, error) {
-	tag, _, err := sigmap.Decode(msg)
+	tag, m, err := sigmap.Decode(msg)
 	if err != nil {
 		return nil, err
+	}
+	if m.Type()%2 == 0 { // requests have even types, their answers the next ones (9P intro(5))
+		return msg, nil
 	}
 	return sigmap.Encode(nil, tag, sigmap.Fail(sigma.Errorf("link.Bridge", sigma.KindUnsupported, "file descriptors do not travel between machines"), false))
 }

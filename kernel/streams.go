@@ -1,0 +1,115 @@
+package kernel
+
+import (
+	"context"
+	"os"
+	"syscall"
+
+	"sigmaos.dev/link"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// dialEndpoint connects who to an endpoint and returns who's end. Of another machine's endpoints that machine has the last word; on the way sigmad relays the bytes, and ends both sides when the link is lost.
+func (k *Kernel) dialEndpoint(ctx context.Context, who sigma.Principal, e sigma.Endpoint) (*os.File, error) {
+	if e.Machine == k.cfg.Machine {
+		return k.proxy.Dial(who, e)
+	}
+	if e.Realm != who.Realm && e.Realm != sigma.SystemRealm && !who.System { // as dialproxy says it
+		return nil, &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindPermission, Msg: "the endpoint belongs to another realm"}
+	}
+	if !k.registered() {
+		return nil, &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindUnavailable, Msg: "the endpoint is on machine " + string(e.Machine) + ", and this machine is not registered with its system yet"}
+	}
+	typ := syscall.SOCK_STREAM
+	if e.Form == sigma.FormTree {
+		typ = syscall.SOCK_SEQPACKET
+	}
+	return k.dialRelay(ctx, who, e.Machine, link.Target{Kind: link.ToEndpoint, Name: e.String()}, typ)
+}
+
+// dialStream connects a service of the system with itself on another machine.
+func (k *Kernel) dialStream(ctx context.Context, who sigma.Principal, m sigma.MachineID, name string) (*os.File, error) {
+	const op = "kernel.DialStream"
+	s := k.service(who)
+	if s == nil || s.name != name {
+		return nil, sigma.Errorf(op, sigma.KindPermission, "only the service %.80q may connect with itself", name)
+	}
+	if m == k.cfg.Machine {
+		e, there := s.listens(true)
+		if !there {
+			return nil, sigma.Errorf(op, sigma.KindUnavailable, "%s takes no streams here yet", name)
+		}
+		return k.proxy.Dial(k.provider(), e)
+	}
+	if _, err := k.awaitNode(ctx); err != nil {
+		return nil, err
+	}
+	return k.dialRelay(ctx, k.provider(), m, link.Target{Kind: link.ToStream, Name: name}, syscall.SOCK_STREAM)
+}
+
+// dialRelay makes a link for who and passes on what comes over a socket whose other end it returns.
+func (k *Kernel) dialRelay(ctx context.Context, who sigma.Principal, m sigma.MachineID, to link.Target, typ int) (*os.File, error) {
+	done, err := k.links.relay(who.Realm)
+	if err != nil {
+		return nil, err
+	}
+	l, err := k.node.Dial(ctx, m, to, who)
+	if err != nil {
+		done()
+		return nil, unreachable(err, to)
+	}
+	ours, theirs, err := session.FilePair(typ)
+	if err != nil {
+		done()
+		l.Close()
+		return nil, sigma.Wrap("kernel.Dial", "", err)
+	}
+	k.sessions.Go(func() {
+		defer done()
+		k.join(k.ctx, l, ours)
+	})
+	return theirs, nil
+}
+
+// unreachable makes a machine that is not there any more what a local endpoint without listener is.
+func unreachable(err error, to link.Target) error {
+	if to.Kind == link.ToEndpoint && sigma.KindOf(err) == sigma.KindNotFound {
+		return &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint", Err: err, Hint: "the proc may have ended; look its name up again"}
+	}
+	return err
+}
+
+// relay counts a connection of a realm to another machine until done is called.
+func (x *links) relay(realm sigma.RealmID) (done func(), err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if realm != sigma.SystemRealm && (x.relays[realm] >= relaysOfRealm || x.relayed >= relaysOfAll) {
+		return nil, sigma.Errorf("kernel.Dial", sigma.KindBusy, "realm %s has %d connections to other machines, all realms %d", realm, x.relays[realm], x.relayed)
+	}
+	x.relays[realm]++
+	x.relayed++
+	return func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.relayed--
+		if x.relays[realm]--; x.relays[realm] == 0 {
+			delete(x.relays, realm)
+		}
+	}, nil
+}
+
+// dialStreamCall is the call dial-stream.
+func (r *root) dialStreamCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+	var m sigma.MachineID
+	var name string
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.MachineID(&m); c.Str(&name) }); err != nil {
+		return nil, nil, err
+	}
+	f, err := r.tree.k.dialStream(ctx, r.tree.principal, m, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	return nil, []*os.File{f}, nil
+}
