@@ -53,6 +53,7 @@ type Config struct {
 	// Tree gives a realm's tree, for programs that are fetched on after a restart. Source, if not nil, replaces it.
 	Tree   func(sigma.RealmID) (Tree, error)
 	Source Source
+	Peers  Peers  // nil = no other machine is asked
 	Mount  *Mount // nil = none: programs are fetched whole before their first start
 	// OpenMax bounds how long Open waits for the bytes that a start needs; 0 = 20 s.
 	OpenMax time.Duration
@@ -130,11 +131,15 @@ type place struct {
 
 type counters struct {
 	fetchedBytes, fetchedChunks, corruptFetched, corruptStored, unstored, evicted, paged, plain atomic.Uint64
+	peerBytes, peerChunks, peerFailed, corruptPeer, givenBytes                                  atomic.Uint64
 }
 
 // Stats are figures of a cache since it was made.
 type Stats struct {
 	FetchedBytes, FetchedChunks uint64
+	PeerBytes, PeerChunks       uint64 // of them, those that came from other machines
+	PeerFailed, CorruptPeer     uint64 // chunks that another machine did not have, or sent damaged
+	GivenBytes                  uint64 // to other machines
 	CorruptFetched              uint64 // chunks that came damaged
 	CorruptStored               uint64 // chunks that were found damaged on disk
 	Unstored                    uint64 // chunks that the disk did not take
@@ -151,6 +156,7 @@ func (c *Cache) Stats() Stats {
 	c.mu.Unlock()
 	n := &c.count
 	return Stats{FetchedBytes: n.fetchedBytes.Load(), FetchedChunks: n.fetchedChunks.Load(), CorruptFetched: n.corruptFetched.Load(), CorruptStored: n.corruptStored.Load(),
+		PeerBytes: n.peerBytes.Load(), PeerChunks: n.peerChunks.Load(), PeerFailed: n.peerFailed.Load(), CorruptPeer: n.corruptPeer.Load(), GivenBytes: n.givenBytes.Load(),
 		Unstored: n.unstored.Load(), Evicted: n.evicted.Load(), Paged: n.paged.Load(), Plain: n.plain.Load(), Bytes: uint64(max(bytes, 0)), Programs: uint64(programs)}
 }
 

@@ -63,6 +63,7 @@ type program struct {
 	filling  bool             // mu
 	fillNext time.Time        // mu; fill does nothing before
 	plain    bool             // mu; the source knows no hashes
+	asked    asked            // mu; other machines
 	ended    error            // mu; why it is no program although everything is here
 	done     chan struct{}    // closed when everything is here
 
@@ -237,7 +238,7 @@ func (p *program) recall(i int) ([]byte, error) {
 	return nil, err
 }
 
-// fetch asks the source once. Bytes and hash come at the same time, by different ways.
+// fetch asks once: another machine, if one may have the bytes, then the source. Bytes and hash come at the same time, by different ways.
 func (p *program) fetch(ctx context.Context, i int) ([]byte, error) {
 	o, err := p.source()
 	if err != nil {
@@ -249,34 +250,53 @@ func (p *program) fetch(ctx context.Context, i int) ([]byte, error) {
 	p.mu.Lock()
 	want, known := p.hashes[i], p.state[i] == chunkDoubted
 	p.mu.Unlock()
-	hashed := make(chan error, 1)
-	if known {
-		hashed <- nil
-	} else {
-		go func() {
-			h, err := o.Hash(ctx, offset, size)
-			want = h
-			hashed <- err
-		}()
+	hash := func() (Hash, error) { return want, nil }
+	if !known {
+		hash = hashOf(ctx, o, offset, size)
 	}
 	data := p.c.buffer(size)
-	err = o.ReadAt(ctx, data, offset)
-	herr := <-hashed
+	if !p.tryPeer(ctx, data, offset, hash) {
+		if err := p.fromStore(ctx, o, data, offset, hash); err != nil {
+			return nil, err
+		}
+	}
+	p.c.count.fetchedBytes.Add(uint64(size))
+	p.c.count.fetchedChunks.Add(1)
+	return data, nil
+}
+
+// hashOf begins to ask for a chunk's hash. The answer may be waited for several times.
+func hashOf(ctx context.Context, o Object, offset int64, size int) func() (Hash, error) {
+	var h Hash
+	var err error
+	there := make(chan struct{})
+	go func() {
+		defer close(there)
+		h, err = o.Hash(ctx, offset, size)
+	}()
+	return func() (Hash, error) {
+		<-there
+		return h, err
+	}
+}
+
+// fromStore fills data with a chunk from the source.
+func (p *program) fromStore(ctx context.Context, o Object, data []byte, offset int64, hash func() (Hash, error)) error {
+	err := o.ReadAt(ctx, data, offset)
+	want, herr := hash()
 	switch {
 	case err != nil:
-		return nil, err
+		return err
 	case sigma.KindOf(herr) == sigma.KindUnsupported && herr != nil: // finish asks once more for the version
 		p.mu.Lock()
 		p.plain = true
 		p.mu.Unlock()
 	case herr != nil:
-		return nil, herr
+		return herr
 	case sha256.Sum256(data) != want:
-		return nil, &sigma.Error{Op: "binfs.fetch", Path: p.name.Path, Kind: sigma.KindOther, Msg: "the bytes that came are not those that the store has", Err: errCorrupt}
+		return &sigma.Error{Op: "binfs.fetch", Path: p.name.Path, Kind: sigma.KindOther, Msg: "the bytes that came are not those that the store has", Err: errCorrupt}
 	}
-	p.c.count.fetchedBytes.Add(uint64(size))
-	p.c.count.fetchedChunks.Add(1)
-	return data, nil
+	return nil
 }
 
 // source returns the object to fetch from.

@@ -99,6 +99,7 @@ type Kernel struct {
 	ctx       context.Context    // Run's
 	sessions  sync.WaitGroup
 	links     *links
+	holders   *holders
 	peerCalls map[string]peerCall                     // what other machines' sigmads may call here; complete before Run
 	beats     func(ctx context.Context, l *link.Link) // answers another machine's beats until l ends; set before Run
 
@@ -188,7 +189,8 @@ func New(cfg Config) (*Kernel, error) {
 		}
 	}
 	k.sched = newScheduler(k)
-	k.bin, err = binfs.New(binfs.Config{Dir: filepath.Join(cfg.Data, "bin"), Max: cfg.ProgramsMax, Mount: cfg.Mount, Log: cfg.Log, Tree: func(realm sigma.RealmID) (binfs.Tree, error) { return k.tree(realm) }})
+	k.holders = newHolders(k)
+	k.bin, err = binfs.New(binfs.Config{Dir: filepath.Join(cfg.Data, "bin"), Max: cfg.ProgramsMax, Mount: cfg.Mount, Log: cfg.Log, Peers: k.holders, Tree: func(realm sigma.RealmID) (binfs.Tree, error) { return k.tree(realm) }})
 	if err != nil {
 		return nil, err
 	}

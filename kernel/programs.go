@@ -1,0 +1,97 @@
+package kernel
+
+import (
+	"context"
+	"sync"
+
+	"sigmaos.dev/binfs"
+	"sigmaos.dev/identity"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// callPart asks another machine for bytes of a program: realm, path, FileID, size, offset (u64), count (u32) -> those bytes, nothing before them. Any machine of the system may ask for any
+// realm's: it may ask the object store too.
+const callPart = "program"
+
+// holdersMax bounds the programs of which it is remembered who has them; beyond it all is forgotten.
+const holdersMax = 1024
+
+// holders is where programs can be had besides the store (binfs.Peers): at the home of a proc that came from another machine, since whoever spawned it there most likely starts it there too.
+type holders struct {
+	k *Kernel
+
+	mu    sync.Mutex
+	homes map[held]sigma.MachineID // mu
+}
+
+type held struct {
+	realm sigma.RealmID
+	path  string
+}
+
+func newHolders(k *Kernel) *holders {
+	h := &holders{k: k, homes: map[held]sigma.MachineID{}}
+	k.peerCalls[callPart] = h.give
+	return h
+}
+
+// hint says that machine m most likely has the program at path.
+func (h *holders) hint(realm sigma.RealmID, path string, m sigma.MachineID) {
+	if m == "" || m == h.k.cfg.Machine {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.homes) >= holdersMax {
+		clear(h.homes)
+	}
+	h.homes[held{realm, path}] = m
+}
+
+// Candidates implements binfs.Peers.
+func (h *holders) Candidates(n binfs.Name) []sigma.MachineID {
+	h.mu.Lock()
+	m := h.homes[held{n.Realm, n.Path}]
+	h.mu.Unlock()
+	if known, ok := h.k.member(m); !ok || known.Lost {
+		return nil
+	}
+	return []sigma.MachineID{m}
+}
+
+func codePart(c *sigmap.Coder, n *binfs.Name, offset *int64, size *int) {
+	all, at, count := uint64(n.Size), uint64(*offset), uint32(*size)
+	c.RealmID(&n.Realm)
+	c.Str(&n.Path)
+	c.FileID(&n.ID)
+	c.U64(&all)
+	c.U64(&at)
+	c.U32(&count)
+	n.Size, *offset, *size = int64(min(all, 1<<62)), int64(min(at, 1<<62)), int(count)
+}
+
+// Part implements binfs.Peers.
+func (h *holders) Part(ctx context.Context, m sigma.MachineID, n binfs.Name, offset int64, size int) ([]byte, error) {
+	c, err := h.k.peer(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	payload, err := sigmap.Payload(func(c *sigmap.Coder) { codePart(c, &n, &offset, &size) })
+	if err != nil {
+		return nil, err
+	}
+	reply, _, err := c.Call(ctx, callPart, payload, nil)
+	return reply, err
+}
+
+// give answers another machine.
+func (h *holders) give(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	var n binfs.Name
+	var offset int64
+	var size int
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { codePart(c, &n, &offset, &size) }); err != nil {
+		return nil, err
+	}
+	return h.k.bin.Part(n, offset, size)
+}
