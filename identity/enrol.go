@@ -29,7 +29,7 @@ type Enrolment struct {
 	Key       []byte          // its public key
 	Token     TokenID         // "" = it is a member already
 	Clock     time.Time       // the machine's
-	Address   string          // host:port of its machine port, as others reach it
+	Address   string          // host:port of its machine port, as others reach it; "" = it has none
 	CPU       sigma.MilliCPU  // what it offers
 	Memory    sigma.Bytes     // what it offers
 	Version   string          // of its sigmad
@@ -111,7 +111,7 @@ func ParseEnrolment(payload []byte) (*Enrolment, error) {
 	switch {
 	case len(e.Key) != ed25519.PublicKeySize || len(e.KeyProof) != ed25519.SignatureSize || len(e.TokenProof) != 0 && len(e.TokenProof) != ed25519.SignatureSize:
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "a key or signature has the wrong length")
-	case CheckAddress(e.Address) != nil:
+	case e.Address != "" && CheckAddress(e.Address) != nil: // whether a machine may do without is the judge's to say
 		return nil, CheckAddress(e.Address)
 	case len(e.Version) > shortMax || len(e.Token) > shortMax || len(e.Labels) > labelsMax:
 		return nil, sigma.Errorf(op, sigma.KindTooBig, "a field is too long")

@@ -37,8 +37,8 @@ const (
 	SkewMax     = 5 * time.Minute // that two clocks may differ: what NTP corrects at once, and far below Lifetime
 	renewRetry  = time.Minute     // between attempts to renew, of which there are hundreds before the certificate ends
 	wakeMax     = time.Minute     // timers stand still while a machine sleeps, so the clock is looked at this often
-	warnBefore  = Lifetime / 4    // a certificate so near its end should have been renewed three hours ago
-	authorityIn = 90 * 24 * time.Hour
+	warnBefore  = Lifetime / 3    // a certificate so near its end should have been renewed two hours ago
+	authorityIn = authorityLife / 3
 )
 
 // Protocols that the two ends agree on during the handshake (ALPN, RFC 7301). Versions are the hello's matter, so that its refusal can say what both sides speak.

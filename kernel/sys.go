@@ -28,6 +28,7 @@ func (r *root) sysDir() sigma.File {
 		},
 	}
 	if r.tree.principal.System {
+		files[sigmap.FileMachines] = r.machinesFile
 		files["metrics"] = func() sigma.File {
 			return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: idOf("/sys/metrics")}, Name: "metrics", Perm: 0o400, Content: r.tree.k.metricsText}
 		}

@@ -32,11 +32,24 @@ func (c *Core) makeToken(now time.Time, e MakeToken) ([]Effect, error) {
 	case e.TTL < 0 || e.TTL > TokenAgeMax:
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "a token is good for at most %v, not %v", TokenAgeMax, e.TTL)
 	case len(c.tokens) >= TokensMax:
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("there are %d tokens", TokensMax), Hint: "revoke some: sigma token ls, sigma token rm"}
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("there are %d tokens", TokensMax), Hint: "those that ended are forgotten after a day; make one with more uses"}
+	case len(c.members) > 0 && !c.reachable():
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "no machine can join: no machine of the system was started with an address that others can reach",
+			Hint: "restart it with one: sigma down; sigma up --address HOST:PORT, as in 10.0.0.1:7700"}
 	}
 	t := &Token{ID: e.ID, Key: e.Key, Uses: e.Uses, Made: now, Expires: now.Add(e.TTL)}
 	c.tokens[e.ID] = t
 	return []Effect{SaveToken{*t}}, nil
+}
+
+// reachable says whether there is an address to join at.
+func (c *Core) reachable() bool {
+	for _, m := range c.members {
+		if m.Address != "" {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *Core) revoke(now time.Time, id identity.TokenID) ([]Effect, error) {
@@ -92,7 +105,7 @@ func (c *Core) found(now time.Time, r Request) ([]Effect, error) {
 	if len(c.members) > 0 {
 		return nil, sigma.Errorf("machines.Found", sigma.KindExists, "the system has machines already")
 	}
-	if err := r.check(); err != nil {
+	if err := r.check(true); err != nil {
 		return nil, err
 	}
 	m := &member{Member: Member{ID: r.ID, Key: r.Key, Labels: maps.Clone(r.Labels), Control: true, Joined: now}}
@@ -103,7 +116,7 @@ func (c *Core) found(now time.Time, r Request) ([]Effect, error) {
 // enrol registers a machine. The same name with the same key is the same machine: it lost the answer to its join, was started again, or comes back.
 func (c *Core) enrol(now time.Time, e Enrol) ([]Effect, error) {
 	const op = "machines.Enrol"
-	if err := e.check(); err != nil {
+	if err := e.check(len(c.members) == 1 && c.members[e.ID] != nil); err != nil {
 		return nil, err
 	}
 	if m := c.members[e.ID]; m != nil && m.Key == e.Key {
@@ -145,13 +158,20 @@ func (c *Core) register(now time.Time, m *member, r Request) []Effect {
 	return []Effect{save, SaveMember{m.copy()}, c.publish(), Certify{m.copy(), epoch}}
 }
 
-func (r *Request) check() error {
+// check looks at the form of a request. A machine that is alone needs no address.
+func (r *Request) check(alone bool) error {
 	const op = "machines.Enrol"
 	if err := r.ID.Check(); err != nil {
 		return sigma.Wrap(op, "", err)
 	}
-	if err := identity.CheckAddress(r.Address); err != nil {
-		return sigma.Wrap(op, "", err)
+	switch {
+	case r.Address == "" && alone:
+	case r.Address == "":
+		return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: "a machine of a system of several needs an address that the others can reach", Hint: "give one, as in --address 10.0.0.2:7700"}
+	default:
+		if err := identity.CheckAddress(r.Address); err != nil {
+			return sigma.Wrap(op, "", err)
+		}
 	}
 	if len(r.Version) > 64 {
 		return sigma.Errorf(op, sigma.KindTooBig, "the version is longer than 64 bytes")

@@ -22,6 +22,7 @@ import (
 //	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  - -> []RealmInfo
 //	/sys/machine    status     - -> []Service                  down        - -> -
 //	                usage      - -> []Usage, in the order of status
+//	/sys/machines   to the provider: what machined answers operators (machines/service.go), and membership (machines/membership.go)
 //	objects of /s3  hash       offset, count (u32) -> FileID, size, SHA-256 (data) of that range
 const (
 	FileProcs     = "procs"
@@ -29,6 +30,7 @@ const (
 	FileEndpoints = "endpoints"
 	FileRealms    = "realms"
 	FileMachine   = "machine"
+	FileMachines  = "machines"
 )
 
 // Methods of the well-known files.

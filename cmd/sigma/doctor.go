@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
@@ -42,7 +43,8 @@ func newDoctorCommand(a *app) *cobra.Command {
 		Use:   "doctor",
 		Short: "Check what this machine offers sigmaOS",
 		Long: `Check what sigmaOS needs of this machine, which protections its kernel has, which of
-them the running system uses, and what weakens them. Each line is
+them the running system uses, and what weakens them; if a system runs, also how it
+stands with its other machines and what expires when. Each line is
 
   ok        as it should be
   weak      sigmaOS runs, with less protection or fewer abilities
@@ -53,13 +55,14 @@ nothing. Exit code 1 if something is missing.`,
 		Example: `  sigma doctor
   sigma doctor --json | jq '.[] | select(.state != "ok")'`,
 		Args: between(0, 0),
-		RunE: func(*cobra.Command, []string) error { return a.doctor() },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context()) },
 	}
 }
 
-func (a *app) doctor() error {
+func (a *app) doctor(ctx context.Context) error {
 	m := thisMachine()
 	findings := []finding{m.platform(), m.kernel(), m.root(), rootlessFinding(), m.landlock(), m.seccomp(), m.cgroups(), m.namespaces(), m.memory(), a.disk(), programsFinding(), a.active(m)}
+	findings = append(findings, a.memberFindings(ctx)...)
 	findings = append(findings, m.hardening()...)
 	code := exitOK
 	if slices.ContainsFunc(findings, func(f finding) bool { return f.State == findingMissing }) {

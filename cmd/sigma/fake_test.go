@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -24,11 +25,12 @@ type fake struct {
 	t    *testing.T
 	addr string
 
-	mu     sync.Mutex
-	run    func(ctx context.Context, p *fakeProc) sigma.Status // mu; what procs do in place of a program; ctx ends when the proc is killed
-	realms map[sigma.RealmID]*memfs.Tree                       // mu
-	procs  []*fakeProc                                         // mu
-	down   bool                                                // mu
+	mu      sync.Mutex
+	run     func(ctx context.Context, p *fakeProc) sigma.Status // mu; what procs do in place of a program; ctx ends when the proc is killed
+	realms  map[sigma.RealmID]*memfs.Tree                       // mu
+	procs   []*fakeProc                                         // mu
+	down    bool                                                // mu
+	members *fakeMembers                                        // mu; nil = the machine has not registered
 }
 
 // fakeProc is a proc of a fake.
@@ -159,6 +161,12 @@ func (r *fakeRoot) Walk(ctx context.Context, names []string) (sigma.File, []sigm
 }
 
 func (r *fakeRoot) call(ctx context.Context, method string, payload []byte) ([]byte, error) {
+	if of, ok := strings.CutPrefix(method, "machines "); ok {
+		r.f.mu.Lock()
+		m := r.f.members
+		r.f.mu.Unlock()
+		return m.call(ctx, of, payload)
+	}
 	var id sigma.ProcID
 	var grace time.Duration
 	switch method {

@@ -11,12 +11,13 @@ import (
 )
 
 type statusJSON struct {
-	Running  bool          `json:"running"`
-	Data     string        `json:"data"`
-	PID      int           `json:"pid,omitempty"` // of the keeper, the parent of everything
-	Machine  string        `json:"machine,omitempty"`
-	Version  string        `json:"version,omitempty"`
-	Services []serviceJSON `json:"services"`
+	Running  bool            `json:"running"`
+	Data     string          `json:"data"`
+	PID      int             `json:"pid,omitempty"` // of the keeper, the parent of everything
+	Machine  string          `json:"machine,omitempty"`
+	Version  string          `json:"version,omitempty"`
+	Services []serviceJSON   `json:"services"`
+	Member   *membershipJSON `json:"membership,omitempty"`
 }
 
 type serviceJSON struct {
@@ -31,7 +32,8 @@ func newStatusCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
 		Short: "Show what runs of the system on this machine",
-		Long: `Show the system on this machine: its version, its machine name and its services.
+		Long: `Show the system on this machine: its version, its machine name, how it stands with the
+other machines of its system, how long its certificate is good, and its services.
 The exit code is 1 if no system is running.`,
 		Example: `  sudo sigma status
   sudo sigma status --json`,
@@ -71,10 +73,21 @@ func (a *app) status(ctx context.Context) error {
 	for _, s := range services {
 		st.Services = append(st.Services, serviceJSON{s.Name, s.State, s.Since, s.Restarts, string(s.Proc)})
 	}
+	m, err := a.members(ctx)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	member, err := m.membership(ctx)
+	if err != nil {
+		return err
+	}
+	st.Member = membershipToJSON(member)
 	if a.json {
 		return a.printJSON(st)
 	}
-	fmt.Fprintf(a.out, "sigmaOS %s is running as machine %s on %s\n\n", st.Version, st.Machine, orElse(st.Data, a.socket()))
+	fmt.Fprintf(a.out, "sigmaOS %s is running as machine %s on %s\n", st.Version, st.Machine, orElse(st.Data, a.socket()))
+	a.printMembership(member)
 	t := a.table("SERVICE", "STATE", "SINCE", "RESTARTS")
 	for _, s := range st.Services {
 		t.row(s.Name, s.State, ago(s.Since), s.Restarts)

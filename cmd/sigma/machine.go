@@ -1,0 +1,293 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/machines"
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// memberJSON is a machine of the system as machine ls and inspect print it.
+type memberJSON struct {
+	Name        string            `json:"name"`
+	Address     string            `json:"address,omitempty"`
+	State       string            `json:"state"` // alive, suspect or lost
+	Control     bool              `json:"control"`
+	Cordoned    bool              `json:"cordoned"`
+	Draining    bool              `json:"draining"`
+	Labels      map[string]string `json:"labels"`
+	CPU         float64           `json:"cpu"` // cores that it offers
+	Memory      uint64            `json:"memory_bytes"`
+	Version     string            `json:"version"`
+	Incarnation uint64            `json:"incarnation"`
+	Fence       uint64            `json:"fence,omitempty"` // of its last loss
+	Joined      time.Time         `json:"joined"`
+	Heard       *time.Time        `json:"heard,omitempty"`
+	Self        bool              `json:"self"` // it is this machine
+}
+
+// members is a connection to what decides about machines.
+type members struct {
+	*machines.Client
+	self   sigma.MachineID
+	client *sdk.Client
+	file   sigma.File
+	caller sigma.Caller
+}
+
+// members connects to /sys/machines.
+func (a *app) members(ctx context.Context) (*members, error) {
+	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	if err != nil {
+		return nil, err
+	}
+	file, _, err := c.Root().Walk(ctx, []string{sigma.NameSys, sigmap.FileMachines})
+	if err == nil {
+		if caller, ok := file.(sigma.Caller); ok {
+			return &members{machines.NewClient(caller), c.Info().Principal.Machine, c, file, caller}, nil
+		}
+		err = sigma.PathError("sigma.members", sigma.KindNotFound, "/sys/"+sigmap.FileMachines)
+	}
+	c.Close()
+	return nil, err
+}
+
+func (m *members) close() {
+	m.file.Close()
+	m.client.Close()
+}
+
+func newMachineCommand(a *app) *cobra.Command {
+	return a.group("machine", "List, label, drain and remove machines of the system", `The machines of a system share one tree of names and one queue of procs. A machine
+joins with sigma join, and is known by its name from then on.`,
+		newMachineLsCommand(a), newMachineInspectCommand(a), newMachineLabelCommand(a), newMachineCordonCommand(a, true), newMachineCordonCommand(a, false),
+		newMachineDrainCommand(a), newMachineRmCommand(a), newMachineControlCommand(a))
+}
+
+func newMachineLsCommand(a *app) *cobra.Command {
+	var quiet, watch bool
+	cmd := &cobra.Command{
+		Use:     "ls [-q] [-w]",
+		Aliases: []string{"list"},
+		Short:   "List the machines of the system",
+		Long: `List the machines of the system. STATE is
+
+  alive     it is heard
+  suspect   it has not been heard for a while; it still counts as alive
+  lost      it was given up: its procs are lost, and it must register again
+
+and says also whether it gets new procs: not while it is cordoned or draining. CONTROL
+says whether it holds a part of the control plane. * marks this machine.`,
+		Example: `  sudo sigma machine ls
+  sudo sigma machine ls --json | jq -r '.[] | select(.state == "lost") | .name'`,
+		Args: between(0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.machineLs(cmd.Context(), quiet, watch) },
+	}
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "print the list again whenever it changes, until ^C")
+	return cmd
+}
+
+// watchEvery is how often a watched list is looked at.
+const watchEvery = 500 * time.Millisecond
+
+func (a *app) machineLs(ctx context.Context, quiet, watch bool) error {
+	m, err := a.members(ctx)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	before := ""
+	for {
+		all, err := m.List(ctx)
+		if err != nil {
+			return err
+		}
+		var text strings.Builder
+		if err := a.printMachines(&text, all, m.self, quiet); err != nil {
+			return err
+		}
+		if now := text.String(); now != before {
+			if before != "" {
+				fmt.Fprintln(a.out)
+			}
+			if _, err := fmt.Fprint(a.out, now); err != nil {
+				return err
+			}
+			before = now
+		}
+		if !watch {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(watchEvery):
+		}
+	}
+}
+
+func (a *app) printMachines(out *strings.Builder, all []sigma.MachineInfo, self sigma.MachineID, quiet bool) error {
+	if a.json {
+		list := make([]memberJSON, len(all))
+		for i, m := range all {
+			list[i] = memberToJSON(m, self)
+		}
+		b := *a
+		b.out = out
+		return b.printJSON(list)
+	}
+	if quiet {
+		for _, m := range all {
+			fmt.Fprintln(out, m.ID)
+		}
+		return nil
+	}
+	t := newTable(out)
+	t.row("MACHINE", "STATE", "CONTROL", "CPU", "MEMORY", "ADDRESS", "VERSION", "LABELS")
+	for _, m := range all {
+		name := string(m.ID)
+		if m.ID == self {
+			name += "*"
+		}
+		t.row(name, machineState(m), yesNo(m.Control), cores(m.CPU), m.Memory, orElse(m.Address, "-"), orElse(m.Version, "-"), orElse(strings.Join(labelWords(m.Labels), " "), "-"))
+	}
+	return t.print()
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+func cores(c sigma.MilliCPU) string {
+	return strings.TrimSuffix(strings.TrimRight(fmt.Sprintf("%.3f", float64(c)/1000), "0"), ".")
+}
+
+// machineState is a state with what else keeps procs away.
+func machineState(m sigma.MachineInfo) string {
+	s := m.State.String()
+	switch {
+	case m.Draining:
+		s += ",draining"
+	case m.Cordoned:
+		s += ",cordoned"
+	}
+	return s
+}
+
+func labelWords(labels map[string]string) (out []string) {
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		out = append(out, name+"="+labels[name])
+	}
+	return out
+}
+
+func memberToJSON(m sigma.MachineInfo, self sigma.MachineID) memberJSON {
+	j := memberJSON{Name: string(m.ID), Address: m.Address, State: m.State.String(), Control: m.Control, Cordoned: m.Cordoned, Draining: m.Draining, Labels: m.Labels, CPU: float64(m.CPU) / 1000,
+		Memory: uint64(m.Memory), Version: m.Version, Incarnation: uint64(m.Incarnation), Fence: uint64(m.Fence), Joined: m.Joined, Self: m.ID == self}
+	if j.Labels == nil {
+		j.Labels = map[string]string{}
+	}
+	if !m.Heard.IsZero() && m.Heard.Unix() > 0 {
+		j.Heard = &m.Heard
+	}
+	return j
+}
+
+// find gives the machines that words name, all of them or an error.
+func (m *members) find(ctx context.Context, words ...string) ([]sigma.MachineInfo, error) {
+	all, err := m.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]sigma.MachineInfo, len(words))
+	for i, w := range words {
+		at := slices.IndexFunc(all, func(m sigma.MachineInfo) bool { return string(m.ID) == w })
+		if at < 0 {
+			return nil, &sigma.Error{Op: "sigma.machine", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no machine %.80q", w), Hint: "list machines with: sigma machine ls"}
+		}
+		out[i] = all[at]
+	}
+	return out, nil
+}
+
+func newMachineInspectCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "inspect MACHINE...",
+		Short: "Show all that is known about machines",
+		Long: `Show all that is known about machines: where they are, what they offer, their labels,
+in which life they are and when they were heard last.`,
+		Example: `  sudo sigma machine inspect m2
+  sudo sigma machine inspect --json m2`,
+		Args: between(1, -1),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.machineInspect(cmd.Context(), args) },
+	}
+}
+
+func (a *app) machineInspect(ctx context.Context, words []string) error {
+	m, err := a.members(ctx)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	found, err := m.find(ctx, words...)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		list := make([]memberJSON, len(found))
+		for i, f := range found {
+			list[i] = memberToJSON(f, m.self)
+		}
+		return a.printJSON(list)
+	}
+	for i, f := range found {
+		if i > 0 {
+			fmt.Fprintln(a.out)
+		}
+		if err := a.printMachine(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *app) printMachine(m sigma.MachineInfo) error {
+	t := newTable(a.out)
+	t.row("name", m.ID)
+	t.row("state", machineState(m))
+	t.row("address", orElse(m.Address, "none: others cannot reach it"))
+	t.row("control", yesNo(m.Control))
+	t.row("cpu", cores(m.CPU))
+	t.row("memory", m.Memory)
+	for _, l := range labelWords(m.Labels) {
+		t.row("label", l)
+	}
+	t.row("version", orElse(m.Version, "-"))
+	t.row("incarnation", uint64(m.Incarnation))
+	if m.Fence != 0 {
+		t.row("fence", uint64(m.Fence))
+	}
+	t.row("joined", m.Joined.UTC().Format(time.RFC3339))
+	t.row("heard", orElse(heardWords(m.Heard), "-"))
+	return t.print()
+}
+
+func heardWords(at time.Time) string {
+	if at.IsZero() || at.Unix() <= 0 {
+		return ""
+	}
+	return ago(at) + " ago"
+}

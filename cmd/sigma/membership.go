@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"sigmaos.dev/machines"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// membershipJSON is this machine's place in its system, as this machine knows it.
+type membershipJSON struct {
+	System       string       `json:"system"`
+	Incarnation  uint64       `json:"incarnation"`
+	Address      string       `json:"address,omitempty"`
+	Machines     uint32       `json:"machines"`
+	Alive        uint32       `json:"alive"`
+	Control      uint32       `json:"control"`
+	ControlAlive uint32       `json:"control_alive"`
+	Quorum       bool         `json:"quorum"`
+	Expiries     []expiryJSON `json:"expiries"`
+}
+
+type expiryJSON struct {
+	What string    `json:"what"` // certificate or authority
+	At   time.Time `json:"at"`
+	Warn bool      `json:"warn"` // it should have been renewed before now
+}
+
+// membership asks this machine's sigmad.
+func (m *members) membership(ctx context.Context) (out machines.Membership, err error) {
+	reply, _, err := m.caller.Call(ctx, machines.CallMembership, nil, nil)
+	if err == nil {
+		err = sigmap.Parse(reply, func(c *sigmap.Coder) { machines.CodeMembership(c, &out) })
+	}
+	return out, err
+}
+
+func membershipToJSON(m machines.Membership) *membershipJSON {
+	if m.System == "" {
+		return nil
+	}
+	j := &membershipJSON{string(m.System), uint64(m.Incarnation), m.Address, m.Machines, m.Alive, m.Controls, m.Voting, m.Quorum(), []expiryJSON{}}
+	for _, e := range m.Expiries {
+		j.Expiries = append(j.Expiries, expiryJSON{e.What, e.At, e.Warn})
+	}
+	return j
+}
+
+// printMembership says in two lines or three how this machine stands with its system.
+func (a *app) printMembership(m machines.Membership) {
+	if m.System == "" {
+		fmt.Fprintf(a.out, "it is not registered with a system yet\n\n")
+		return
+	}
+	fmt.Fprintf(a.out, "system %s: %d of %s alive, %s\n", m.System, m.Alive, count(int(m.Machines), "machine"), quorumWords(m))
+	for _, e := range m.Expiries {
+		warning := ""
+		if e.Warn {
+			warning = " (it should have been renewed: sigma doctor)"
+		}
+		fmt.Fprintf(a.out, "%s good for %s%s\n", e.What, left(e.At), warning)
+	}
+	fmt.Fprintln(a.out)
+}
+
+func quorumWords(m machines.Membership) string {
+	words := fmt.Sprintf("%d of %s", m.Voting, count(int(m.Controls), "control machine"))
+	if !m.Quorum() {
+		words += ": no quorum"
+	}
+	return words
+}
+
+// left is the time until at.
+func left(at time.Time) string {
+	if d := time.Until(at); d > 0 {
+		return short(d)
+	}
+	return "no time, since " + at.UTC().Format(time.RFC3339)
+}
+
+// memberFindings are doctor's lines about the system that runs here, none if none does.
+func (a *app) memberFindings(ctx context.Context) []finding {
+	if _, err := os.Stat(a.socket()); err != nil {
+		return nil
+	}
+	const check = "membership"
+	m, err := a.members(ctx)
+	if err != nil {
+		var e *sigma.Error
+		if errors.As(err, &e) && e.Kind == sigma.KindUnavailable {
+			return nil // the socket of a system that has ended
+		}
+		return []finding{weak(check, "not known: "+err.Error(), orElse(sigma.HintOf(err), "look at the log"))}
+	}
+	defer m.close()
+	now, err := m.membership(ctx)
+	if err != nil {
+		return []finding{weak(check, "not known: "+err.Error(), orElse(sigma.HintOf(err), "look at the log"))}
+	}
+	return memberWords(now, m.self)
+}
+
+// memberWords judges a membership.
+func memberWords(m machines.Membership, self sigma.MachineID) (out []finding) {
+	if m.System == "" {
+		return []finding{weak("membership", "machine "+string(self)+" is not registered with a system", "it tries by itself; why it does not succeed is in the log")}
+	}
+	found := fmt.Sprintf("machine %s of system %s, life %d, %d of %s alive", self, m.System, m.Incarnation, m.Alive, count(int(m.Machines), "machine"))
+	if m.Alive < m.Machines {
+		out = append(out, weak("membership", found, "sigma machine ls shows which are lost; those that do not come back: sigma machine rm"))
+	} else {
+		out = append(out, ok("membership", found))
+	}
+	switch {
+	case !m.Quorum():
+		out = append(out, weak("quorum", quorumWords(m), "nothing that needs the control plane works until more control machines are back; procs go on"))
+	case m.Voting < m.Controls:
+		out = append(out, weak("quorum", quorumWords(m), "bring the lost ones back, or replace them: sigma machine control"))
+	case m.Controls%2 == 0:
+		out = append(out, weak("quorum", quorumWords(m), "an even number bears no loss more than one less: make it 1, 3 or 5 with sigma machine control"))
+	default:
+		out = append(out, ok("quorum", quorumWords(m)))
+	}
+	for _, e := range m.Expiries {
+		found := "good until " + e.At.UTC().Format(time.RFC3339)
+		switch {
+		case !e.Warn:
+			out = append(out, ok(e.What, found))
+		case e.What == "certificate":
+			out = append(out, weak(e.What, found, "it should have been renewed before: does a control machine answer (sigma machine ls), and is this machine's clock right? Without a certificate the machine leaves the system until it can register again"))
+		default:
+			out = append(out, weak(e.What, found, "when it ends no machine is certified any more: plan a new system"))
+		}
+	}
+	return out
+}

@@ -1,0 +1,74 @@
+package machines
+
+import (
+	"sigmaos.dev/identity"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// CallMembership is answered by sigmad itself, not by machined: - -> Membership. So it is known also while nobody decides.
+const CallMembership = "membership"
+
+// Membership is what a machine knows of its own place in the system.
+type Membership struct {
+	System      sigma.SystemID // "" = it has not registered
+	Incarnation sigma.Incarnation
+	Address     string // where others reach it; "" = they cannot
+	Epoch       uint64 // of the roster it has
+	Machines    uint32 // of that roster
+	Alive       uint32 // of these
+	Controls    uint32 // control machines
+	Voting      uint32 // of these, those that are alive
+	Expiries    []identity.Expiry
+}
+
+// Quorum says whether a majority of the control machines is alive, as far as the machine knows.
+func (m *Membership) Quorum() bool { return 2*m.Voting > m.Controls }
+
+// Describe fills in what is known of a machine's place from its identity.
+func Describe(id *identity.Identity, address string) Membership {
+	self, roster := id.Self(), id.Roster()
+	m := Membership{System: self.System, Incarnation: self.Incarnation, Address: address, Epoch: roster.Epoch(), Expiries: id.Expiries()}
+	for _, x := range roster.Members() {
+		m.Machines++
+		if !x.Lost {
+			m.Alive++
+		}
+		if x.Control {
+			m.Controls++
+			if !x.Lost {
+				m.Voting++
+			}
+		}
+	}
+	return m
+}
+
+// expiriesMax bounds the list in a Membership: a certificate and a few authorities.
+const expiriesMax = 16
+
+// CodeMembership is the payload of an answer to CallMembership.
+func CodeMembership(c *sigmap.Coder, m *Membership) {
+	c.Str((*string)(&m.System))
+	c.U64((*uint64)(&m.Incarnation))
+	c.Str(&m.Address)
+	c.U64(&m.Epoch)
+	c.U32(&m.Machines)
+	c.U32(&m.Alive)
+	c.U32(&m.Controls)
+	c.U32(&m.Voting)
+	n := min(len(m.Expiries), expiriesMax)
+	c.Count(&n, 2+8+1)
+	if c.Decoding() {
+		if n > expiriesMax {
+			c.Fail("too many expiries")
+			return
+		}
+		m.Expiries = make([]identity.Expiry, n)
+	}
+	for i := range n {
+		c.Str(&m.Expiries[i].What)
+		c.Time(&m.Expiries[i].At)
+		c.Bool(&m.Expiries[i].Warn)
+	}
+}
