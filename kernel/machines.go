@@ -10,9 +10,6 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// serviceMachined decides who is a machine of the system.
-const serviceMachined = "machined"
-
 // judgeMax is how long an operator's request waits for a machined that decides: a judge that died is replaced within that.
 const judgeMax = 10 * time.Second
 
