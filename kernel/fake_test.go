@@ -28,6 +28,7 @@ type machine struct {
 	realms  *memRealms    // named's
 	objects *memRealms    // s3d's
 	procs   chan *fakeProc
+	leads   func() bool // whether its named answers; nil = it does
 	down    context.CancelFunc
 	over    chan error // closed when Run has returned
 
@@ -366,7 +367,7 @@ func (p *fakeProc) serve() {
 	var tree sigma.Tree
 	switch p.name {
 	case serviceNamed:
-		tree = treekit.Admin{Tree: p.m.realms, Realms: p.m.realms}
+		tree = standby{treekit.Admin{Tree: p.m.realms, Realms: p.m.realms}, p.m}
 	case serviceS3:
 		tree = treekit.Admin{Tree: p.m.objects, Realms: p.m.objects}
 	case serviceBesched:

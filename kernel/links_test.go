@@ -1,0 +1,637 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/link"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/treekit"
+)
+
+// TestMayReach: each kind of principal with each target. What is not listed as allowed is refused.
+func TestMayReach(t *testing.T) {
+	who := map[string]sigma.Principal{
+		"provider":        {Realm: "system", Machine: "m2", System: true},
+		"provider for a":  {Realm: "a", Machine: "m2", System: true},
+		"proc":            {Realm: "a", Proc: "p", Machine: "m2"},
+		"service":         {Realm: "system", Proc: "p", Machine: "m2"},
+		"nobody":          {Machine: "m2"},
+		"no realm":        {Proc: "p", Machine: "m2"},
+		"no proc":         {Realm: "a", Machine: "m2"},
+		"almighty proc":   {Realm: "a", Proc: "p", Machine: "m2", System: true},
+		"realmless":       {Machine: "m2", System: true},
+		"ill-named realm": {Realm: "A b", Proc: "p", Machine: "m2"},
+	}
+	endpoint := sigma.Endpoint{Realm: "a", Machine: "m1", Proc: "q", ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormTree}.String()
+	targets := []link.Target{{Kind: link.ToEndpoint, Name: endpoint}, {Kind: link.ToBeat, Name: "beat"}, {Kind: link.ToStream, Name: "named"}, {Kind: link.ToStream, Name: "s3d"}, {Kind: link.ToStream, Name: "sigmad"}, {Kind: 0, Name: "named"}, {Kind: 9, Name: "named"}}
+	for _, name := range []string{"named", "besched", "s3d", "machined", "peer", "sigmad", "launcher", "../named", ""} {
+		targets = append(targets, link.Target{Kind: link.ToService, Name: name})
+	}
+	machines := []string{"beat beat", "stream named", "service named", "service besched", "service s3d", "service machined", "service peer", "service sigmad", "endpoint " + endpoint}
+	procs := []string{"service sigmad", "endpoint " + endpoint}
+	allowed := map[string]bool{}
+	for _, target := range machines {
+		allowed["provider "+target], allowed["provider for a "+target] = true, true
+	}
+	for _, target := range procs {
+		allowed["proc "+target], allowed["service "+target] = true, true
+	}
+	for name, p := range who {
+		for _, target := range targets {
+			err := mayReach(p, target)
+			label := name + " " + target.String()
+			if target.Kind == link.ToEndpoint {
+				label = name + " endpoint " + target.Name
+			}
+			if (err == nil) != allowed[label] {
+				t.Errorf("%s: got %v", label, err)
+			}
+			if kind := sigma.KindOf(err); err != nil && kind != sigma.KindPermission && kind != sigma.KindNotFound {
+				t.Errorf("%s: refused with %v", label, kind)
+			}
+		}
+	}
+}
+
+var control = part{name: "m1", control: true, services: []string{serviceNamed, serviceBesched, serviceS3}}
+
+// TestLinkRefusals: what a machine does not have, or not now, is refused in words, and a member cannot have too much of one thing.
+func TestLinkRefusals(t *testing.T) {
+	w := newWorld(t, control, part{name: "m2"})
+	m1, m2 := w.machines["m1"], w.machines["m2"]
+	ctx := t.Context()
+	dial := func(from, to *machine, target link.Target, p sigma.Principal) error {
+		l, err := from.k.node.Dial(ctx, to.k.cfg.Machine, target, p)
+		if err == nil {
+			l.Close()
+		}
+		return err
+	}
+	own := m1.k.provider()
+	for _, c := range []struct {
+		target link.Target
+		kind   sigma.Kind
+		words  string
+	}{
+		{link.Target{Kind: link.ToService, Name: serviceNamed}, sigma.KindNotFound, "machine m2 runs no named"},
+		{link.Target{Kind: link.ToService, Name: "x"}, sigma.KindNotFound, "no service x"},
+		{link.Target{Kind: link.ToEndpoint, Name: "x"}, sigma.KindInvalid, "not an endpoint"},
+		{link.Target{Kind: link.ToEndpoint, Name: sigma.Endpoint{Realm: "a", Machine: "m1", Proc: "q", ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormTree}.String()}, sigma.KindInvalid, "one of machine m1"},
+		{link.Target{Kind: link.ToEndpoint, Name: sigma.Endpoint{Realm: "a", Machine: "m2", Proc: "q", ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormTree}.String()}, sigma.KindUnavailable, "nobody listens"},
+	} {
+		if err := dial(m1, m2, c.target, own); sigma.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.words) {
+			t.Errorf("%v: got %v (%v)", c.target, err, sigma.KindOf(err))
+		}
+	}
+	if err := dial(m2, m1, link.Target{Kind: link.ToStream, Name: serviceNamed}, own); sigma.KindOf(err) != sigma.KindUnavailable {
+		t.Errorf("a service that takes no streams: got %v", err)
+	}
+	s := m1.k.services[serviceS3]
+	s.mu.Lock()
+	s.state = "restarting"
+	s.mu.Unlock()
+	if err := dial(m2, m1, link.Target{Kind: link.ToService, Name: serviceS3}, own); sigma.KindOf(err) != sigma.KindUnavailable {
+		t.Errorf("a service that is being started: got %v", err)
+	}
+	var open []*link.Link
+	var err error
+	for err == nil && len(open) <= servingFew {
+		var l *link.Link
+		if l, err = m2.k.node.Dial(ctx, "m1", link.Target{Kind: link.ToService, Name: targetPeer}, own); err == nil {
+			open = append(open, l)
+		}
+	}
+	if sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("%d peers: %v", len(open), err)
+	}
+	for _, l := range open {
+		l.Close()
+	}
+	eventually(t, "what was closed is not counted", func() bool { return m1.served("m2", targetPeer) <= 1 }) // m2 has one itself, to ask for the store
+}
+
+// served is how many links a machine has here to a service.
+func (m *machine) served(from sigma.MachineID, name string) int {
+	m.k.links.mu.Lock()
+	defer m.k.links.mu.Unlock()
+	return m.k.links.serving[serving{from, link.ToService, name}]
+}
+
+// TestServicesAcross: a machine that runs no service has names and objects, through the machine that has them, also after those were restarted.
+func TestServicesAcross(t *testing.T) {
+	w := newWorld(t, control, part{name: "m2"})
+	m1, m2 := w.machines["m1"], w.machines["m2"]
+	ctx := t.Context()
+	c := m2.connect("default")
+	if _, err := c.Put(ctx, "/x", []byte("there"), sigma.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	big := make([]byte, 200<<10)
+	if _, err := c.Put(ctx, "/s3/bin/big", big, sigma.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if b, _, err := m1.connect("default").Get(ctx, "/x"); err != nil || string(b) != "there" {
+		t.Errorf("got %q, %v", b, err)
+	}
+	h, err := c.Open(ctx, "/bin/big", sigma.OpenRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.File(); sigma.KindOf(err) != sigma.KindUnsupported {
+		t.Errorf("a descriptor came over a link: %v", err)
+	}
+	if b, err := io.ReadAll(h); err != nil || len(b) != len(big) {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
+	tree, err := m2.k.tree("default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, service := range []string{serviceNamed, serviceS3} {
+		s := m1.k.services[service]
+		over := s.ended()
+		m1.kill(service)
+		<-over
+		if err := lostOnce(func() error { _, err := tree.Stat(ctx, "/bin/big"); return err }); err != nil {
+			t.Errorf("after a restart of %s: %v", service, err)
+		}
+	}
+	if tree.warm("/bin/big") {
+		t.Error("what no board covers is remembered")
+	}
+	w.lose("m1")
+	short, cancel := context.WithCancel(ctx)
+	cancel()
+	eventually(t, "its session has ended", func() bool { _, err = m2.k.named(short, "default"); return err != nil })
+	if !strings.Contains(err.Error(), "no control machine answers for named") || sigma.HintOf(err) == "" {
+		t.Errorf("without a control machine: %v", err)
+	}
+}
+
+// TestLeader: names are asked of the machine whose named leads, also by a machine whose own stands by, and of the next leader when that changes.
+func TestLeader(t *testing.T) {
+	var leader atomic.Value
+	leader.Store(sigma.MachineID("m1"))
+	var shared *memRealms
+	prepare := func(m *machine) {
+		if shared == nil {
+			shared = m.realms
+		}
+		m.realms, m.leads = shared, func() bool { return leader.Load() == m.k.cfg.Machine }
+	}
+	w := newWorld(t, part{name: "m1", control: true, services: control.services, before: prepare}, part{name: "m2", control: true, services: []string{serviceNamed, serviceBesched}, before: prepare}, part{name: "m3", before: prepare})
+	ctx := t.Context()
+	for i, l := range []sigma.MachineID{"m1", "m2", "m1"} {
+		if old := leader.Swap(l).(sigma.MachineID); old != l {
+			over := w.machines[old].k.services[serviceNamed].ended()
+			w.machines[old].kill(serviceNamed) // as named does with the sessions of who asked it as the leader
+			<-over
+		}
+		for name, m := range w.machines {
+			path := fmt.Sprint("/", name, i)
+			if err := lostOnce(func() error {
+				n, err := m.k.named(ctx, "default")
+				if err == nil {
+					_, _, err = treekit.Put(ctx, n, []string{path[1:]}, []byte("x"), sigma.PutOptions{})
+				}
+				return err
+			}); err != nil {
+				t.Errorf("%s, while %s leads: %v", name, l, err)
+			}
+		}
+	}
+}
+
+// lostOnce does f again for as long as it goes over a session that is just ending.
+func lostOnce(f func() error) error {
+	for {
+		if err := f(); sigma.KindOf(err) != sigma.KindLost {
+			return err
+		}
+	}
+}
+
+// TestScheduler: all machines use the besched of the first control machine that lives, and move when that is another.
+func TestScheduler(t *testing.T) {
+	second := part{name: "m2", control: true, services: []string{serviceBesched}}
+	w := newWorld(t, control, second, part{name: "m3"})
+	at := func(m sigma.MachineID, froms ...sigma.MachineID) {
+		t.Helper()
+		for _, from := range froms {
+			eventually(t, fmt.Sprintf("%s uses the besched of %s", from, m), func() bool { return w.machines[m].served(from, serviceBesched) == 1 })
+		}
+	}
+	at("m1", "m2", "m3")
+	if n := w.machines["m2"].served("m3", serviceBesched); n != 0 {
+		t.Errorf("m3 has %d sessions to the second besched", n)
+	}
+	w.lose("m1")
+	at("m2", "m3")
+	w.change(func(x *identity.Member) { x.Lost = false })
+	at("m1", "m2", "m3")
+	eventually(t, "the session to the second has ended", func() bool { return w.machines["m2"].served("m3", serviceBesched) == 0 })
+}
+
+// TestPeers: sigmads call each other over one session, which is made again; what a machine shows of a realm is that, to its own principals.
+func TestPeers(t *testing.T) {
+	hold := make(chan struct{})
+	w := newWorld(t, control, part{name: "m2", before: func(m *machine) {
+		m.k.peerCalls["who"] = func(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
+			return fmt.Appendf(nil, "%s %d %s", from.Machine, from.Incarnation, payload), nil
+		}
+		m.k.peerCalls["hold"] = func(ctx context.Context, _ identity.Subject, _ []byte) ([]byte, error) {
+			close(hold)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		m.k.peerCalls["panic"] = func(context.Context, identity.Subject, []byte) ([]byte, error) { panic("a bug") }
+	}})
+	m1, m2 := w.machines["m1"], w.machines["m2"]
+	ctx := t.Context()
+	ask := func(m *machine, to sigma.MachineID, method string) (string, error) {
+		p, err := m.k.peer(ctx, to)
+		if err != nil {
+			return "", err
+		}
+		b, _, err := p.Call(ctx, method, []byte("asks"), nil)
+		return string(b), err
+	}
+	for range 3 {
+		if got, err := ask(m1, "m2", "who"); got != "m1 1 asks" || err != nil {
+			t.Errorf("got %q, %v", got, err)
+		}
+	}
+	if got, err := ask(m2, "m2", "who"); got != "m2 2 asks" || err != nil {
+		t.Errorf("itself: got %q, %v", got, err)
+	}
+	if _, err := ask(m1, "m2", "nothing"); sigma.KindOf(err) != sigma.KindUnsupported {
+		t.Errorf("got %v", err)
+	}
+	if _, err := ask(m1, "m2", "panic"); err == nil {
+		t.Error("a panic was answered by nothing")
+	}
+	if n := m2.served("m1", targetPeer); n != 1 {
+		t.Errorf("%d links for one session", n)
+	}
+	held := make(chan error, 1)
+	go func() { _, err := ask(m1, "m2", "hold"); held <- err }()
+	<-hold
+	m1.k.node.Drop("m2")
+	if err := <-held; sigma.KindOf(err) != sigma.KindLost {
+		t.Errorf("a call whose machine was dropped: %v", err)
+	}
+	if got, err := ask(m1, "m2", "who"); got != "m1 1 asks" || err != nil {
+		t.Errorf("after a loss: got %q, %v", got, err)
+	}
+	w.lose("m2")
+	eventually(t, "a lost machine is not asked", func() bool { _, err := ask(m1, "m2", "who"); return err != nil })
+}
+
+// TestShown: of a machine another is shown its scratch storage and procs, of one realm; nothing can be made there but files.
+func TestShown(t *testing.T) {
+	w := newWorld(t, control, part{name: "m2"})
+	m1, m2 := w.machines["m1"], w.machines["m2"]
+	ctx := t.Context()
+	proc := sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}
+	root, done, err := m2.k.attachAt(ctx, "m1", proc, "default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, _, err := m2.k.attachAt(ctx, "m1", proc, "default"); err != nil || again != root {
+		t.Errorf("a session is not shared: %v", err)
+	}
+	if _, _, err := m2.k.attachAt(ctx, "m1", proc, "other"); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("another realm: %v", err)
+	}
+	d, _, err := root.Walk(ctx, []string{"ux", "m1"})
+	if err != nil || d == nil {
+		t.Fatal(err)
+	}
+	f, err := d.Create(ctx, "f", sigma.OpenWrite, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt(ctx, []byte("bytes"), 0); err != nil {
+		t.Error(err)
+	}
+	f.Close()
+	if b, _, err := m1.connect("default").Get(ctx, "/ux/~local/f"); err != nil || string(b) != "bytes" {
+		t.Errorf("got %q, %v", b, err)
+	}
+	for _, names := range [][]string{{"sys"}, {"sys", "procs"}, {"s3"}, {"ux", "m2"}, {"bin"}, {"x"}} {
+		if f, ids, err := root.Walk(ctx, names); f != nil || err == nil && len(ids) == len(names) {
+			t.Errorf("%v is shown", names)
+		}
+	}
+	if _, err := root.Create(ctx, "x", sigma.OpenWrite, 0o644); err == nil {
+		t.Error("a file was made in the root")
+	}
+	if l, ok := root.(sigma.Leaser); ok {
+		if _, err := l.Lease(ctx, 1e9); err == nil {
+			t.Error("a lease was made")
+		}
+	}
+	c, err := session.Dial(ctx, rawLink(t, m2, "m1", link.Target{Kind: link.ToService, Name: targetSigmad}, proc).Session())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Attach(ctx, "other"); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("another realm by name: %v", err)
+	}
+	m2.k.dropFar(func(k farKey) bool { return k.proc == "p" })
+	<-done
+}
+
+func rawLink(t *testing.T, m *machine, to sigma.MachineID, target link.Target, p sigma.Principal) *link.Link {
+	t.Helper()
+	l, err := m.k.node.Dial(t.Context(), to, target, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// listen makes an endpoint of a program.
+func listen(t *testing.T, root sigma.File, form sigma.ConnForm) (e sigma.Endpoint) {
+	t.Helper()
+	reply, _, err := call(t.Context(), root, sigmap.FileEndpoints, sigmap.CallListen, func(c *sigmap.Coder) { c.Str((*string)(&form)) })
+	if err == nil {
+		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func dialTo(ctx context.Context, root sigma.File, e sigma.Endpoint) (net.Conn, error) {
+	_, files, err := call(ctx, root, sigmap.FileEndpoints, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&e) })
+	if err != nil {
+		return nil, err
+	}
+	return session.UnixConn(files[0])
+}
+
+func accept(t *testing.T, root sigma.File, e sigma.Endpoint) (*os.File, sigma.Principal) {
+	t.Helper()
+	reply, files, err := call(t.Context(), root, sigmap.FileEndpoints, sigmap.CallAccept, func(c *sigmap.Coder) { c.Str((*string)(&e.ID)) })
+	var from sigma.Principal
+	if err == nil {
+		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Principal(&from) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files[0], from
+}
+
+// TestDialAcross: a proc reaches an endpoint of its realm on another machine, bytes go both ways, an end of one direction is passed on, and both ends close when the machine is lost. A proc of
+// another realm gets nowhere, whether its own sigmad keeps it back or not.
+func TestDialAcross(t *testing.T) {
+	w := newWorld(t, control, part{name: "m2"})
+	m1, m2 := w.machines["m1"], w.machines["m2"]
+	ctx := t.Context()
+	if err := m1.connect("default").Realms().Create(ctx, "other"); err != nil {
+		t.Fatal(err)
+	}
+	server := m1.proc(sigma.Principal{Realm: "default", Proc: "server"})
+	client, stranger := m2.proc(sigma.Principal{Realm: "default", Proc: "client"}), m2.proc(sigma.Principal{Realm: "other", Proc: "stranger"})
+	e := listen(t, server, sigma.FormStream)
+
+	conn, err := dialTo(ctx, client, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	file, from := accept(t, server, e)
+	if want := (sigma.Principal{Realm: "default", Proc: "client", Machine: "m2"}); from != want {
+		t.Errorf("it dialled as %+v", from)
+	}
+	there, err := session.UnixConn(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Close()
+	conn.Write([]byte("question"))
+	conn.(*net.UnixConn).CloseWrite()
+	if b, err := io.ReadAll(there); err != nil || string(b) != "question" {
+		t.Errorf("got %q, %v", b, err)
+	}
+	there.Write([]byte("answer"))
+	there.Close()
+	if b, err := io.ReadAll(conn); err != nil || string(b) != "answer" {
+		t.Errorf("got %q, %v", b, err)
+	}
+	eventually(t, "nothing is relayed any more", func() bool {
+		m2.k.links.mu.Lock()
+		defer m2.k.links.mu.Unlock()
+		return m2.k.links.relayed == 0 && len(m2.k.links.relays) == 0
+	})
+
+	// Isolation.
+	if _, err := dialTo(ctx, stranger, e); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("another realm: %v", err)
+	}
+	lie := e
+	lie.Realm = "other"
+	for name, target := range map[string]sigma.Endpoint{"as it is": e, "under its own realm": lie} {
+		if l, err := m2.k.node.Dial(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: target.String()}, sigma.Principal{Realm: "other", Proc: "stranger"}); sigma.KindOf(err) != sigma.KindPermission {
+			t.Errorf("another realm, past its own sigmad, the endpoint %s: %v", name, err)
+			l.Close()
+		}
+	}
+	if l, err := m2.k.node.Dial(ctx, "m1", link.Target{Kind: link.ToEndpoint, Name: e.String()}, sigma.Principal{Realm: "default", Proc: "client"}); err != nil { // positive control
+		t.Errorf("its own realm: %v", err)
+	} else {
+		l.Close()
+		f, _ := accept(t, server, e)
+		f.Close()
+	}
+
+	// A listener that closes ends what waits there; a machine that is lost ends what is open.
+	waiting, err := dialTo(ctx, client, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer waiting.Close()
+	m1.k.proxy.CloseProc("server")
+	if _, err := waiting.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("a connection to a listener that closed: %v", err)
+	}
+	if _, err := dialTo(ctx, client, e); sigma.KindOf(err) != sigma.KindUnavailable {
+		t.Errorf("nobody listens: %v", err)
+	}
+	e = listen(t, server, sigma.FormStream)
+	open, err := dialTo(ctx, client, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	f, _ := accept(t, server, e)
+	defer f.Close()
+	w.lose("m1")
+	for name, c := range map[string]io.Reader{"the dialler": open, "the listener": f} {
+		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
+			t.Errorf("%s still has a connection: %v", name, err)
+		}
+	}
+}
+
+// TestTreeAcross: a tree that a proc serves is walked from another machine; files that would come along are refused, and requests that bring some lose them.
+func TestTreeAcross(t *testing.T) {
+	w := newWorld(t, control, part{name: "m2"})
+	m1, m2 := w.machines["m1"], w.machines["m2"]
+	ctx := t.Context()
+	server, client := m1.proc(sigma.Principal{Realm: "default", Proc: "server"}), m2.proc(sigma.Principal{Realm: "default", Proc: "client"})
+	e := listen(t, server, sigma.FormTree)
+	passed := func() *os.File {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	go func() {
+		f, from := accept(t, server, e)
+		conn, err := session.FromFile(f)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		treekit.Serve(ctx, conn, treekit.Config{Tree: callables{func(method string, files int) ([]byte, []*os.File, error) {
+			if method == "pass" {
+				return nil, []*os.File{passed()}, nil
+			}
+			return fmt.Append(nil, method, " ", files), nil, nil
+		}}, Principal: from, KeepFiles: true})
+	}()
+	_, files, err := call(ctx, client, sigmap.FileEndpoints, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&e) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := session.FromFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := session.Dial(ctx, conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	root, err := c.Attach(ctx, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	caller := root.(sigma.Caller)
+	if b, _, err := caller.Call(ctx, "hello", nil, nil); err != nil || string(b) != "hello 0" {
+		t.Errorf("got %q, %v", b, err)
+	}
+	f := passed()
+	defer f.Close()
+	if b, _, err := caller.Call(ctx, "bring", nil, []*os.File{f}); err != nil || string(b) != "bring 0" {
+		t.Errorf("a request with a file: got %q, %v", b, err)
+	}
+	if _, _, err := caller.Call(ctx, "pass", nil, nil); sigma.KindOf(err) != sigma.KindUnsupported {
+		t.Errorf("an answer with a file: %v", err)
+	}
+	if b, _, err := caller.Call(ctx, "bye", nil, nil); err != nil || string(b) != "bye 0" {
+		t.Errorf("got %q, %v", b, err)
+	}
+}
+
+// callables is a tree of one callable file.
+type callables struct {
+	f func(method string, files int) ([]byte, []*os.File, error)
+}
+
+func (c callables) Attach(context.Context, sigma.Principal, string) (sigma.File, error) {
+	return &caller{Callable: treekit.Callable{Name: "x", ID: 1}, f: c.f}, nil
+}
+
+type caller struct {
+	treekit.Callable
+	f func(method string, files int) ([]byte, []*os.File, error)
+}
+
+func (c *caller) Walk(context.Context, []string) (sigma.File, []sigma.FileID, error) {
+	return c, nil, nil
+}
+
+func (c *caller) Call(_ context.Context, method string, _ []byte, files []*os.File) ([]byte, []*os.File, error) {
+	session.CloseFiles(files)
+	return c.f(method, len(files))
+}
+
+// TestStreamsAcross: a service reaches itself on another machine by bytes; nobody else does.
+func TestStreamsAcross(t *testing.T) {
+	w := newWorld(t, control, part{name: "m2", control: true, services: []string{serviceNamed}})
+	m1, m2 := w.machines["m1"], w.machines["m2"]
+	ctx := t.Context()
+	stream := func(root sigma.File, m sigma.MachineID, name string) (*os.File, error) {
+		_, files, err := call(ctx, root, sigmap.FileEndpoints, sigmap.CallDialStream, func(c *sigmap.Coder) { c.MachineID(&m); c.Str(&name) })
+		if err != nil {
+			return nil, err
+		}
+		return files[0], nil
+	}
+	there, here := m1.service(serviceNamed), m2.service(serviceNamed)
+	if _, err := stream(here, "m1", serviceNamed); sigma.KindOf(err) != sigma.KindUnavailable {
+		t.Errorf("nobody takes streams: %v", err)
+	}
+	e := listen(t, there, sigma.FormStream)
+	for _, from := range []struct {
+		root sigma.File
+		me   sigma.MachineID
+	}{{here, "m2"}, {there, "m1"}} {
+		f, err := stream(from.root, "m1", serviceNamed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, p := accept(t, there, e)
+		if p.Machine != from.me || !p.System {
+			t.Errorf("it came from %+v", p)
+		}
+		f.Write([]byte("etcd"))
+		b := make([]byte, 4)
+		if _, err := io.ReadFull(a, b); err != nil || string(b) != "etcd" {
+			t.Errorf("got %q, %v", b, err)
+		}
+		f.Close()
+		a.Close()
+	}
+	if _, err := stream(here, "m1", serviceS3); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("to another service: %v", err)
+	}
+	if _, err := stream(m2.proc(sigma.Principal{Realm: "default", Proc: "p"}), "m1", serviceNamed); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("of a tenant: %v", err)
+	}
+	if _, err := m1.connect("default").List(ctx, true); err != nil { // its sessions still go where they went
+		t.Error(err)
+	}
+}
+
+// service is the session of a service of the boot set.
+func (m *machine) service(name string) sigma.File {
+	m.t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.running {
+		if p.name == name {
+			return p.root
+		}
+	}
+	m.t.Fatal(errors.New("no such service"))
+	return nil
+}
