@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -116,7 +119,7 @@ func (c *Cluster) prepare() (err error) {
 			return err
 		}
 	}
-	nsfs := nsfsMounts()
+	nsfs, number := nsfsMounts(), rand.Uint32()
 	for i := range c.o.Machines {
 		m := &Machine{Name: sigma.MachineID(fmt.Sprint("m", i+1)), cluster: c}
 		home := filepath.Join(c.dir, string(m.Name))
@@ -124,7 +127,7 @@ func (c *Cluster) prepare() (err error) {
 		if c.o.Kind == Local {
 			home = filepath.Join(c.data, "machines", string(m.Name))
 			data = home
-		} else if err := os.Mkdir(home, 0o711); err != nil {
+		} else if err := giveNumber(data, number+uint32(i)); err != nil {
 			return err
 		}
 		m.System = &System{DataDir: data, home: home, bin: c.bin, nsfs: nsfs, options: Options{Machine: string(m.Name), Weaken: c.o.Weaken}}
@@ -140,6 +143,14 @@ func (c *Cluster) prepare() (err error) {
 	return nil
 }
 
+// giveNumber makes a data directory of an instance with a number of our choice: left to themselves two machines of a host could get uids in common, which the number modulo 1024 decides.
+func giveNumber(data string, number uint32) error {
+	if err := os.MkdirAll(data, 0o711); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(data, "instance"), fmt.Appendf(nil, "%08x\n", number), 0o600)
+}
+
 // start founds the system and lets the others join.
 func (c *Cluster) start() error {
 	if c.o.Kind == Local {
@@ -147,9 +158,6 @@ func (c *Cluster) start() error {
 	}
 	first := c.machines[0]
 	if err := first.Boot(); err != nil {
-		return err
-	}
-	if err := first.Join("", ""); err != nil {
 		return err
 	}
 	if len(c.machines) > 1 {
@@ -234,9 +242,9 @@ func (m *Machine) Address() string { return fmt.Sprintf("%s:%d", m.Net.Addr, Mac
 
 // Boot starts a machine of kind Namespaces on its data directory: one that never joined founds a system, any other registers anew.
 func (m *Machine) Boot() error {
-	m.options.args = append([]string{"--address", m.Address()}, m.cluster.offer()...)
-	if m.cluster.alone() {
-		m.options.args = m.options.args[2:]
+	m.options.args = nil
+	if m.cluster.o.Machines > 1 {
+		m.options.args = append([]string{"--address", m.Address()}, m.cluster.offer()...)
 	}
 	m.cluster.Note("boot %s", m.Name)
 	err := m.up()
@@ -244,16 +252,10 @@ func (m *Machine) Boot() error {
 	return err
 }
 
-// alone tells whether nobody will ever join.
-func (c *Cluster) alone() bool { return c.o.Machines == 1 }
-
 // Join lets a machine of kind Namespaces that has never run join the system at an address.
 func (m *Machine) Join(address, token string) error {
-	if address == "" {
-		return nil
-	}
 	args := append([]string{"join", address, "--token", token, "--machine", string(m.Name), "--address", m.Address(), "--detach"}, m.cluster.offer()...)
-	if m.index() < m.cluster.o.Control {
+	if m.Index() < m.cluster.o.Control {
 		args = append(args, "--control")
 	}
 	m.cluster.Note("join %s", m.Name)
@@ -265,7 +267,8 @@ func (m *Machine) Join(address, token string) error {
 	return m.booted()
 }
 
-func (m *Machine) index() int {
+// Index is the i that Cluster.Machine gives it for.
+func (m *Machine) Index() int {
 	for i, o := range m.cluster.machines {
 		if o == m {
 			return i
@@ -275,7 +278,7 @@ func (m *Machine) index() int {
 }
 
 // Control tells whether it was started as a control machine.
-func (m *Machine) Control() bool { return m.index() < m.cluster.o.Control }
+func (m *Machine) Control() bool { return m.Index() < m.cluster.o.Control }
 
 // Client opens a realm at this machine's sigmad. The caller closes it.
 func (m *Machine) Client(ctx context.Context, realm sigma.RealmID) (*sdk.Client, error) {
@@ -302,6 +305,9 @@ func (c *Cluster) KeepLogs(name string) string {
 	c.mu.Lock()
 	text := c.log.String()
 	c.mu.Unlock()
+	if os.Getenv(stacksEnv) != "" {
+		c.dumpStacks()
+	}
 	errs := []error{os.WriteFile(filepath.Join(dir, "cluster.log"), []byte(text), 0o644)}
 	for _, m := range c.machines {
 		b, err := os.ReadFile(filepath.Join(m.DataDir, "sigma.log"))
@@ -316,6 +322,21 @@ func (c *Cluster) KeepLogs(name string) string {
 		said += "\n" + err.Error()
 	}
 	return said
+}
+
+// stacksEnv, in the environment, has a failed test ask every daemon where its goroutines stand.
+const stacksEnv = "SIGMA_TEST_STACKS"
+
+// dumpStacks makes the daemons print their goroutines into the machines' logs, which ends them.
+func (c *Cluster) dumpStacks() {
+	for _, m := range c.machines {
+		for _, p := range m.processes() {
+			if slices.Contains([]string{"sigmad", "named", "besched", "machined"}, p.name) {
+				syscall.Kill(p.pid, syscall.SIGQUIT)
+			}
+		}
+	}
+	time.Sleep(time.Second) // for the eyes of a person; nothing depends on it
 }
 
 // close takes all down, the control machines last, and counts what is left.
