@@ -112,7 +112,7 @@ pub fn listen(config: &Config) -> Result<Option<TcpListener>, Error> {
 
 /// Takes a descriptor that came by number, which must not leak into every child.
 pub fn claim(fd: RawFd) -> Result<OwnedFd, Error> {
-    sys::set_cloexec(fd).map_err(|_| Error::Usage("--lock-fd or --ready-fd is not open"))?;
+    sys::set_cloexec(fd).map_err(|_| Error::Usage("a descriptor of the command line is not open"))?;
     // SAFETY: `sigma up` opened it for us under this number; nobody else here uses it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -4,6 +4,7 @@
 //! belongs to a seat, whose seed stays in it, and serves one proc after another: what it counts is set back or
 //! subtracted. It cannot be seen from inside, so nothing passes from proc to proc.
 
+use crate::config::Share;
 use crate::error::{Errno, Error, log};
 use crate::plan::Limits;
 use crate::sys;
@@ -117,6 +118,27 @@ impl Cgroups {
             make(&root).and_then(|()| enable(cgroups.version, &root)).map_err(Error::Cgroup)?;
         }
         Ok(cgroups)
+    }
+
+    /// Bounds everything in the instance's cgroups together. Children may use their share of processor time and no
+    /// more memory than that.
+    pub fn share(&self, share: &Share) -> std::result::Result<(), Error> {
+        let fresh = Limits::of_kernel();
+        let limits = Limits { memory: share.memory, ..fresh.clone() };
+        let memory = settings(self.version, &fresh, &limits).into_iter();
+        let name = CString::new(self.name.as_str()).map_err(|_| Error::Cgroup(Errno(libc::EINVAL)))?;
+        for setting in memory.chain(share.milli_cpu.map(|milli| weight_of(self.version, milli))) {
+            let with = |h: &&Hierarchy| h.controllers.contains(&setting.controller);
+            let Some(hierarchy) = self.hierarchies.iter().find(with) else { continue };
+            let path =
+                CString::new(hierarchy.path.as_os_str().as_bytes()).map_err(|_| Error::Cgroup(Errno(libc::EINVAL)))?;
+            let dir = sys::openat(libc::AT_FDCWD, &path, libc::O_PATH | libc::O_DIRECTORY).map_err(Error::Cgroup)?;
+            match write_file(dir.as_raw_fd(), &name, setting.file, &setting.value) {
+                Err(Errno(libc::ENOENT)) if setting.optional => {}
+                result => result.map_err(Error::Cgroup)?,
+            }
+        }
+        Ok(())
     }
 
     /// Kills everything in the instance's cgroups, but for one group, and removes them.
@@ -372,6 +394,16 @@ fn settings(version: Version, from: &Limits, to: &Limits) -> Vec<Setting> {
     out
 }
 
+/// The weight of so many thousandths of a core: a whole one is what a cgroup has by default.
+fn weight_of(version: Version, milli_cpu: u64) -> Setting {
+    let milli = milli_cpu.min(1 << 20);
+    let (file, value) = match version {
+        Version::V1 => (c"cpu.shares", (milli * 1024 / 1000).clamp(2, 262_144)),
+        Version::V2 => (c"cpu.weight", (milli / 10).clamp(1, 10_000)),
+    };
+    Setting { controller: Controller::Cpu, file, value: value.to_string(), optional: false }
+}
+
 fn make(path: &Path) -> Result<()> {
     match std::fs::create_dir(path) {
         Err(err) if err.kind() != std::io::ErrorKind::AlreadyExists => Err(err.into()),
@@ -474,6 +506,13 @@ mod tests {
 
         let joint = "25 30 0:22 / /c rw - cgroup cgroup rw,cpu,cpuacct\n26 30 0:23 / /m rw - cgroup c rw,memory\n";
         assert_eq!(find(joint, |_| String::new()), None, "no pids controller: fail closed");
+    }
+
+    #[test]
+    fn weights_of_cores() {
+        let weights = |version| [1, 500, 1000, 2000, 1 << 40].map(|milli| weight_of(version, milli).value);
+        assert_eq!(weights(Version::V1), ["2", "512", "1024", "2048", "262144"]);
+        assert_eq!(weights(Version::V2), ["1", "50", "100", "200", "10000"]);
     }
 
     #[test]

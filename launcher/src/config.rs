@@ -17,6 +17,15 @@ pub struct Program {
     pub path: CString,
 }
 
+/// What of the host the whole instance may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Share {
+    /// None: as much as any other cgroup may.
+    pub milli_cpu: Option<u64>,
+    /// In bytes. None: no limit.
+    pub memory: Option<u64>,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     pub data: CString,
@@ -32,6 +41,9 @@ pub struct Config {
     pub listen: Option<SocketAddr>,
     /// What sigmad is told as it is: the machine's address, share and labels.
     pub told: Vec<CString>,
+    pub share: Share,
+    /// Kept open, so that what it is the last handle of lives as long as the system.
+    pub hold_fd: Option<RawFd>,
     pub programs: Vec<Program>,
 }
 
@@ -49,6 +61,8 @@ impl Config {
             rootless: None,
             listen: None,
             told: Vec::new(),
+            share: Share::default(),
+            hold_fd: None,
             programs: Vec::new(),
         };
         let mut args = args.map(OsString::into_vec);
@@ -68,6 +82,15 @@ impl Config {
                 b"--rootless" => config.rootless = Some(rootless(&value)?),
                 b"--listen" => config.listen = Some(socket_address(&value)?),
                 b"--address" | b"--labels" => config.tell(&flag, value),
+                b"--cpu" => {
+                    config.share.milli_cpu = Some(amount(&value)?);
+                    config.tell(&flag, value);
+                }
+                b"--memory" => {
+                    config.share.memory = Some(amount(&value)?);
+                    config.tell(&flag, value);
+                }
+                b"--hold-fd" => config.hold_fd = Some(descriptor(&value)?),
                 b"--program" => config.programs.push(program(&value)?),
                 _ => return Err(Error::Usage("unknown flag")),
             }
@@ -114,6 +137,11 @@ impl Config {
 fn socket_address(value: &CString) -> Result<SocketAddr, Error> {
     let address = value.to_str().ok().and_then(|text| text.parse().ok());
     address.ok_or(Error::Usage("--listen wants IP:PORT"))
+}
+
+fn amount(value: &CString) -> Result<u64, Error> {
+    let number = value.to_str().ok().and_then(|text| text.parse().ok());
+    number.filter(|number| *number > 0).ok_or(Error::Usage("an amount is a number from 1 on"))
 }
 
 fn descriptor(value: &CString) -> Result<RawFd, Error> {
@@ -172,9 +200,14 @@ mod tests {
 
     #[test]
     fn other_machines() {
-        let config = parse(&format!("{GOOD} --program sigmad=/s --listen [::]:7000 --address 10.0.0.1:7000")).unwrap();
+        let config = parse(&format!(
+            "{GOOD} --program sigmad=/s --listen [::]:7000 --address 10.0.0.1:7000 --cpu 500 --memory 1048576"
+        ))
+        .unwrap();
         assert_eq!(config.listen, "[::]:7000".parse().ok());
-        assert_eq!(config.told, [c"--address".into(), CString::from(c"10.0.0.1:7000")]);
+        let told = [c"--address", c"10.0.0.1:7000", c"--cpu", c"500", c"--memory", c"1048576"];
+        assert_eq!(config.told, told.map(CString::from));
+        assert_eq!(config.share, Share { milli_cpu: Some(500), memory: Some(1 << 20) });
         assert_eq!(parse(&format!("{GOOD} --program sigmad=/s")).unwrap().listen, None);
     }
 
@@ -199,6 +232,8 @@ mod tests {
             format!("{GOOD} --program ../x=/s --program sigmad=/s"),
             format!("{GOOD} --program sigmad=/s --what 1"),
             format!("{GOOD} --program sigmad=/s --listen host:7000"),
+            format!("{GOOD} --program sigmad=/s --cpu 0"),
+            format!("{GOOD} --program sigmad=/s --memory 1G"),
             format!("{GOOD} --program sigmad=/s --instance 0000040A"),
             format!("{GOOD} --program sigmad=/s --lock-fd 2"),
             "--program sigmad=/s".to_string(),

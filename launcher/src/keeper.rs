@@ -94,7 +94,9 @@ pub fn run(config: &Config) -> Result<i32, Error> {
     // What a launcher that is killed leaves to its parent is reaped here.
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, [1, 0, 0, 0]).map_err(Error::Loop)?;
     let place = Place::of(config.rootless.as_ref());
+    let _held = config.hold_fd.map(boot::claim).transpose()?;
     let cgroups = Cgroups::open(&config.instance, &place, None)?;
+    cgroups.share(&config.share)?;
     let result = Keeper::new(config, cgroups, &lock, ready).and_then(|mut keeper| {
         let served = keeper.boot().and_then(|()| keeper.serve());
         keeper.close();
