@@ -32,14 +32,23 @@ const (
 
 var instanceForm = regexp.MustCompile(`^[0-9a-f]{8}$`)
 
-// dataDir gives DATA as an absolute path without symlinks and .. in it.
+// dataDir gives the DATA of the machine that commands talk to: of several on this host, one of theirs.
 func (a *app) dataDir() (string, error) {
+	dir, err := a.dataRoot()
+	if err != nil {
+		return "", err
+	}
+	return homeOf(dir), nil
+}
+
+// dataRoot gives DATA as an absolute path without symlinks and .. in it.
+func (a *app) dataRoot() (string, error) {
 	if a.data == "" || strings.IndexByte(a.data, 0) >= 0 {
 		return "", dataError(a.data, sigma.KindInvalid, "is not a directory name", "write for example: --data "+dataDefault)
 	}
 	dir, err := filepath.Abs(a.data)
 	if err != nil {
-		return "", sigma.Wrap("sigma.dataDir", a.data, err)
+		return "", sigma.Wrap("sigma.dataRoot", a.data, err)
 	}
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = real
@@ -115,7 +124,7 @@ func checkIsData(dir string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	for _, n := range []string{lockName, instanceName} {
+	for _, n := range []string{lockName, instanceName, clusterName} {
 		if _, err := os.Lstat(filepath.Join(dir, n)); err == nil {
 			return nil
 		}

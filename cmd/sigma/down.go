@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
 
@@ -25,6 +26,7 @@ func newDownCommand(a *app) *cobra.Command {
 		Use:   "down [--data DIR]",
 		Short: "Stop the system on this machine",
 		Long: `Stop the system on this machine and return when nothing of it is left running.
+If it is several machines ("sigma up --machines"), all are stopped.
 Procs that run are ended; realms, names and stored files stay in DATA for the next
 "sigma up".
 
@@ -37,9 +39,15 @@ code 1) if no system runs on DATA.`,
 }
 
 func (a *app) down(ctx context.Context) error {
-	dir, err := a.dataDir()
+	dir, err := a.dataRoot()
 	if err != nil {
 		return err
+	}
+	if c, err := readCluster(dir); c != nil || err != nil {
+		if err != nil {
+			return err
+		}
+		return a.downSeveral(ctx, dir, c)
 	}
 	pid, held, err := running(dir)
 	if err != nil {
@@ -48,7 +56,16 @@ func (a *app) down(ctx context.Context) error {
 	if !held {
 		return notRunning(dir)
 	}
-	asked := a.askDown(ctx)
+	if err := a.downOne(ctx, dir, pid); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.out, "sigmaOS on %s is stopped\n", dir)
+	return nil
+}
+
+// downOne stops the system on dir, whose keeper is pid.
+func (a *app) downOne(ctx context.Context, dir string, pid int) error {
+	asked := a.askDown(ctx, dir)
 	if asked != nil && ctx.Err() == nil {
 		a.remark("the system does not answer (%v); stopping it through its launcher", asked)
 		signalLauncher(pid, syscall.SIGTERM)
@@ -64,18 +81,18 @@ func (a *app) down(ctx context.Context) error {
 			return &sigma.Error{Op: "sigma.down", Kind: sigma.KindTimeout, Msg: fmt.Sprintf("something still holds %s", filepath.Join(dir, lockName)), Hint: "find it with: fuser " + filepath.Join(dir, lockName)}
 		}
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	fmt.Fprintf(a.out, "sigmaOS on %s is stopped\n", dir)
-	return nil
+	return ctx.Err()
 }
 
 // askDown asks sigmad to stop. That the connection breaks is an answer too.
-func (a *app) askDown(ctx context.Context) error {
+func (a *app) askDown(ctx context.Context, dir string) error {
 	ctx, cancel := context.WithTimeout(ctx, downAnswer)
 	defer cancel()
-	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	socket := a.addr
+	if socket == "" {
+		socket = filepath.Join(dir, adminSocket)
+	}
+	c, err := sdk.Connect(ctx, socket, sigma.SystemRealm)
 	if err != nil {
 		return err
 	}

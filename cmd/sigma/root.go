@@ -57,7 +57,7 @@ func (a *app) socket() string {
 	if a.addr != "" {
 		return a.addr
 	}
-	return filepath.Join(a.data, adminSocket)
+	return filepath.Join(homeOf(a.data), adminSocket)
 }
 
 // printJSON writes v as one JSON value, indented, with a newline.

@@ -166,8 +166,8 @@ type rootlessStart struct {
 }
 
 // startRootless prepares for the mode and says what is weaker in it; nil if it was not asked for.
-func (a *app) startRootless(o upOptions) (*rootlessStart, error) {
-	if !o.rootless {
+func (a *app) startRootless(asked bool) (*rootlessStart, error) {
+	if !asked {
 		return nil, nil
 	}
 	r := findRootless()

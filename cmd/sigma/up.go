@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -28,9 +25,10 @@ const (
 var bootPrograms = []string{"sigmad", "named", "besched", "s3d"}
 
 type upOptions struct {
-	detach  bool
-	machine string
-	weaken  bool
+	offer
+	detach            bool
+	weaken            bool
+	machines, control int
 	// by an ordinary user
 	rootless bool
 }
@@ -38,13 +36,25 @@ type upOptions struct {
 func newUpCommand(a *app) *cobra.Command {
 	var o upOptions
 	cmd := &cobra.Command{
-		Use:   "up [--detach] [--rootless] [--data DIR] [--machine NAME]",
+		Use:   "up [--detach] [--rootless] [--data DIR] [--machine NAME] [--address HOST:PORT] [--machines N]",
 		Short: "Start sigmaOS on this machine",
 		Long: `Start sigmaOS on this machine and stay until SIGINT or SIGTERM stops it in an
 orderly way, or, with --detach, return as soon as it is ready.
 
 All state is below DATA, which is made if it does not exist. One system can run on
-a DATA at a time. What the system prints goes to DATA/sigma.log.
+a DATA at a time. What the system prints goes to DATA/sigma.log. What the flags say of
+the machine is remembered there too.
+
+With --address other machines can join: sigmaOS listens there (on all addresses of the
+host, if this one is not its own but leads to it). Without it no port is opened.
+
+A machine that has joined a system ("sigma join") is started by up too, and registers
+again by itself.
+
+With --machines N sigmaOS is N machines, m1 to mN, on this host, for development: each
+has a network of its own, DATA/machines/mI, and its share of cores and memory, and
+nothing in common with the others but the kernel. "sigma down" ends all, and the next
+up starts all. Other commands talk to m1.
 
 The programs launcher, sigmad, named, besched and s3d must lie beside sigma.
 
@@ -53,6 +63,8 @@ procs are contained in a user namespace. What is weaker than under root is said 
 each start and by "sigma doctor".`,
 		Example: `  sudo sigma up --detach
   sudo sigma up --data /srv/sigma --machine host-1
+  sudo sigma up --address 192.0.2.7:7700 --label zone=a --detach
+  sudo sigma up --machines 3 --detach
   sigma up --rootless --detach`,
 		Args:        between(0, 0),
 		Annotations: map[string]string{ownSignals: ""},
@@ -60,7 +72,9 @@ each start and by "sigma doctor".`,
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&o.detach, "detach", "d", false, "return when the system is ready and leave it running")
-	f.StringVar(&o.machine, "machine", "", "`NAME` of this machine in sigmaOS (default: the host name)")
+	o.offer.flags(f)
+	f.IntVar(&o.machines, "machines", 0, "be `N` machines on this host")
+	f.IntVar(&o.control, "control", 0, "how many of --machines hold the control plane: `1, 3 or 5` (default: 1)")
 	f.BoolVar(&o.rootless, "rootless", false, "start it as an ordinary user, less protected than under root")
 	f.BoolVar(&o.weaken, "weaken", false, "let tests take protections off procs")
 	f.MarkHidden("weaken")
@@ -68,44 +82,57 @@ each start and by "sigma doctor".`,
 }
 
 func (a *app) up(ctx context.Context, o upOptions) error {
-	if o.machine == "" {
-		o.machine = machineName()
-	}
-	if err := sigma.MachineID(o.machine).Check(); err != nil {
-		return withCode(exitUsage, err)
-	}
 	switch root := os.Geteuid() == 0; {
 	case root && o.rootless:
 		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindInvalid, Msg: "--rootless is for ordinary users, and this is root", Hint: "sigma up"})
+	case !root && o.rootless && (o.machines > 0 || o.beyondRootless() != ""):
+		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnsupported, Msg: fmt.Sprintf("%s needs root: an ordinary user has no network namespaces and control groups to give machines, and others could not trust one whose procs are a user's", orElse(o.beyondRootless(), "--machines")), Hint: "sudo sigma up"})
 	case !root && !o.rootless:
 		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindPermission, Msg: "starting sigmaOS needs root", Hint: "sudo sigma up; or, with weaker protections: sigma up --rootless"}
 	}
-	dir, err := a.dataDir()
+	dir, err := a.dataRoot()
 	if err != nil {
 		return err
 	}
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
-	b, err := a.boot(ctx, dir, o)
+	if several, err := a.several(dir, o); several != nil || err != nil {
+		if err != nil {
+			return err
+		}
+		return a.upSeveral(ctx, dir, several, o, signals)
+	}
+	p := bootPlan{weaken: o.weaken, rootless: o.rootless}
+	if p.record, err = upRecord(ctx, dir, &o.offer); err != nil {
+		return err
+	}
+	if p.record.Local {
+		if p.network, err = rejoinNetwork(dir, p.record.Address); err != nil {
+			return err
+		}
+		defer p.network.close()
+	}
+	return a.bootAndStay(ctx, dir, p, o.detach, signals)
+}
+
+// upRecord is what the machine of DATA is from now on.
+func upRecord(ctx context.Context, dir string, o *offer) (record, error) {
+	r := record{Machine: sigma.MachineID(machineName()), Role: roleFounder}
+	old, err := readRecord(dir)
 	if err != nil {
-		return err
+		return r, err
 	}
-	defer b.close()
-	if err := a.awaitReady(b, signals); err != nil {
-		return err
+	if old != nil {
+		r = *old
+		if r.Role != roleFounder && !isMember(dir) {
+			return r, dataError(dir, sigma.KindUnavailable, "is that of a machine that tried to join a system and did not succeed", "try again with: "+commandOn("join", dir)+" ADDR --token TOKEN")
+		}
+		if name := sigma.MachineID(o.machine); name != "" && name != r.Machine && isMember(dir) {
+			return r, dataError(dir, sigma.KindExists, fmt.Sprintf("is that of machine %s, whose name its system knows", r.Machine), "leave --machine out, or choose another with --data DIR")
+		}
 	}
-	where := ""
-	if dir != a.defaultData() {
-		where = " --data " + dir
-	}
-	if o.detach {
-		fmt.Fprintf(a.out, "sigmaOS is running as machine %s on %s (pid %d)\n", o.machine, dir, b.cmd.Process.Pid)
-		a.remark("next: sigma run%s ./PROGRAM | sigma ls%s / | sigma status%s | sigma down%s", where, where, where, where)
-		return nil
-	}
-	fmt.Fprintf(a.out, "sigmaOS is running as machine %s on %s; ^C stops it\n", o.machine, dir)
-	return a.stay(b, signals)
+	return r, o.apply(ctx, &r)
 }
 
 // machineName makes a machine's name of the host's.
@@ -122,151 +149,6 @@ func machineName() string {
 		name = "m-" + name
 	}
 	return strings.TrimRight(name[:min(len(name), 63)], "-")
-}
-
-// booting is a launcher that was started.
-type booting struct {
-	dir       string
-	cmd       *exec.Cmd
-	lock, log *os.File
-	ready     *os.File // the pipe's end to read
-	logFrom   int64
-	exited    chan struct{} // closed when the launcher is gone
-}
-
-func (b *booting) close() {
-	for _, f := range []*os.File{b.lock, b.log, b.ready} {
-		f.Close()
-	}
-}
-
-// boot starts the launcher on DATA.
-func (a *app) boot(ctx context.Context, dir string, o upOptions) (_ *booting, err error) {
-	programs, err := findPrograms()
-	if err != nil {
-		return nil, err
-	}
-	user, err := a.startRootless(o)
-	if err != nil {
-		return nil, err
-	}
-	defer user.close()
-	if err := prepareData(dir); err != nil {
-		return nil, err
-	}
-	b := &booting{dir: dir, exited: make(chan struct{})}
-	defer func() {
-		if err != nil {
-			b.close()
-		}
-	}()
-	if b.lock, err = lockData(ctx, dir); err != nil {
-		return nil, err
-	}
-	if err := writeHolder(b.lock, os.Getpid()); err != nil {
-		return nil, err
-	}
-	id, err := instance(dir)
-	if err != nil {
-		return nil, err
-	}
-	if b.log, b.logFrom, err = openLog(dir); err != nil {
-		return nil, err
-	}
-	ready, w, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	defer w.Close()
-	b.ready = ready
-	// ExtraFiles begin at 3. A session of its own keeps the terminal's ^C from the launcher: up passes on what should reach it.
-	args := []string{"--data", dir, "--machine", o.machine, "--instance", id, "--lock-fd", "3", "--ready-fd", "4"}
-	for _, p := range bootPrograms {
-		args = append(args, "--program", p+"="+programs[p])
-	}
-	if o.weaken {
-		args = append(args, "--weaken")
-	}
-	if user != nil {
-		args = append(args, user.argument(5)...)
-	}
-	b.cmd = exec.Command(programs["launcher"], args...)
-	b.cmd.Dir, b.cmd.Env = "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
-	b.cmd.Stdout, b.cmd.Stderr = b.log, b.log
-	b.cmd.ExtraFiles = []*os.File{b.lock, w}
-	if user != nil {
-		b.cmd.ExtraFiles = append(b.cmd.ExtraFiles, user.theirs)
-	}
-	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := b.cmd.Start(); err != nil {
-		return nil, sigma.Wrap("sigma.boot", programs["launcher"], err)
-	}
-	go func() {
-		b.cmd.Wait()
-		close(b.exited)
-	}()
-	err = writeHolder(b.lock, b.cmd.Process.Pid)
-	if err == nil && user != nil {
-		err = user.mapIDs(b.cmd.Process.Pid)
-	}
-	if err != nil {
-		b.stop(stopTimeout)
-		return nil, err
-	}
-	return b, nil
-}
-
-// findPrograms looks for the system's programs beside this one.
-func findPrograms() (map[string]string, error) {
-	self, err := os.Executable()
-	if err == nil {
-		self, err = filepath.EvalSymlinks(self)
-	}
-	if err != nil {
-		return nil, sigma.Wrap("sigma.findPrograms", "", err)
-	}
-	found := map[string]string{}
-	for _, name := range append([]string{"launcher"}, bootPrograms...) {
-		path := filepath.Join(filepath.Dir(self), name)
-		if st, err := os.Stat(path); err != nil || !st.Mode().IsRegular() || st.Mode()&0o111 == 0 {
-			return nil, &sigma.Error{Op: "sigma.findPrograms", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("the program %s is not in %s", name, filepath.Dir(self)),
-				Hint: "build all of sigmaOS with: make build; then use bin/sigma, or install with: make install"}
-		}
-		found[name] = path
-	}
-	return found, nil
-}
-
-// awaitReady returns nil when the system is up. Otherwise it has stopped what there was, and said why.
-func (a *app) awaitReady(b *booting, signals <-chan os.Signal) error {
-	b.ready.SetReadDeadline(time.Now().Add(readyTimeout))
-	line := make(chan string, 1)
-	go func() {
-		text, err := bufio.NewReaderSize(b.ready, 4096).ReadSlice('\n')
-		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			text = fmt.Appendf(nil, "error: not ready after %v", readyTimeout)
-		case err != nil && len(text) == 0:
-			text = []byte("error: the launcher ended before the system was ready")
-		}
-		line <- strings.TrimSpace(string(text))
-	}()
-	var text string
-	select {
-	case text = <-line:
-	case s := <-signals:
-		b.stop(stopTimeout)
-		return exitCode(exitBySignal + int(s.(syscall.Signal)))
-	}
-	if text == "ready" {
-		return nil
-	}
-	b.stop(stopTimeout)
-	if tail := lastLines(b.log, b.logFrom, 20); tail != "" {
-		a.remark("%s", tail)
-	}
-	return &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnavailable, Msg: "sigmaOS did not start: " + strings.TrimPrefix(text, "error: "),
-		Hint: "see " + filepath.Join(b.dir, logName) + "; what this machine lacks is told by: sigma doctor"}
 }
 
 // stay waits for a signal to stop the system, or for its end.
@@ -296,22 +178,3 @@ func (a *app) stay(b *booting, signals <-chan os.Signal) error {
 		Hint: "see " + filepath.Join(b.dir, logName) + "; start it again with: sigma up"}
 }
 
-// unlocked gives up this program's share of the lock and returns DATA.
-func (b *booting) unlocked() string {
-	b.lock.Close()
-	return b.dir
-}
-
-// stop ends the launcher in the orderly way, or by force after grace.
-func (b *booting) stop(grace time.Duration) {
-	if grace > 0 {
-		b.cmd.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-b.exited:
-			return
-		case <-time.After(grace):
-		}
-	}
-	b.cmd.Process.Kill() // its children die with it (PDEATHSIG)
-	<-b.exited
-}

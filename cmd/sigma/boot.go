@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"sigmaos.dev/kernel"
+	"sigmaos.dev/sigma"
+)
+
+// bootPlan says what to start on a DATA.
+type bootPlan struct {
+	record           record
+	join             *kernel.Join // nil = it has joined, or founds a system
+	weaken, rootless bool
+	network          *localNetwork // nil = the host's
+}
+
+// booting is a launcher that was started.
+type booting struct {
+	dir       string
+	cmd       *exec.Cmd
+	lock, log *os.File
+	ready     *os.File // the pipe's end to read
+	logFrom   int64
+	exited    chan struct{} // closed when the launcher is gone
+}
+
+func (b *booting) close() {
+	for _, f := range []*os.File{b.lock, b.log, b.ready} {
+		f.Close()
+	}
+}
+
+// boot starts the launcher on DATA.
+func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err error) {
+	programs, err := findPrograms()
+	if err != nil {
+		return nil, err
+	}
+	user, err := a.startRootless(p.rootless)
+	if err != nil {
+		return nil, err
+	}
+	defer user.close()
+	if err := prepareData(dir); err != nil {
+		return nil, err
+	}
+	b := &booting{dir: dir, exited: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			b.close()
+		}
+	}()
+	if b.lock, err = lockData(ctx, dir); err != nil {
+		return nil, err
+	}
+	if err := writeHolder(b.lock, os.Getpid()); err != nil {
+		return nil, err
+	}
+	id, err := instance(dir)
+	if err != nil {
+		return nil, err
+	}
+	listen, err := p.prepare(dir, id)
+	if err != nil {
+		return nil, err
+	}
+	if b.log, b.logFrom, err = openLog(dir); err != nil {
+		return nil, err
+	}
+	ready, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	b.ready = ready
+	// ExtraFiles begin at 3. A session of its own keeps the terminal's ^C from the launcher: up passes on what should reach it.
+	args := append(p.record.arguments(), "--data", dir, "--instance", id, "--lock-fd", "3", "--ready-fd", "4")
+	for _, name := range bootSet(p.record.Role) {
+		args = append(args, "--program", name+"="+programs[name])
+	}
+	files := []*os.File{b.lock, w}
+	if listen.IsValid() {
+		args = append(args, "--listen", listen.String())
+	}
+	if p.network != nil {
+		args = append(args, "--hold-fd", "5")
+		files = append(files, p.network.hub)
+	}
+	if user != nil {
+		args = append(args, user.argument(3+len(files))...)
+		files = append(files, user.theirs)
+	}
+	if p.weaken {
+		args = append(args, "--weaken")
+	}
+	b.cmd = exec.Command(programs["launcher"], args...)
+	b.cmd.Dir, b.cmd.Env = "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	b.cmd.Stdout, b.cmd.Stderr = b.log, b.log
+	b.cmd.ExtraFiles = files
+	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := p.network.start(b.cmd); err != nil {
+		return nil, sigma.Wrap("sigma.boot", programs["launcher"], err)
+	}
+	go func() {
+		b.cmd.Wait()
+		close(b.exited)
+	}()
+	err = writeHolder(b.lock, b.cmd.Process.Pid)
+	if err == nil && user != nil {
+		err = user.mapIDs(b.cmd.Process.Pid)
+	}
+	if err != nil {
+		b.stop(stopTimeout)
+		return nil, err
+	}
+	return b, nil
+}
+
+// prepare writes into DATA, which is locked, what the next up and sigmad read there, and says where to listen.
+func (p *bootPlan) prepare(dir, instance string) (listen netip.AddrPort, err error) {
+	if p.join != nil {
+		if err := prepareJoin(dir, instance, p.join); err != nil {
+			return listen, err
+		}
+	}
+	if err := p.record.write(dir); err != nil || p.record.Address == "" {
+		return listen, err
+	}
+	to, err := netip.ParseAddrPort(p.record.Address)
+	if err != nil {
+		return listen, &sigma.Error{Op: "sigma.boot", Path: filepath.Join(dir, recordName), Kind: sigma.KindInvalid, Msg: "has no address", Err: err, Hint: "give it with --address"}
+	}
+	if p.network != nil {
+		return to, nil
+	}
+	listen = listenOn(to)
+	return listen, checkFree(listen)
+}
+
+// findPrograms looks for the system's programs beside this one.
+func findPrograms() (map[string]string, error) {
+	self, err := os.Executable()
+	if err == nil {
+		self, err = filepath.EvalSymlinks(self)
+	}
+	if err != nil {
+		return nil, sigma.Wrap("sigma.findPrograms", "", err)
+	}
+	found := map[string]string{}
+	for _, name := range append([]string{"launcher"}, bootPrograms...) {
+		path := filepath.Join(filepath.Dir(self), name)
+		if st, err := os.Stat(path); err != nil || !st.Mode().IsRegular() || st.Mode()&0o111 == 0 {
+			return nil, &sigma.Error{Op: "sigma.findPrograms", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("the program %s is not in %s", name, filepath.Dir(self)),
+				Hint: "build all of sigmaOS with: make build; then use bin/sigma, or install with: make install"}
+		}
+		found[name] = path
+	}
+	return found, nil
+}
+
+// awaitReady returns nil when the system is up. Otherwise it has stopped what there was, and said why.
+func (a *app) awaitReady(b *booting, signals <-chan os.Signal) error {
+	b.ready.SetReadDeadline(time.Now().Add(readyTimeout))
+	line := make(chan string, 1)
+	go func() {
+		text, err := bufio.NewReaderSize(b.ready, 4096).ReadSlice('\n')
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			text = fmt.Appendf(nil, "error: not ready after %v", readyTimeout)
+		case err != nil && len(text) == 0:
+			text = []byte("error: the launcher ended before the system was ready")
+		}
+		line <- strings.TrimSpace(string(text))
+	}()
+	var text string
+	select {
+	case text = <-line:
+	case s := <-signals:
+		b.stop(stopTimeout)
+		return exitCode(exitBySignal + int(s.(syscall.Signal)))
+	}
+	if text == "ready" {
+		return nil
+	}
+	b.stop(stopTimeout)
+	if tail := lastLines(b.log, b.logFrom, 20); tail != "" {
+		a.remark("%s", tail)
+	}
+	return &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnavailable, Msg: "sigmaOS did not start: " + strings.TrimPrefix(text, "error: "),
+		Hint: "see " + filepath.Join(b.dir, logName) + "; what this machine lacks is told by: sigma doctor"}
+}
+
+// bootAndStay boots, and stays unless detach is set.
+func (a *app) bootAndStay(ctx context.Context, dir string, p bootPlan, detach bool, signals <-chan os.Signal) error {
+	b, err := a.boot(ctx, dir, p)
+	if err != nil {
+		return err
+	}
+	defer b.close()
+	if err := a.awaitReady(b, signals); err != nil {
+		if p.join != nil {
+			abandonJoin(dir)
+		}
+		return err
+	}
+	is := "sigmaOS is running as machine"
+	if p.join != nil {
+		is = fmt.Sprintf("joined the system at %s; sigmaOS is running as machine", p.join.Address)
+	}
+	if !detach {
+		fmt.Fprintf(a.out, "%s %s on %s; ^C stops it\n", is, p.record.Machine, dir)
+		return a.stay(b, signals)
+	}
+	fmt.Fprintf(a.out, "%s %s on %s (pid %d)\n", is, p.record.Machine, dir, b.cmd.Process.Pid)
+	a.remark("%s", a.next(dir))
+	return nil
+}
+
+// next says what to do with a system.
+func (a *app) next(dir string) string {
+	where := ""
+	if dir != a.defaultData() {
+		where = " --data " + dir
+	}
+	return fmt.Sprintf("next: sigma run%s ./PROGRAM | sigma ls%s / | sigma status%s | sigma down%s", where, where, where, where)
+}
+
+// unlocked gives up this program's share of the lock and returns DATA.
+func (b *booting) unlocked() string {
+	b.lock.Close()
+	return b.dir
+}
+
+// stop ends the launcher in the orderly way, or by force after grace.
+func (b *booting) stop(grace time.Duration) {
+	if grace > 0 {
+		b.cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-b.exited:
+			return
+		case <-time.After(grace):
+		}
+	}
+	b.cmd.Process.Kill() // its children die with it (PDEATHSIG)
+	<-b.exited
+}

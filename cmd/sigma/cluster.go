@@ -1,0 +1,486 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"sigmaos.dev/kernel"
+	"sigmaos.dev/sigma"
+)
+
+// Several machines on one host: DATA holds clusterName and, below machinesName, a complete DATA of each.
+const (
+	clusterName  = "cluster"
+	machinesName = "machines"
+)
+
+// How many machines a host can bear.
+const (
+	machinesPerCore   = 4
+	machinesOnOneCore = 5 // so that any host can show the loss of two control machines
+	machineMemory     = 256 << 20
+	machinesMost      = 250 // addresses
+)
+
+// cluster is what clusterName holds.
+type cluster struct {
+	Machines int `json:"machines"`
+	Control  int `json:"control"`
+}
+
+func readCluster(dir string) (*cluster, error) {
+	path := filepath.Join(dir, clusterName)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, explainWrite(path, err)
+	}
+	var c cluster
+	if err := json.Unmarshal(b, &c); err != nil || c.Machines < 1 || c.Machines > machinesMost || c.Control < 1 || c.Control > c.Machines {
+		return nil, &sigma.Error{Op: "sigma.readCluster", Path: path, Kind: sigma.KindInvalid, Msg: "does not say how many machines there are", Hint: "restore it from a backup"}
+	}
+	return &c, nil
+}
+
+func isCluster(dir string) bool {
+	c, err := readCluster(dir)
+	return c != nil || err != nil
+}
+
+// machineDir is the DATA of the i-th machine, from 1.
+func machineDir(dir string, i int) string { return filepath.Join(dir, machinesName, fmt.Sprint("m", i)) }
+
+func (c *cluster) dirs(dir string) (all []string) {
+	for i := range c.Machines {
+		all = append(all, machineDir(dir, i+1))
+	}
+	return all
+}
+
+// homeOf is where commands find the machine they talk to: of several the first that runs, and dir itself otherwise.
+func homeOf(dir string) string {
+	c, err := readCluster(dir)
+	if c == nil || err != nil {
+		return dir
+	}
+	for _, m := range c.dirs(dir) {
+		if _, held, err := running(m); held && err == nil {
+			return m
+		}
+	}
+	return machineDir(dir, 1)
+}
+
+// several tells whether up is about several machines, and which; nil if not.
+func (a *app) several(dir string, o upOptions) (*cluster, error) {
+	have, err := readCluster(dir)
+	switch {
+	case err != nil:
+		return nil, err
+	case have != nil:
+		if o.machines > 0 && o.machines != have.Machines || o.control > 0 && o.control != have.Control {
+			return nil, dataError(dir, sigma.KindExists, fmt.Sprintf("is that of %s, %d of them with a part of the control plane", count(have.Machines, "machine"), have.Control), "leave --machines and --control out, or choose another with --data DIR")
+		}
+	case o.machines == 0 && o.control != 0:
+		return nil, flagFault("--control says how many of --machines hold the control plane")("sigma up --machines 3 --control 3; a machine that joins says just: sigma join --control")
+	case o.machines == 0:
+		return nil, nil
+	}
+	if o.machine != "" || o.address != "" {
+		return nil, flagFault("--machine and --address are for one machine: of several, names and addresses are given")("leave them out")
+	}
+	if have != nil {
+		return have, nil
+	}
+	c := &cluster{Machines: o.machines, Control: max(o.control, 1)}
+	if bear, why := hostBears(runtime.NumCPU(), hostMemory()); o.machines < 1 || o.machines > bear {
+		return nil, flagFault("--machines %d is not between 1 and %d, which is what this host can bear (%s)", o.machines, bear, why)("sigma up --machines " + strconv.Itoa(min(3, bear)))
+	}
+	if o.control != 0 && (o.control > o.machines || o.control != 1 && o.control != 3 && o.control != 5) {
+		return nil, flagFault("--control %d is not 1, 3 or 5, or more than there are machines", o.control)("an even number bears no more losses than the odd one below")
+	}
+	if _, err := os.Lstat(filepath.Join(dir, instanceName)); err == nil {
+		return nil, dataError(dir, sigma.KindExists, "is that of one machine", "choose another with --data DIR")
+	}
+	return c, nil
+}
+
+// hostBears says how many machines a host can be.
+func hostBears(cores int, memory sigma.Bytes) (n int, why string) {
+	n = max(machinesPerCore*cores, machinesOnOneCore)
+	byMemory := int(min(memory/machineMemory, machinesMost))
+	return max(1, min(n, byMemory, machinesMost)), fmt.Sprintf("%d cores, %v of memory; at most %d machines for each core, and %v for each machine", cores, memory, machinesPerCore, sigma.Bytes(machineMemory))
+}
+
+// member is one machine that is started.
+type member struct {
+	name string
+	dir  string
+	plan bootPlan
+	*booting
+}
+
+// upSeveral starts those machines of DATA that do not run.
+func (a *app) upSeveral(ctx context.Context, dir string, c *cluster, o upOptions, signals <-chan os.Signal) error {
+	lock, err := c.claim(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	began := time.Now()
+	ms, err := c.plan(ctx, dir, o)
+	if err != nil {
+		return err
+	}
+	if len(ms) == 0 {
+		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindExists, Msg: fmt.Sprintf("all machines of %s are running", dir), Hint: "stop them with: " + commandOn("down", dir)}
+	}
+	s := &starting{a: a, dir: dir, hub: hubOf, progress: a.progress("starting machines", int64(len(ms))), plain: terminalWidth(a.err) == 0 || a.json}
+	defer s.close()
+	stop := make(chan struct{})
+	go s.fanOut(signals, stop)
+	err = s.all(ctx, c, ms)
+	close(stop)
+	s.progress.Done()
+	if err != nil {
+		a.stopAll(ms)
+		return err
+	}
+	lock.Close()
+	is := fmt.Sprintf("sigmaOS is running as %s, m1 to m%d, on %s", count(c.Machines, "machine"), c.Machines, dir)
+	if o.detach {
+		fmt.Fprintf(a.out, "%s (%.1f s)\n", is, time.Since(began).Seconds())
+		a.remark("%s", a.next(dir))
+		return nil
+	}
+	fmt.Fprintf(a.out, "%s; ^C stops them\n", is)
+	return a.stayAll(ms, signals)
+}
+
+// claim makes DATA that of several machines, and keeps other ups away.
+func (c *cluster) claim(ctx context.Context, dir string) (*os.File, error) {
+	if err := prepareData(dir); err != nil {
+		return nil, err
+	}
+	lock, err := lockData(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(c)
+	if err == nil {
+		err = writeHolder(lock, os.Getpid())
+	}
+	if err == nil {
+		err = writeDurably(filepath.Join(dir, clusterName), string(text)+"\n")
+	}
+	if merr := os.Mkdir(filepath.Join(dir, machinesName), 0o711); err == nil && !errors.Is(merr, fs.ErrExist) {
+		err = merr
+	}
+	if err != nil {
+		lock.Close()
+		return nil, explainWrite(dir, err)
+	}
+	return lock, nil
+}
+
+// plan says what is to be started.
+func (c *cluster) plan(ctx context.Context, dir string, o upOptions) (ms []*member, err error) {
+	first, err := c.firstInstance(dir)
+	if err != nil {
+		return nil, err
+	}
+	for i := range c.Machines {
+		home := machineDir(dir, i+1)
+		if _, held, err := running(home); err != nil || held {
+			if err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err := prepareData(home); err != nil {
+			return nil, err
+		}
+		path := filepath.Join(home, instanceName)
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) { // their uids must differ, which the number modulo 1024 decides
+			err = writeDurably(path, fmt.Sprintf("%08x\n", first+uint32(i)))
+			if err != nil {
+				return nil, err
+			}
+		}
+		r, err := readRecord(home)
+		if err != nil {
+			return nil, err
+		}
+		if r == nil || r.Role != roleFounder && !isMember(home) {
+			r = &record{Role: roleOrdinary, Local: true, CPU: sigma.MilliCPU(runtime.NumCPU() * 1000 / c.Machines), Memory: hostMemory() / sigma.Bytes(c.Machines)}
+			switch {
+			case i == 0:
+				r.Role = roleFounder
+			case i < c.Control:
+				r.Role = roleControl
+			}
+		}
+		r.Machine, r.Address = sigma.MachineID(fmt.Sprint("m", i+1)), localAddress(i+1).String()
+		if err := o.apply(ctx, r); err != nil {
+			return nil, err
+		}
+		ms = append(ms, &member{name: string(r.Machine), dir: home, plan: bootPlan{record: *r, weaken: o.weaken}})
+	}
+	return ms, nil
+}
+
+// firstInstance is the number of m1's instance, from which the others count.
+func (c *cluster) firstInstance(dir string) (uint32, error) {
+	m1 := machineDir(dir, 1)
+	if err := prepareData(m1); err != nil {
+		return 0, err
+	}
+	id, err := instance(m1)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(id, 16, 32)
+	return uint32(n), err
+}
+
+// starting is several machines on their way.
+type starting struct {
+	a        *app
+	dir      string
+	hub      func(machines string) (*os.File, error)
+	progress progress
+	plain    bool // a line for each, since there is no bar
+
+	first *os.File // the hub
+
+	mu          sync.Mutex
+	interrupted []chan os.Signal // mu
+	signal      os.Signal        // mu; that came
+}
+
+func (s *starting) close() {
+	if s.first != nil {
+		s.first.Close()
+	}
+}
+
+// fanOut passes a signal on to all that wait.
+func (s *starting) fanOut(signals <-chan os.Signal, stop <-chan struct{}) {
+	select {
+	case <-stop:
+	case sig := <-signals:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.signal = sig
+		for _, c := range s.interrupted {
+			c <- sig
+		}
+	}
+}
+
+// signals gives a channel on which a signal comes, also one that came before.
+func (s *starting) signals() <-chan os.Signal {
+	c := make(chan os.Signal, 1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.signal != nil {
+		c <- s.signal
+	}
+	s.interrupted = append(s.interrupted, c)
+	return c
+}
+
+// all starts the machines: first the members of a system and, if there is none, its founder; then by a token those that have to join.
+func (s *starting) all(ctx context.Context, c *cluster, ms []*member) (err error) {
+	if s.first, err = s.hub(filepath.Join(s.dir, machinesName)); err != nil {
+		return err
+	}
+	var members, joiners []*member
+	for _, m := range ms {
+		if m.plan.record.Role == roleFounder || isMember(m.dir) {
+			members = append(members, m)
+		} else {
+			joiners = append(joiners, m)
+		}
+	}
+	if err := s.each(ctx, members); err != nil || len(joiners) == 0 {
+		return err
+	}
+	admits, err := s.a.members(ctx)
+	if err != nil {
+		return err
+	}
+	defer admits.close()
+	token, err := admits.Token(ctx, len(joiners), 0)
+	if err != nil {
+		return err
+	}
+	r, err := readRecord(homeOf(s.dir))
+	if err != nil {
+		return err
+	}
+	for _, m := range joiners {
+		m.plan.join = &kernel.Join{Address: r.Address, Token: token, Control: m.plan.record.Role == roleControl}
+	}
+	return s.each(ctx, joiners)
+}
+
+// each starts machines at the same time. After a failure no more are begun.
+func (s *starting) each(ctx context.Context, ms []*member) error {
+	var all sync.WaitGroup
+	var failed atomic.Bool
+	errs := make([]error, len(ms))
+	for i, m := range ms {
+		all.Go(func() {
+			began := time.Now()
+			if errs[i] = s.one(ctx, m); errs[i] != nil {
+				failed.Store(true)
+				return
+			}
+			s.progress.Add(1)
+			if s.plain && !s.a.json {
+				s.a.remark("machine %s is up (%.1f s)", m.name, time.Since(began).Seconds())
+			}
+		})
+	}
+	all.Wait()
+	for i, err := range errs { // one is enough to say; an interruption comes to all
+		if err != nil {
+			var code exitCode
+			if errors.As(err, &code) {
+				return err
+			}
+			var e *sigma.Error
+			if errors.As(err, &e) {
+				said := *e
+				said.Msg = "machine " + ms[i].name + ": " + e.Msg
+				return &said
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// one starts a machine and waits until it is ready.
+func (s *starting) one(ctx context.Context, m *member) error {
+	at, err := netip.ParseAddrPort(m.plan.record.Address)
+	if err != nil {
+		return err
+	}
+	hub, err := syscall.Dup(int(s.first.Fd()))
+	if err != nil {
+		return err
+	}
+	syscall.CloseOnExec(hub)
+	if m.plan.network, err = newNetwork(os.NewFile(uintptr(hub), "hub"), at.Addr()); err != nil {
+		return err
+	}
+	defer m.plan.network.close()
+	b, err := s.a.boot(ctx, m.dir, m.plan)
+	if err != nil {
+		return err
+	}
+	if err := s.a.awaitReady(b, s.signals()); err != nil {
+		b.close()
+		abandonJoin(m.dir)
+		return err
+	}
+	m.booting = b
+	return nil
+}
+
+// stopAll takes down what was started.
+func (a *app) stopAll(ms []*member) {
+	var all sync.WaitGroup
+	for _, m := range ms {
+		if m.booting != nil {
+			all.Go(func() { m.stop(stopTimeout); m.booting.close() })
+		}
+	}
+	all.Wait()
+}
+
+// stayAll waits for a signal to stop the machines, or for the end of all.
+func (a *app) stayAll(ms []*member, signals <-chan os.Signal) error {
+	ended := make(chan struct{})
+	go func() {
+		for _, m := range ms {
+			<-m.exited
+		}
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		a.remark("sigmaOS was stopped")
+		return nil
+	case <-signals:
+	}
+	a.remark("stopping")
+	a.stopAll(ms)
+	return nil
+}
+
+// downSeveral stops all machines of DATA, those with a part of the control plane last.
+func (a *app) downSeveral(ctx context.Context, dir string, c *cluster) error {
+	var control, others []string
+	for i, m := range c.dirs(dir) {
+		_, held, err := running(m)
+		if err != nil {
+			return err
+		}
+		switch {
+		case !held:
+		case i < c.Control:
+			control = append(control, m)
+		default:
+			others = append(others, m)
+		}
+	}
+	if len(control)+len(others) == 0 {
+		return notRunning(dir)
+	}
+	if err := a.downEach(ctx, others); err != nil {
+		return err
+	}
+	if err := a.downEach(ctx, control); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.out, "sigmaOS on %s is stopped (%s)\n", dir, count(len(control)+len(others), "machine"))
+	return nil
+}
+
+func (a *app) downEach(ctx context.Context, dirs []string) error {
+	errs := make([]error, len(dirs))
+	var all sync.WaitGroup
+	for i, dir := range dirs {
+		all.Go(func() {
+			pid, held, err := running(dir)
+			if err == nil && held {
+				err = a.downOne(ctx, dir, pid)
+			}
+			errs[i] = err
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

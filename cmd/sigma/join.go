@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/kernel"
+	"sigmaos.dev/sigma"
+)
+
+type joinOptions struct {
+	offer
+	token   string
+	control bool
+	detach  bool
+	weaken  bool
+}
+
+func newJoinCommand(a *app) *cobra.Command {
+	var o joinOptions
+	cmd := &cobra.Command{
+		Use:   "join ADDR --token TOKEN [--detach] [--control] [--machine NAME] [--data DIR]",
+		Short: "Make this machine a part of a system",
+		Long: `Make this machine a part of the system that answers at ADDR (the HOST:PORT of any of
+its machines), start sigmaOS on it, and stay until SIGINT or SIGTERM stops it, or, with
+--detach, return as soon as it has joined.
+
+The token is made by "sigma token create" on a machine of the system; "--token -" reads
+it from standard input. It is used once and not kept: from then on the machine has an
+identity of its own, below DATA, and is started by "sigma up".
+
+Others reach this machine at --address; the default is the address of this host that
+leads to ADDR, with ADDR's port.`,
+		Example: `  sudo sigma join 192.0.2.7:7700 --token sigma-token-1-... --detach
+  sudo sigma join 192.0.2.7:7700 --token - --control --label zone=b < token`,
+		Args:        between(1, 1),
+		Annotations: map[string]string{ownSignals: ""},
+		RunE:        func(cmd *cobra.Command, args []string) error { return a.join(cmd.Context(), args[0], o) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.token, "token", "", "`TOKEN` that admits this machine; - reads it from standard input")
+	f.BoolVarP(&o.detach, "detach", "d", false, "return when the machine has joined and leave it running")
+	f.BoolVar(&o.control, "control", false, "let it hold a part of the control plane")
+	o.offer.flags(f)
+	f.BoolVar(&o.weaken, "weaken", false, "let tests take protections off procs")
+	f.MarkHidden("weaken")
+	return cmd
+}
+
+func (a *app) join(ctx context.Context, address string, o joinOptions) error {
+	if os.Geteuid() != 0 {
+		return &sigma.Error{Op: "sigma.join", Kind: sigma.KindPermission, Msg: "joining a system needs root: what an ordinary user starts is for one machine, since nothing outside could tell its procs apart", Hint: "sudo sigma join " + address[:min(len(address), 100)]}
+	}
+	to, err := reachable(ctx, "the address", address)
+	if err != nil {
+		return err
+	}
+	if o.token, err = a.readToken(o.token); err != nil {
+		return err
+	}
+	dir, err := a.dataRoot()
+	if err != nil {
+		return err
+	}
+	r := record{Machine: sigma.MachineID(machineName()), Role: roleOrdinary}
+	if o.control {
+		r.Role = roleControl
+	}
+	if err := o.apply(ctx, &r); err != nil {
+		return err
+	}
+	if r.Address == "" {
+		own, err := ownAddress(to)
+		if err != nil {
+			return err
+		}
+		r.Address = netip.AddrPortFrom(own, to.Port()).String()
+	}
+	p := bootPlan{record: r, weaken: o.weaken, join: &kernel.Join{Address: to.String(), Token: o.token, Control: o.control}}
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	return a.bootAndStay(ctx, dir, p, o.detach, signals)
+}
+
+// readToken takes the token from where it is, and looks whether it is one.
+func (a *app) readToken(text string) (string, error) {
+	if text == "-" {
+		b, err := io.ReadAll(io.LimitReader(a.in, 4096))
+		if err != nil {
+			return "", sigma.Wrap("sigma.join", "", err)
+		}
+		text = strings.TrimSpace(string(b))
+	}
+	if text == "" {
+		return "", flagFault("a token is needed")("make one on a machine of the system with: sigma token create; then give it with --token")
+	}
+	if _, err := identity.ParseToken(text); err != nil {
+		return "", withCode(exitUsage, err)
+	}
+	return text, nil
+}
+
+// prepareJoin makes DATA, which is locked and of this instance, that of a machine that has yet to join.
+func prepareJoin(dir, instance string, j *kernel.Join) error {
+	old, err := readRecord(dir)
+	if err != nil {
+		return err
+	}
+	_, used := os.Lstat(filepath.Join(dir, "sigmad"))
+	switch {
+	case isMember(dir) && old != nil && old.Role != roleFounder:
+		return dataError(dir, sigma.KindExists, fmt.Sprintf("is that of machine %s, which has joined a system", old.Machine), "start it with: "+commandOn("up --detach", dir)+"; or choose another with --data DIR")
+	case isCluster(dir):
+		return dataError(dir, sigma.KindExists, "is that of several machines", "choose another with --data DIR")
+	case old != nil && old.Role == roleFounder, old == nil && used == nil:
+		return dataError(dir, sigma.KindExists, "is that of a system of its own", "choose another with --data DIR")
+	}
+	if old != nil { // of an attempt that failed
+		for _, p := range bootPrograms {
+			if err := os.RemoveAll(filepath.Join(dir, p)); err != nil {
+				return explainWrite(dir, err)
+			}
+		}
+	}
+	home := filepath.Join(dir, "sigmad")
+	if err := os.Mkdir(home, 0o700); err != nil {
+		return explainWrite(home, err)
+	}
+	text, err := json.Marshal(j)
+	if err != nil {
+		return sigma.Wrap("sigma.join", "", err)
+	}
+	path := filepath.Join(home, "join")
+	if err := writeDurably(path, string(text)); err != nil {
+		return err
+	}
+	uid, err := sigmadUID(instance)
+	if err == nil {
+		err = os.Chown(path, uid, uid)
+	}
+	return err
+}
+
+// sigmadUID is what the launcher runs sigmad as: the first program's (docs/internals/launcher-protocol.md).
+func sigmadUID(instance string) (int, error) {
+	n, err := strconv.ParseUint(instance, 16, 32)
+	return 0x40000000 + int(n%1024)<<20 + 1, err
+}
+
+// abandonJoin removes the token of an attempt that failed.
+func abandonJoin(dir string) {
+	if !isMember(dir) {
+		os.Remove(filepath.Join(dir, "sigmad", "join"))
+	}
+}
