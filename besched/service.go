@@ -11,12 +11,17 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// Methods of the service's root file.
+// Methods of the service's root file. The machine that calls is the Principal's, stamped from its link.
 //
-//	enqueue  []Job -> -            cancel  ProcID -> -
-//	pull     memory -> []Job, lease    waits until there is a job that fits; or answers with a lease (not 0) if no job waits
-//	hold     lease -> -                waits until the lease is recalled
+//	attend   incarnation, cpu, memory -> -    makes the machine known, and lasts until its end, or until the machine attends anew; then all that it has here is dropped.
+//	                                          The other calls wait for the one of their session
+//	enqueue  []Job, whose home is ignored: it is the caller -> -
+//	cancel   ProcID -> -
+//	pull     Offer -> []Job, lease, kind, largest    waits until there is a job that fits; or answers with a lease (not 0) if one was asked for and no job waits. Largest is
+//	                                          the most memory that a machine has
+//	hold     lease -> -                       waits until the lease is recalled
 const (
+	CallAttend  = "attend"
 	CallEnqueue = "enqueue"
 	CallCancel  = "cancel"
 	CallPull    = "pull"
@@ -26,7 +31,7 @@ const (
 // CodeJobs is the payload of jobs.
 func CodeJobs(c *sigmap.Coder, js *[]Job) {
 	n := len(*js)
-	c.Count(&n, 12)
+	c.Count(&n, 22)
 	if c.Decoding() {
 		*js = make([]Job, n)
 	}
@@ -35,23 +40,59 @@ func CodeJobs(c *sigmap.Coder, js *[]Job) {
 		c.ProcID(&j.ID)
 		c.RealmID(&j.Realm)
 		c.U64((*uint64)(&j.Memory))
+		c.Str((*string)(&j.Home.Machine))
+		c.U64((*uint64)(&j.Home.Incarnation))
 	}
+}
+
+// CodeOffer is the payload of pull.
+func CodeOffer(c *sigmap.Coder, o *Offer) {
+	c.U64((*uint64)(&o.Memory))
+	c.U32(&o.Load)
+	c.Bool(&o.Ask)
+}
+
+// Pulled is the answer to pull.
+type Pulled struct {
+	Jobs    []Job
+	Lease   Ticket // 0 if there are jobs
+	Kind    Lease
+	Largest sigma.Bytes
+}
+
+// Code is its payload.
+func (p *Pulled) Code(c *sigmap.Coder) {
+	CodeJobs(c, &p.Jobs)
+	c.U64((*uint64)(&p.Lease))
+	c.U8((*uint8)(&p.Kind))
+	c.U64((*uint64)(&p.Largest))
 }
 
 // Service answers machines. It is a tree whose root is one callable file. Safe for concurrent use.
 type Service struct {
-	mu      sync.Mutex
-	core    *Core                    // mu
-	next    Ticket                   // mu
-	waiting map[Ticket]chan []Job    // mu; each has room for its grant
-	holding map[Ticket]chan struct{} // mu; closed by the recall of the lease
+	mu        sync.Mutex
+	core      *Core                      // mu
+	next      Ticket                     // mu
+	waiting   map[Ticket]chan Grant      // mu; each has room for its grant
+	holding   map[Ticket]chan struct{}   // mu; closed by the recall of the lease
+	attending map[sigma.MachineID]*visit // mu
+}
+
+// visit is what a machine has here by one session.
+type visit struct {
+	s       *Service
+	machine sigma.MachineID
+	begun   chan struct{} // closed when it attends
+	over    chan struct{} // closed when it does no more
+
+	life sigma.Life // Service.mu; set before begun
 }
 
 var _ sigma.Tree = (*Service)(nil)
 
 // NewService makes an empty one.
 func NewService() *Service {
-	return &Service{core: NewCore(), waiting: map[Ticket]chan []Job{}, holding: map[Ticket]chan struct{}{}}
+	return &Service{core: NewCore(), waiting: map[Ticket]chan Grant{}, holding: map[Ticket]chan struct{}{}, attending: map[sigma.MachineID]*visit{}}
 }
 
 // Attach implements sigma.Tree; only the provider's programs may.
@@ -59,12 +100,16 @@ func (s *Service) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.
 	if !p.System {
 		return nil, sigma.Errorf("besched.Attach", sigma.KindPermission, "besched is for machines")
 	}
-	return &root{s: s}, nil
+	return &root{v: s.visit(p.Machine)}, nil
+}
+
+func (s *Service) visit(m sigma.MachineID) *visit {
+	return &visit{s: s, machine: m, begun: make(chan struct{}), over: make(chan struct{})}
 }
 
 type root struct {
 	treekit.Base
-	s *Service
+	v *visit
 }
 
 func (r *root) Stat(context.Context) (sigma.Stat, error) {
@@ -73,50 +118,140 @@ func (r *root) Stat(context.Context) (sigma.Stat, error) {
 
 // Call implements sigma.Caller.
 func (r *root) Call(ctx context.Context, method string, payload []byte, _ []*os.File) ([]byte, []*os.File, error) {
+	reply, err := r.v.call(ctx, method, payload)
+	return reply, nil, err
+}
+
+func (v *visit) call(ctx context.Context, method string, payload []byte) ([]byte, error) {
 	switch method {
+	case CallAttend:
+		var life sigma.Life
+		var cpu sigma.MilliCPU
+		var memory sigma.Bytes
+		if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+			c.U64((*uint64)(&life.Incarnation))
+			c.U32((*uint32)(&cpu))
+			c.U64((*uint64)(&memory))
+		}); err != nil {
+			return nil, err
+		}
+		life.Machine = v.machine
+		return nil, v.attend(ctx, life, cpu, memory)
 	case CallEnqueue:
 		var jobs []Job
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeJobs(c, &jobs) }); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		r.s.enqueue(jobs)
-		return nil, nil, nil
+		return nil, v.enqueue(ctx, jobs)
 	case CallCancel:
 		var id sigma.ProcID
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id) }); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		r.s.mu.Lock()
-		r.s.grantLocked(r.s.core.Cancel(id))
-		r.s.mu.Unlock()
-		return nil, nil, nil
+		return nil, v.cancel(ctx, id)
 	case CallPull:
-		var memory sigma.Bytes
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&memory)) }); err != nil {
-			return nil, nil, err
+		var o Offer
+		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeOffer(c, &o) }); err != nil {
+			return nil, err
 		}
-		jobs, lease, err := r.s.pull(ctx, memory)
+		p, err := v.pull(ctx, o)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		reply, err := sigmap.Payload(func(c *sigmap.Coder) { CodeJobs(c, &jobs); c.U64((*uint64)(&lease)) })
-		return reply, nil, err
+		return sigmap.Payload(p.Code)
 	case CallHold:
 		var lease Ticket
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&lease)) }); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		return nil, nil, r.s.hold(ctx, lease)
+		return nil, v.hold(ctx, lease)
 	}
-	return nil, nil, sigma.Errorf("besched.Call", sigma.KindUnsupported, "no method %.50q", method)
+	return nil, sigma.Errorf("besched.Call", sigma.KindUnsupported, "no method %.50q", method)
 }
 
-func (s *Service) enqueue(jobs []Job) {
+// attend makes the machine known until ctx ends.
+func (v *visit) attend(ctx context.Context, life sigma.Life, cpu sigma.MilliCPU, memory sigma.Bytes) error {
+	const op = "besched.attend"
+	s := v.s
+	s.mu.Lock()
+	if old := s.attending[v.machine]; old == v || old != nil && old.life.Incarnation > life.Incarnation {
+		s.mu.Unlock()
+		return sigma.Errorf(op, sigma.KindStale, "machine %s attends already, in its life %d", v.machine, old.life.Incarnation)
+	} else if old != nil { // whose session will be seen to have ended
+		s.endLocked(old)
+	}
+	v.life = life
+	s.attending[v.machine] = v
+	s.recalledLocked(s.core.Attend(life, cpu, memory))
+	close(v.begun)
+	s.mu.Unlock()
+	select {
+	case <-v.over:
+		return sigma.Errorf(op, sigma.KindStale, "machine %s attends anew", v.machine)
+	case <-ctx.Done():
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	grants, recalled := s.core.Enqueue(jobs)
+	if s.attending[v.machine] == v {
+		s.endLocked(v)
+	}
+	return sigma.Wrap(op, "", ctx.Err())
+}
+
+func (s *Service) endLocked(v *visit) {
+	delete(s.attending, v.machine)
+	close(v.over)
+	s.doneLocked(s.core.Gone(v.life))
+}
+
+// attends waits until the machine attends by this session.
+func (v *visit) attends(ctx context.Context) error {
+	select {
+	case <-v.over:
+		return sigma.Errorf("besched", sigma.KindStale, "machine %s attends no more by this session", v.machine)
+	default:
+	}
+	select {
+	case <-v.begun:
+		return nil
+	case <-ctx.Done():
+		return sigma.Wrap("besched", "", ctx.Err())
+	}
+}
+
+func (v *visit) enqueue(ctx context.Context, jobs []Job) error {
+	if err := v.attends(ctx); err != nil {
+		return err
+	}
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	for i := range jobs {
+		jobs[i].Home = v.life
+	}
+	v.s.doneLocked(v.s.core.Enqueue(jobs))
+	return nil
+}
+
+// cancel takes out a job; only its home may.
+func (v *visit) cancel(ctx context.Context, id sigma.ProcID) error {
+	if err := v.attends(ctx); err != nil {
+		return err
+	}
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	if v.s.core.Home(id) == v.life {
+		v.s.grantLocked(v.s.core.Cancel(id))
+	}
+	return nil
+}
+
+func (s *Service) doneLocked(grants []Grant, recalled []Ticket) {
 	s.grantLocked(grants)
-	for _, t := range recalled {
+	s.recalledLocked(recalled)
+}
+
+func (s *Service) recalledLocked(ts []Ticket) {
+	for _, t := range ts {
 		if ch := s.holding[t]; ch != nil {
 			close(ch)
 			delete(s.holding, t)
@@ -126,46 +261,57 @@ func (s *Service) enqueue(jobs []Job) {
 
 func (s *Service) grantLocked(gs []Grant) {
 	for _, g := range gs {
-		s.waiting[g.Ticket] <- g.Jobs
+		s.waiting[g.Ticket] <- g
 		delete(s.waiting, g.Ticket)
 	}
 }
 
 // pull parks a credit until it is granted jobs, or a lease. A grant that was made is never dropped: when the caller gives up at the same moment it gets the jobs after all.
-func (s *Service) pull(ctx context.Context, memory sigma.Bytes) ([]Job, Ticket, error) {
-	ch := make(chan []Job, 1)
+func (v *visit) pull(ctx context.Context, o Offer) (Pulled, error) {
+	if err := v.attends(ctx); err != nil {
+		return Pulled{}, err
+	}
+	s, ch := v.s, make(chan Grant, 1)
 	s.mu.Lock()
 	s.next++
 	t := s.next
 	s.waiting[t] = ch
-	s.grantLocked(s.core.Ask(t, memory))
+	s.grantLocked(s.core.Park(t, v.machine, o))
 	s.mu.Unlock()
 	select {
-	case jobs := <-ch:
-		return granted(t, jobs)
+	case g := <-ch:
+		return s.pulled(g), nil
 	case <-ctx.Done():
+	case <-v.over:
 	}
 	s.mu.Lock()
 	left := s.core.Leave(t)
+	parked := s.waiting[t] != nil // else there is a grant; if it did not leave though, its machine's visit ended
 	delete(s.waiting, t)
 	s.mu.Unlock()
-	if left {
-		return nil, 0, sigma.Wrap("besched.pull", "", ctx.Err())
+	if err := ctx.Err(); err != nil && (left || parked) {
+		return Pulled{}, sigma.Wrap("besched.pull", "", err)
+	} else if left || parked {
+		return Pulled{}, sigma.Errorf("besched.pull", sigma.KindStale, "machine %s attends anew", v.machine)
 	}
-	return granted(t, <-ch)
+	return s.pulled(<-ch), nil
 }
 
-func granted(t Ticket, jobs []Job) ([]Job, Ticket, error) {
-	if len(jobs) > 0 {
-		t = 0
+func (s *Service) pulled(g Grant) Pulled {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := Pulled{Jobs: g.Jobs, Kind: g.Lease, Largest: s.core.Largest()}
+	if g.Lease != NoLease {
+		p.Lease = g.Ticket
 	}
-	return jobs, t, nil
+	return p
 }
 
 // hold waits until a lease is recalled. One whose holder gives up waiting is given back.
-func (s *Service) hold(ctx context.Context, t Ticket) error {
+func (v *visit) hold(ctx context.Context, t Ticket) error {
+	s := v.s
 	s.mu.Lock()
-	if !s.core.Leased(t) {
+	if !s.core.Leased(t) || s.holding[t] != nil {
 		s.mu.Unlock()
 		return nil
 	}
@@ -175,6 +321,7 @@ func (s *Service) hold(ctx context.Context, t Ticket) error {
 	select {
 	case <-ch:
 		return nil
+	case <-v.over:
 	case <-ctx.Done():
 	}
 	s.mu.Lock()

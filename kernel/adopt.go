@@ -95,6 +95,8 @@ type label struct {
 	info sigma.ProcInfo
 	gid  uint32
 	said *sigma.Status
+	home sigma.Life // of a guest
+	life sigma.Life // this machine's when it was started
 }
 
 func (l *label) code(c *sigmap.Coder) {
@@ -106,6 +108,10 @@ func (l *label) code(c *sigmap.Coder) {
 			l.said = new(sigma.Status)
 		}
 		c.Status(l.said)
+	}
+	for _, life := range []*sigma.Life{&l.home, &l.life} {
+		c.Str((*string)(&life.Machine))
+		c.U64((*uint64)(&life.Incarnation))
 	}
 }
 
@@ -121,7 +127,7 @@ func (k *Kernel) keep(realm sigma.RealmID, id sigma.ProcID, fds ...int) {
 		k.mu.Unlock()
 		return
 	}
-	what, launched := label{p.ProcInfo, gid, p.Said()}, p.Launch
+	what, launched := label{p.ProcInfo, gid, p.Said(), p.Home, k.life()}, p.Launch
 	k.mu.Unlock()
 	for i := range fds {
 		if fds[i] < 0 { // what it prints there is complete
@@ -184,7 +190,7 @@ func (k *Kernel) adopt(e launch.Adopted) bool {
 		k.gids[realm] = what.gid
 	}
 	k.children[e.ID] = c.event
-	k.stepLocked(schedd.Adopted{Info: what.info, Launch: e.ID, Said: what.said})
+	k.stepLocked(schedd.Adopted{Info: what.info, Launch: e.ID, Said: what.said, Home: what.home})
 	l := k.newLogsLocked(realm, id)
 	k.mu.Unlock()
 	c.out, c.err = k.outputs.Adopt(l.out, out), k.outputs.Adopt(l.err, errs)

@@ -10,12 +10,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// freeze stops a proc of the caller's realm, or lets it go on.
-func (r *root) freeze(ctx context.Context, id sigma.ProcID, on bool) error {
+// freeze stops a proc that is here, or lets it go on.
+func (k *Kernel) freeze(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, on bool) error {
 	const op = "kernel.freeze"
-	k := r.tree.k
 	k.mu.Lock()
-	p := k.core.Proc(r.realm, id)
+	p := k.core.Proc(realm, id)
 	if p == nil {
 		k.mu.Unlock()
 		return unknownProc(id)
@@ -46,7 +45,7 @@ func (r *root) freeze(ctx context.Context, id sigma.ProcID, on bool) error {
 		}
 		if no == 0 {
 			k.step(schedd.Froze{ID: id, On: on})
-			k.keep(r.realm, id)
+			k.keep(realm, id)
 		}
 	})
 	switch {

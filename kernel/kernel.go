@@ -100,6 +100,7 @@ type Kernel struct {
 	sessions  sync.WaitGroup
 	links     *links
 	holders   *holders
+	peers     *peers
 	peerCalls map[string]peerCall                     // what other machines' sigmads may call here; complete before Run
 	beats     func(ctx context.Context, l *link.Link) // answers another machine's beats until l ends; set before Run
 
@@ -190,6 +191,8 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.sched = newScheduler(k)
 	k.holders = newHolders(k)
+	k.peers = newPeers()
+	k.registerPeerCalls()
 	k.bin, err = binfs.New(binfs.Config{Dir: filepath.Join(cfg.Data, "bin"), Max: cfg.ProgramsMax, Mount: cfg.Mount, Log: cfg.Log, Peers: k.holders, Tree: func(realm sigma.RealmID) (binfs.Tree, error) { return k.tree(realm) }})
 	if err != nil {
 		return nil, err
@@ -225,6 +228,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 		k.sessions.Go(func() { s.supervise(ctx) })
 	}
 	k.sessions.Go(func() { k.sched.run(ctx) })
+	k.sessions.Go(func() { k.followRoster(ctx) })
 	k.sessions.Go(k.ready.Run)
 	context.AfterFunc(ctx, k.ready.Close)
 	booted := make(chan error, 1)

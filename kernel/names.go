@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"sigmaos.dev/namespace"
-	"sigmaos.dev/schedd"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -271,27 +270,22 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 		return err
 	}
 	defer end()
-	if err := r.k.endRealm(ctx, id); err != nil {
+	if err := r.k.leaveRealm(ctx, id, r.by); err != nil {
 		return err
 	}
-	if err := r.k.endSessions(ctx, id, r.by); err != nil {
+	if err := r.k.leaveRealmElsewhere(ctx, id); err != nil {
 		return err
 	}
 	if _, err := r.admin(ctx, serviceS3, sigmap.CallRemove, id); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
-	if err := r.k.ux.RemoveRealm(ctx, id); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
-		return err
-	}
 	_, err = r.admin(ctx, serviceNamed, sigmap.CallRemove, id) // last, so that a removal that was interrupted can be repeated
 	r.k.dropNames(id)
-	if err == nil {
-		r.k.mu.Lock()
-		r.k.stepLocked(schedd.RealmGone{Realm: id})
-		delete(r.k.budgets, id)
-		r.k.mu.Unlock()
+	if err != nil {
+		return err
 	}
-	return err
+	r.k.forgetRealm(id)
+	return r.k.leaveRealmElsewhere(ctx, id) // what somebody began there meanwhile
 }
 
 // List implements sigma.Realms.

@@ -97,6 +97,12 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 		k.metrics.timed(&f.Timing)
 	case schedd.Room:
 		k.sched.room()
+	case schedd.Owed:
+		k.owe(f.ID, f.Home)
+	case schedd.Take:
+		k.sessions.Go(func() { k.take(f.ID, f.Home) })
+	case schedd.Decline:
+		k.sessions.Go(func() { k.decline(f.ID, f.Home) })
 	}
 }
 
@@ -158,8 +164,8 @@ func machineMemory() (sigma.Bytes, error) {
 	return sigma.Bytes(si.Totalram) * sigma.Bytes(si.Unit), nil
 }
 
-// waitProc waits until done says so of a realm's proc.
-func (k *Kernel) waitProc(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, done func(*schedd.Proc) bool) (sigma.ProcInfo, error) {
+// waitProc waits for a proc of a realm that is known here. It may become unknown meanwhile.
+func (k *Kernel) waitProc(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, u until) (sigma.ProcInfo, error) {
 	for {
 		k.mu.Lock()
 		p := k.core.Proc(realm, id)
@@ -167,7 +173,7 @@ func (k *Kernel) waitProc(ctx context.Context, realm sigma.RealmID, id sigma.Pro
 			k.mu.Unlock()
 			return sigma.ProcInfo{}, unknownProc(id)
 		}
-		if done(p) {
+		if u.is(p) {
 			defer k.mu.Unlock()
 			return p.ProcInfo, nil
 		}

@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"context"
-	"math"
 	"os"
 	"slices"
 	"time"
@@ -77,50 +76,37 @@ func (r *root) procsCalls() map[string]handler {
 		sigmap.CallList:  r.list,
 		sigmap.CallUsage: r.usage,
 		sigmap.CallWaitStart: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
-			p, err := k.waitProc(ctx, r.realm, id, func(p *schedd.Proc) bool { return p.HasStarted() || p.Ended() })
+			p, err := k.await(ctx, r.realm, id, hasStarted)
 			if err == nil && p.Times.Started.IsZero() {
 				err = &sigma.Error{Op: "kernel.WaitStart", Kind: max(p.Status.Kind, sigma.KindOther), Msg: p.Status.Code.String() + ": " + p.Status.Msg}
 			}
 			return nil, err
 		}),
 		sigmap.CallWaitExit: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
-			p, err := k.waitProc(ctx, r.realm, id, (*schedd.Proc).Ended)
+			p, err := k.await(ctx, r.realm, id, hasEnded)
 			if err != nil {
 				return nil, err
 			}
 			return sigmap.Payload(func(c *sigmap.Coder) { c.Status(&p.Status) })
 		}),
-		sigmap.CallKill: aboutProc(func(_ context.Context, id sigma.ProcID) ([]byte, error) {
-			return nil, r.tell(id, schedd.Killed{ID: id})
+		sigmap.CallKill: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+			return nil, k.tell(ctx, r.realm, id, actKill, 0)
 		}),
 		sigmap.CallFreeze: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
-			return nil, r.freeze(ctx, id, true)
+			return nil, k.tell(ctx, r.realm, id, actFreeze, 0)
 		}),
 		sigmap.CallThaw: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
-			return nil, r.freeze(ctx, id, false)
+			return nil, k.tell(ctx, r.realm, id, actThaw, 0)
 		}),
-		sigmap.CallEvict: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+		sigmap.CallEvict: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var id sigma.ProcID
 			var grace time.Duration
 			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id); c.Duration(&grace) }); err != nil {
 				return nil, nil, err
 			}
-			return nil, nil, r.tell(id, schedd.Evicted{ID: id, Grace: grace})
+			return nil, nil, k.tell(ctx, r.realm, id, actEvict, grace)
 		},
 	}
-}
-
-// tell steps an event about a proc that must be of the caller's realm.
-func (r *root) tell(id sigma.ProcID, e schedd.Event) error {
-	k := r.tree.k
-	k.mu.Lock()
-	known := k.core.Proc(r.realm, id) != nil
-	k.mu.Unlock()
-	if !known {
-		return unknownProc(id)
-	}
-	k.step(e)
-	return nil
 }
 
 func (r *root) spawn(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
@@ -157,42 +143,6 @@ func (r *root) spawn(_ context.Context, payload []byte) ([]byte, []*os.File, err
 		return nil, nil, err
 	}
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.ProcIDs(&ids) })
-	return reply, nil, err
-}
-
-// A page of a listing has at most so many bytes, that the reply fits a message whatever the procs' arguments are, and so many procs, that it does not hold up others for long.
-const (
-	listMax   = sigmap.DataMax - 8<<10
-	listProcs = 256
-)
-
-func (r *root) list(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-	var all bool
-	var skip uint32
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Bool(&all); c.U32(&skip) }); err != nil {
-		return nil, nil, err
-	}
-	k := r.tree.k
-	k.mu.Lock()
-	procs := k.core.List(r.realm, all, int(skip), listProcs+1)
-	for i := range procs {
-		procs[i].Usage.Output = k.outputLocked(procs[i].ID)
-	}
-	k.mu.Unlock()
-	size, n := 0, 0
-	for n < min(len(procs), listProcs) {
-		procs[n].Status.Data = nil // a listing does not carry results
-		one, err := sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfo(&procs[n]) })
-		if err != nil {
-			return nil, nil, err
-		}
-		if size += len(one); size > listMax {
-			break
-		}
-		n++
-	}
-	page, more := procs[:n], n < len(procs)
-	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfos(&page); c.Bool(&more) })
 	return reply, nil, err
 }
 
@@ -345,20 +295,4 @@ func (r *root) machineCalls() map[string]handler {
 			return nil, nil, nil
 		}),
 	}
-}
-
-// endRealm kills a realm's procs and waits for their end. No more may be spawned meanwhile.
-func (k *Kernel) endRealm(ctx context.Context, realm sigma.RealmID) error {
-	k.mu.Lock()
-	procs := k.core.List(realm, false, 0, math.MaxInt)
-	for _, p := range procs {
-		k.stepLocked(schedd.Killed{ID: p.ID})
-	}
-	k.mu.Unlock()
-	for _, p := range procs {
-		if _, err := k.waitProc(ctx, realm, p.ID, (*schedd.Proc).Ended); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
-			return err
-		}
-	}
-	return nil
 }

@@ -125,13 +125,9 @@ func (r *root) usage(ctx context.Context, payload []byte) ([]byte, []*os.File, e
 	if len(ids) > usageMax {
 		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed", len(ids), usageMax)
 	}
-	out := make([]sigma.Usage, len(ids))
-	for i, id := range ids {
-		u, err := r.tree.k.usageOf(ctx, r.realm, id)
-		if err != nil {
-			return nil, nil, err
-		}
-		out[i] = u
+	out, err := r.tree.k.usagesOf(ctx, r.realm, ids)
+	if err != nil {
+		return nil, nil, err
 	}
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Usages(&out) })
 	return reply, nil, err
@@ -146,7 +142,9 @@ func (k *Kernel) usageOf(ctx context.Context, realm sigma.RealmID, id sigma.Proc
 		return sigma.Usage{}, nil
 	}
 	u, launched, running := p.Usage, p.Launch, p.State == sigma.ProcRunning
-	u.Output = k.outputLocked(id)
+	if !p.Away() {
+		u.Output = k.outputLocked(id)
+	}
 	k.mu.Unlock()
 	if !running {
 		return u, nil

@@ -114,7 +114,7 @@ func event(t *testing.T, w []string, now time.Time) Event {
 		}
 		return Spawned{By: sigma.Principal{Realm: sigma.RealmID(w[2])}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{d}}
 	case "leased", "recalled":
-		return Leased{w[0] == "leased"}
+		return Leased{On: w[0] == "leased"}
 	case "assigned":
 		return Assigned{id}
 	case "asked":
@@ -194,7 +194,7 @@ func TestRandom(t *testing.T) {
 		c := NewCore("m", sigma.GiB)
 		var ids []sigma.ProcID
 		starts, ends := map[sigma.ProcID]int{}, map[sigma.ProcID]int{}
-		c.Step(time.Unix(1, 0), Leased{seed%2 == 0})
+		c.Step(time.Unix(1, 0), Leased{On: seed%2 == 0})
 		for i := range 12 {
 			id := sigma.ProcID(fmt.Sprint("p", i))
 			ids = append(ids, id)
@@ -221,7 +221,7 @@ func TestRandom(t *testing.T) {
 		for i := range 300 {
 			id := ids[r.IntN(len(ids))]
 			events := []Event{Assigned{id}, LaunchAsked{id, 1}, Launched{ID: id}, CalledStarted{id}, CalledExited{id, sigma.Status{Code: sigma.StatusOK}}, Evicted{id, time.Second}, Killed{id},
-				TimerFired{id}, WaitsEvict{id, 1}, Gone{ID: id}, NotLaunched{id, sigma.Errorf("t", sigma.KindNoExec, "no")}, Leased{i%2 == 0}}
+				TimerFired{id}, WaitsEvict{id, 1}, Gone{ID: id}, NotLaunched{id, sigma.Errorf("t", sigma.KindNoExec, "no")}, Leased{On: i%2 == 0}}
 			step(events[r.IntN(len(events))], id)
 		}
 		for _, id := range ids {

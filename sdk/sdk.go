@@ -235,17 +235,19 @@ func (c *Client) Thaw(ctx context.Context, id sigma.ProcID) error {
 // List implements sigma.Procs.
 func (c *Client) List(ctx context.Context, all bool) ([]sigma.ProcInfo, error) {
 	var out []sigma.ProcInfo
+	var at string // where the last page ended
+	var after uint64
 	for more := true; more; {
-		skip := uint32(len(out))
 		var page []sigma.ProcInfo
-		err := c.do(ctx, sigmap.FileProcs, sigmap.CallList, func(e *sigmap.Coder) { e.Bool(&all); e.U32(&skip) },
-			func(d *sigmap.Coder) { d.ProcInfos(&page); d.Bool(&more) })
+		err := c.do(ctx, sigmap.FileProcs, sigmap.CallList, func(e *sigmap.Coder) { e.Bool(&all); e.Str(&at); e.U64(&after) },
+			func(d *sigmap.Coder) { d.ProcInfos(&page); d.Bool(&more); d.Str(&at); d.U64(&after) })
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, page...)
 		more = more && len(page) > 0
 	}
+	slices.SortStableFunc(out, func(a, b sigma.ProcInfo) int { return a.Times.Spawned.Compare(b.Times.Spawned) }) // they come by machine
 	return out, nil
 }
 

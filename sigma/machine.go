@@ -21,6 +21,12 @@ func (s SystemID) Check() error {
 // only grows, so a later life of any machine has a higher one. What is granted to one incarnation is never carried out by another.
 type Incarnation uint64
 
+// Life is one machine in one life. The zero Life is none.
+type Life struct {
+	Machine     MachineID
+	Incarnation Incarnation
+}
+
 // MachineState is how a machine stands with its system.
 type MachineState uint8
 

@@ -11,7 +11,7 @@ import (
 //
 //	/sys/procs      spawn      []Descriptor -> []ProcID        wait-start  ProcID -> -
 //	                wait-exit  ProcID -> Status                evict       ProcID, grace -> -
-//	                kill       ProcID -> -                     list        all, skip -> []ProcInfo, more
+//	                kill       ProcID -> -                     list        all, at, after -> []ProcInfo, more, at, after
 //	                freeze     ProcID -> -                     thaw        ProcID -> -
 //	                usage      []ProcID -> []Usage (of running procs: now; provider)
 //	/sys/self       started    - -> -                          exited      Status -> -

@@ -213,8 +213,14 @@ func TestKillLauncher(t *testing.T) {
 				t.Errorf("a proc that ran: %+v, want crashed", st)
 			}
 		}
-		if st := r.wait(queued); st.Code != sigma.StatusLost {
-			t.Errorf("a queued proc: %+v, want lost", st)
+		if err := r.WaitStart(r.ctx, queued); err != nil {
+			t.Errorf("a queued proc was not started by the next launcher: %v", err)
+		}
+		if err := r.Kill(r.ctx, queued); err != nil {
+			t.Error(err)
+		}
+		if st := r.wait(queued); st.Code != sigma.StatusEvicted {
+			t.Errorf("a queued proc, killed: %+v", st)
 		}
 		for _, dir := range []string{"/kept", "/s3/kept"} {
 			testenv.Eventually(t, dir+" can be written", func() error {
@@ -303,39 +309,27 @@ func (r *realm) restarted(name string) {
 	}
 }
 
-// The queue dies with besched; its waiters hear of it, and what runs goes on.
+// The queue dies with besched, and what was in it is queued again, in order; what runs goes on.
 func TestKillBesched(t *testing.T) {
 	r := connect(t, defaultRealm)
 	d := r.descriptor("probe.c", "leave")
 	d.Memory = sigma.Bytes(r.metric("sigma_schedd_memory_capacity_bytes")) &^ 0xffff
 	running := r.spawn(d)[0]
 	r.wrote(running, "ready")
-	queued := r.spawn(d, d, d)
-	waiters := make(chan sigma.Status, len(queued))
-	for _, id := range queued {
-		go func() {
-			st, err := r.WaitExit(r.ctx, id)
-			if err != nil {
-				t.Errorf("wait for %s: %v", id, err)
-			}
-			waiters <- st
-		}()
-	}
+	queued := r.spawn(d, d)
 	r.s.Kill9(t, "besched")
-	for range queued {
-		if st := <-waiters; st.Code != sigma.StatusLost {
-			t.Errorf("a queued proc: %+v, want lost", st)
-		}
-	}
+	again := r.spawn(r.descriptor("probe.c", "exit", "5"))[0] // waits for room
 	if p := r.info(running); p.State != sigma.ProcRunning {
 		t.Errorf("the running one is %v %+v", p.State, p.Status)
 	}
-	again := r.spawn(r.descriptor("probe.c", "exit", "5"))[0] // waits for room
-	if err := r.Evict(r.ctx, running, 0); err != nil {
-		t.Fatal(err)
-	}
-	if st := r.wait(running); st.ExitCode != 3 {
-		t.Errorf("the running one: %+v", st)
+	for _, id := range append([]sigma.ProcID{running}, queued...) {
+		r.wrote(id, "ready")
+		if err := r.Evict(r.ctx, id, 0); err != nil {
+			t.Fatal(err)
+		}
+		if st := r.wait(id); st.ExitCode != 3 {
+			t.Errorf("%s: %+v", id, st)
+		}
 	}
 	if st := r.wait(again); st.ExitCode != 5 {
 		t.Errorf("one spawned after the crash: %+v", st)

@@ -1,0 +1,106 @@
+package kernel
+
+import (
+	"context"
+	"math"
+	"sync"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// endRealm kills a realm's procs and waits for their end. No more may be spawned meanwhile.
+func (k *Kernel) endRealm(ctx context.Context, realm sigma.RealmID) error {
+	k.mu.Lock()
+	procs := k.core.List(realm, false, 0, math.MaxInt)
+	for _, p := range procs {
+		k.stepLocked(schedd.Killed{ID: p.ID})
+	}
+	k.mu.Unlock()
+	for _, p := range procs {
+		if p.Machine != k.cfg.Machine {
+			if err := k.tell(ctx, realm, p.ID, actKill, 0); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+				return err
+			}
+		}
+		if _, err := k.waitProc(ctx, realm, p.ID, hasEnded); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+			return err
+		}
+	}
+	return nil
+}
+
+// leaveRealm ends all that this machine has of a realm that is being removed, but for what by has.
+func (k *Kernel) leaveRealm(ctx context.Context, realm sigma.RealmID, by *tree) error {
+	if err := k.endRealm(ctx, realm); err != nil {
+		return err
+	}
+	if err := k.endSessions(ctx, realm, by); err != nil {
+		return err
+	}
+	if err := k.ux.RemoveRealm(ctx, realm); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+		return err
+	}
+	return nil
+}
+
+// forgetRealm drops what is remembered of a realm that is gone.
+func (k *Kernel) forgetRealm(realm sigma.RealmID) {
+	k.dropNames(realm)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.stepLocked(schedd.RealmGone{Realm: realm})
+	delete(k.budgets, realm)
+}
+
+// leaveRealmElsewhere has all other machines end what they have of a realm. One that is lost meanwhile has nothing any more.
+func (k *Kernel) leaveRealmElsewhere(ctx context.Context, realm sigma.RealmID) error {
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	var failed error
+	for _, m := range k.others() {
+		known, ok := k.member(m)
+		if !ok {
+			continue
+		}
+		to := sigma.Life{Machine: m, Incarnation: known.Incarnation}
+		all.Go(func() {
+			err := k.insist(ctx, to, peerEndRealm, func(c *sigmap.Coder) { c.RealmID(&realm) }, nil)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil && !k.isOver(to) {
+				failed = err
+			}
+		})
+	}
+	all.Wait()
+	return failed
+}
+
+func (k *Kernel) isOver(l sigma.Life) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.core.Over(l)
+}
+
+func (k *Kernel) peerEndRealm(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	var realm sigma.RealmID
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm) }); err != nil {
+		return nil, err
+	}
+	if realm == sigma.SystemRealm || realm == sigma.DefaultRealm {
+		return nil, sigma.Errorf("kernel.realms", sigma.KindPermission, "the realm %s cannot be removed", realm)
+	}
+	end, err := k.beginRemoval(realm)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	if err := k.leaveRealm(ctx, realm, nil); err != nil {
+		return nil, err
+	}
+	k.forgetRealm(realm)
+	return nil, nil
+}

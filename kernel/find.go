@@ -1,0 +1,347 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// place is where a proc is.
+type place struct {
+	home sigma.MachineID // keeps its status
+	runs sigma.MachineID // runs it, or ran it; "" before one does
+}
+
+// placeHere looks a proc up here.
+func (k *Kernel) placeHere(realm sigma.RealmID, id sigma.ProcID) (place, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p := k.core.Proc(realm, id)
+	if p == nil {
+		return place{}, false
+	}
+	at := place{k.cfg.Machine, p.Machine}
+	if p.Guest() {
+		at.home = p.Home.Machine
+	}
+	return at, true
+}
+
+// where tells which machine runs a proc of a realm, or ran it, and so has its logs; this one also for a proc that has not been placed. It asks other machines if it must.
+func (k *Kernel) where(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (sigma.MachineID, bool) {
+	at, ok := k.find(ctx, realm, id)
+	if ok && at.runs == "" {
+		at.runs = at.home
+	}
+	return at.runs, ok
+}
+
+// find looks for a proc here and then at all other machines at once. Each of them answers, or is known to be lost, in a few seconds.
+func (k *Kernel) find(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (place, bool) {
+	if at, ok := k.placeHere(realm, id); ok {
+		return at, true
+	}
+	others := k.others()
+	if len(others) == 0 || len(id) > 64 {
+		return place{}, false
+	}
+	ctx, cancel := context.WithTimeout(ctx, findMax)
+	defer cancel()
+	found := make(chan *place, len(others))
+	for _, m := range others {
+		go func() {
+			var has bool
+			var at place
+			err := k.ask(ctx, m, peerHave, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcID(&id) },
+				func(c *sigmap.Coder) { c.Bool(&has); c.Str((*string)(&at.home)); c.Str((*string)(&at.runs)) })
+			if err != nil || !has {
+				found <- nil
+				return
+			}
+			found <- &at
+		}()
+	}
+	for range others {
+		if at := <-found; at != nil {
+			return *at, true
+		}
+	}
+	return place{}, false
+}
+
+// findMax is longer than the loss of a machine takes to be known.
+const findMax = 3 * time.Second
+
+func (k *Kernel) peerHave(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	realm, id, err := parseProc(payload, nil)
+	if err != nil {
+		return nil, err
+	}
+	at, has := k.placeHere(realm, id)
+	return sigmap.Payload(func(c *sigmap.Coder) { c.Bool(&has); c.Str((*string)(&at.home)); c.Str((*string)(&at.runs)) })
+}
+
+// parseProc reads a request about one proc; more reads what follows.
+func parseProc(payload []byte, more func(*sigmap.Coder)) (realm sigma.RealmID, id sigma.ProcID, err error) {
+	err = sigmap.Parse(payload, func(c *sigmap.Coder) {
+		c.RealmID(&realm)
+		c.ProcID(&id)
+		if more != nil {
+			more(c)
+		}
+	})
+	return realm, id, err
+}
+
+// until is what one waits for of a proc.
+type until bool
+
+const (
+	hasStarted until = false
+	hasEnded   until = true
+)
+
+func (u until) is(p *schedd.Proc) bool { return p.Ended() || u == hasStarted && p.HasStarted() }
+
+// await waits for a proc of a realm wherever it is. KindNotFound: no machine that is alive knows it. If the machine that knew it is lost, and with it what was known, the answer is that
+// the proc is lost.
+func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, u until) (sigma.ProcInfo, error) {
+	info, err := k.waitProc(ctx, realm, id, u)
+	if sigma.KindOf(err) != sigma.KindNotFound || len(k.others()) == 0 {
+		return info, err
+	}
+	var last sigma.MachineID // that knew it
+	var since time.Time      // when it was asked in vain for the first time
+	for wait := peerRetry; ; wait = min(2*wait, peerSlow) {
+		at, ok := k.find(ctx, realm, id)
+		switch {
+		case ok && at.home == k.cfg.Machine: // it came home meanwhile
+			return k.waitProc(ctx, realm, id, u)
+		case ok:
+			last = at.home
+			if info, err = k.waitAt(ctx, at.home, realm, id, u); err == nil || ctx.Err() != nil || sigma.KindOf(err) == sigma.KindBusy {
+				return info, err
+			}
+			since = time.Time{}
+		case last == "":
+			return sigma.ProcInfo{}, unknownProc(id)
+		case since.IsZero():
+			since = time.Now()
+		case !slices.Contains(k.others(), last), time.Since(since) > comeBackMax:
+			info = sigma.ProcInfo{ID: id, Realm: realm, State: sigma.ProcEnded, Machine: last, Times: sigma.Times{Ended: time.Now()}}
+			info.Status = sigma.Status{Code: sigma.StatusLost, ExitCode: 125, Kind: sigma.KindLost, Msg: fmt.Sprintf("machine %s was lost, and with it what was known of the proc", last)}
+			return info, nil
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return sigma.ProcInfo{}, sigma.Wrap("kernel.await", "", ctx.Err())
+		}
+	}
+}
+
+// comeBackMax is how long a sigmad that was restarted may take to know its procs again.
+const comeBackMax = 5 * time.Second
+
+// waitAt waits at another machine.
+func (k *Kernel) waitAt(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, id sigma.ProcID, u until) (info sigma.ProcInfo, err error) {
+	select {
+	case k.peers.waits <- struct{}{}:
+		defer func() { <-k.peers.waits }()
+	default:
+		return info, sigma.Errorf("kernel.await", sigma.KindBusy, "%d waits for procs of other machines are under way here", farWaits)
+	}
+	exit := bool(u)
+	err = k.ask(ctx, m, peerWait, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcID(&id); c.Bool(&exit) }, func(c *sigmap.Coder) { c.ProcInfo(&info) })
+	return info, err
+}
+
+func (k *Kernel) peerWait(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	var exit bool
+	realm, id, err := parseProc(payload, func(c *sigmap.Coder) { c.Bool(&exit) })
+	if err != nil {
+		return nil, err
+	}
+	info, err := k.waitProc(ctx, realm, id, until(exit))
+	if err != nil {
+		return nil, err
+	}
+	return sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfo(&info) })
+}
+
+// tell does something to a proc wherever it is. While its machine cannot be reached it tries again, until ctx ends or the proc has.
+func (k *Kernel) tell(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, a act, grace time.Duration) error {
+	for wait := peerRetry; ; wait = min(2*wait, peerSlow) {
+		k.mu.Lock()
+		p := k.core.Proc(realm, id)
+		here, ended := p != nil && !p.Away(), p != nil && p.Ended()
+		k.mu.Unlock()
+		if here || ended {
+			return k.tellHere(ctx, realm, id, a, grace)
+		}
+		at, ok := k.find(ctx, realm, id)
+		if !ok {
+			return unknownProc(id)
+		}
+		to := at.runs // which acts at once
+		if to == "" || to == k.cfg.Machine {
+			to = at.home
+		}
+		err := k.ask(ctx, to, peerTell, func(c *sigmap.Coder) {
+			c.RealmID(&realm)
+			c.ProcID(&id)
+			c.U8((*uint8)(&a))
+			c.Duration(&grace)
+		}, nil)
+		switch kind := sigma.KindOf(err); { // not found: it was given to that machine, and has not come there
+		case err == nil:
+			return nil
+		case kind != sigma.KindNotFound && kind != sigma.KindUnavailable && kind != sigma.KindLost && kind != sigma.KindStale, ctx.Err() != nil:
+			return err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return sigma.Wrap("kernel.tell", "", ctx.Err())
+		}
+	}
+}
+
+// tellHere does it to a proc that is here.
+func (k *Kernel) tellHere(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, a act, grace time.Duration) error {
+	k.mu.Lock()
+	known := k.core.Proc(realm, id) != nil
+	k.mu.Unlock()
+	switch {
+	case !known:
+		return unknownProc(id)
+	case a == actKill:
+		k.step(schedd.Killed{ID: id})
+	case a == actEvict:
+		k.step(schedd.Evicted{ID: id, Grace: grace})
+	case a == actFreeze, a == actThaw:
+		return k.freeze(ctx, realm, id, a == actFreeze)
+	default:
+		return sigma.Errorf("kernel.tell", sigma.KindUnsupported, "nothing known can be done to a proc by %d", a)
+	}
+	return nil
+}
+
+func (k *Kernel) peerTell(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	var a act
+	var grace time.Duration
+	realm, id, err := parseProc(payload, func(c *sigmap.Coder) { c.U8((*uint8)(&a)); c.Duration(&grace) })
+	if err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	p := k.core.Proc(realm, id)
+	gone := p == nil || p.Away() && !p.Ended()
+	k.mu.Unlock()
+	if gone { // who asks looks again where it is
+		return nil, unknownProc(id)
+	}
+	return nil, k.tellHere(ctx, realm, id, a, grace)
+}
+
+// usagesOf tells what procs use, wherever they run. It is zero for a proc that nobody knows: who asks about many cannot help that.
+func (k *Kernel) usagesOf(ctx context.Context, realm sigma.RealmID, ids []sigma.ProcID) ([]sigma.Usage, error) {
+	out := make([]sigma.Usage, len(ids))
+	far := map[sigma.MachineID][]int{} // "" = wherever
+	for i, id := range ids {
+		k.mu.Lock()
+		p := k.core.Proc(realm, id)
+		known := p != nil && (!p.Away() || p.Ended())
+		at := sigma.MachineID("")
+		if p != nil {
+			at = p.Machine
+		}
+		k.mu.Unlock()
+		if !known {
+			far[at] = append(far[at], i)
+			continue
+		}
+		u, err := k.usageOf(ctx, realm, id)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = u
+	}
+	if len(far) == 0 {
+		return out, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, findMax)
+	defer cancel()
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for _, m := range k.others() {
+		at := append(slices.Clone(far[m]), far[""]...)
+		if len(at) == 0 {
+			continue
+		}
+		all.Go(func() {
+			us, known := k.usagesAt(ctx, m, realm, ids, at)
+			mu.Lock()
+			defer mu.Unlock()
+			for n, i := range at {
+				if n < len(us) && known[n] {
+					out[i] = us[n]
+				}
+			}
+		})
+	}
+	all.Wait()
+	return out, nil
+}
+
+// usagesAt asks one machine about those of ids that at numbers. It knows nothing if it does not answer.
+func (k *Kernel) usagesAt(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, ids []sigma.ProcID, at []int) (us []sigma.Usage, known []bool) {
+	some := make([]sigma.ProcID, len(at))
+	for n, i := range at {
+		some[n] = ids[i]
+	}
+	err := k.ask(ctx, m, peerUsage, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcIDs(&some) }, func(c *sigmap.Coder) { codeKnownUsages(c, &us, &known) })
+	if err != nil {
+		return nil, nil
+	}
+	return us, known
+}
+
+func codeKnownUsages(c *sigmap.Coder, us *[]sigma.Usage, known *[]bool) {
+	c.Usages(us)
+	if c.Decoding() {
+		*known = make([]bool, len(*us))
+	}
+	for i := range *known {
+		c.Bool(&(*known)[i])
+	}
+}
+
+func (k *Kernel) peerUsage(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	var realm sigma.RealmID
+	var ids []sigma.ProcID
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcIDs(&ids) }); err != nil {
+		return nil, err
+	}
+	if len(ids) > usageMax {
+		return nil, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed", len(ids), usageMax)
+	}
+	us, known := make([]sigma.Usage, len(ids)), make([]bool, len(ids))
+	for i, id := range ids {
+		k.mu.Lock()
+		p := k.core.Proc(realm, id)
+		known[i] = p != nil && (!p.Away() || p.Ended())
+		k.mu.Unlock()
+		if known[i] {
+			us[i], _ = k.usageOf(ctx, realm, id)
+		}
+	}
+	return sigmap.Payload(func(c *sigmap.Coder) { codeKnownUsages(c, &us, &known) })
+}

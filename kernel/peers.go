@@ -1,0 +1,398 @@
+package kernel
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// Calls of sigmads among themselves about procs (docs/internals/machines-protocol.md). Who calls, in which life, is known from the link.
+//
+//	take      incarnation of the home, ProcID, boot -> given; ProcInfo, Descriptor    of who was granted a job, to its home
+//	decline   ProcID -> -                                    the same, when there is no room after all
+//	report    incarnation of the home, boot, []Report -> -    of who runs procs, to their home
+//	resync    boot -> -                                      I have reported all; report to me what you run for me
+//	tell      realm, ProcID, act, grace -> -
+//	wait      realm, ProcID, exit -> ProcInfo
+//	list      realm, all, after -> []ProcInfo, more, after
+//	usage     realm, []ProcID -> [](known, Usage)
+//	have      realm, ProcID -> has, home, where it runs
+//	end-realm realm -> -
+const (
+	peerTake     = "take"
+	peerDecline  = "decline"
+	peerReport   = "report"
+	peerResync   = "resync"
+	peerTell     = "tell"
+	peerWait     = "wait"
+	peerList     = "list"
+	peerUsage    = "usage"
+	peerHave     = "have"
+	peerEndRealm = "end-realm"
+)
+
+// act is what can be done to a proc from afar.
+type act uint8
+
+const (
+	actKill act = iota
+	actEvict
+	actFreeze
+	actThaw
+)
+
+const (
+	peerMax     = 10 * time.Second       // for what another machine answers at once; if it is lost, that is known long before
+	peerRetry   = 20 * time.Millisecond  // between attempts; doubled up to peerSlow
+	peerSlow    = 500 * time.Millisecond // between attempts
+	reportBytes = 40 << 10               // of one report, besides its last proc
+	reportProcs = 64                     // in one report
+	farWaits    = 2048                   // waits at other machines that are under way; a session bears twice as many requests
+)
+
+// peers is what this machine has to do with procs of others. Its mu is a leaf.
+type peers struct {
+	mu     sync.Mutex
+	owed   map[sigma.Life]*debt // mu
+	synced map[sigma.Life]bool  // mu; lives that have been told what this sigmad runs
+	waits  chan struct{}        // of farWaits
+}
+
+// debt is what a home is still to be told. A goroutine pays it while it is there.
+type debt struct {
+	ids []sigma.ProcID // in order of the first change
+	in  map[sigma.ProcID]bool
+}
+
+func newPeers() *peers {
+	return &peers{owed: map[sigma.Life]*debt{}, synced: map[sigma.Life]bool{}, waits: make(chan struct{}, farWaits)}
+}
+
+// life is this machine's present one.
+func (k *Kernel) life() sigma.Life {
+	s := k.self()
+	return sigma.Life{Machine: s.Machine, Incarnation: s.Incarnation}
+}
+
+// bootNumber is higher with each sigmad of this machine in one life: a life ends with the host.
+func (k *Kernel) bootNumber() uint64 { return uint64(k.startMono) }
+
+func lifeOf(s identity.Subject) sigma.Life {
+	return sigma.Life{Machine: s.Machine, Incarnation: s.Incarnation}
+}
+
+// others lists the machines that are alive, without this one.
+func (k *Kernel) others() (out []sigma.MachineID) {
+	return slices.DeleteFunc(k.alive(), func(m sigma.MachineID) bool { return m == k.cfg.Machine })
+}
+
+// registerPeerCalls adds the methods about procs to what other machines may call.
+func (k *Kernel) registerPeerCalls() {
+	for name, f := range map[string]peerCall{peerTake: k.peerTake, peerDecline: k.peerDecline, peerReport: k.peerReport, peerResync: k.peerResync, peerTell: k.peerTell, peerWait: k.peerWait, peerList: k.peerList,
+		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm} {
+		k.peerCalls[name] = f
+	}
+}
+
+// followRoster tells the part of procs of each change of the roster.
+func (k *Kernel) followRoster(ctx context.Context) {
+	select {
+	case <-k.enrolled:
+	case <-ctx.Done():
+		return
+	}
+	for ctx.Err() == nil {
+		changed := k.id.Roster().Changed() // before the look
+		k.procsOfMembers(nil, k.id.Roster().Members())
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// ask calls another machine's sigmad. put and take may be nil.
+func (k *Kernel) ask(ctx context.Context, m sigma.MachineID, method string, put, take func(*sigmap.Coder)) error {
+	c, err := k.peer(ctx, m)
+	if err != nil {
+		return err
+	}
+	var payload []byte
+	if put != nil {
+		if payload, err = sigmap.Payload(put); err != nil {
+			return err
+		}
+	}
+	reply, _, err := c.Call(ctx, method, payload, nil)
+	if err != nil || take == nil {
+		return err
+	}
+	return sigmap.Parse(reply, take)
+}
+
+// insist is ask, again and again until there is an answer, the life is over, or ctx ends.
+func (k *Kernel) insist(ctx context.Context, to sigma.Life, method string, put, take func(*sigmap.Coder)) error {
+	for wait := peerRetry; ; wait = min(2*wait, peerSlow) {
+		within, cancel := context.WithTimeout(ctx, peerMax)
+		err := k.ask(within, to.Machine, method, put, take)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if k.isOver(to) || ctx.Err() != nil {
+			return err
+		}
+		k.cfg.Log.Debug("another machine does not answer", "machine", to.Machine, "method", method, "err", err)
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// procsOfMembers tells schedd which lives are over, and machines that are new to this sigmad what it runs.
+func (k *Kernel) procsOfMembers(_, after []identity.Member) {
+	least := map[sigma.MachineID]sigma.Incarnation{}
+	for _, m := range after {
+		least[m.Machine] = m.Incarnation
+		if m.Lost {
+			least[m.Machine]++
+		}
+	}
+	if len(after) == 0 { // nothing has been heard yet
+		return
+	}
+	k.step(schedd.Members{Least: least})
+	x := k.peers
+	x.mu.Lock()
+	var fresh []sigma.Life
+	for _, m := range after {
+		if l := (sigma.Life{Machine: m.Machine, Incarnation: m.Incarnation}); !m.Lost && m.Machine != k.cfg.Machine && !x.synced[l] {
+			x.synced[l] = true
+			fresh = append(fresh, l)
+		}
+	}
+	for l := range x.synced {
+		if l.Incarnation < least[l.Machine] || least[l.Machine] == 0 {
+			delete(x.synced, l)
+		}
+	}
+	x.mu.Unlock()
+	for _, l := range fresh {
+		k.sessions.Go(func() { k.resync(k.ctx, l) })
+	}
+	poke(k.sched.moved)
+}
+
+// resync tells another machine of all guests from there, and then that these are all; which also asks it for the same.
+func (k *Kernel) resync(ctx context.Context, l sigma.Life) {
+	select {
+	case <-k.known: // what runs since before this sigmad
+	case <-ctx.Done():
+		return
+	}
+	k.mu.Lock()
+	ids := k.core.Guests(l)
+	k.mu.Unlock()
+	for page := range slices.Chunk(ids, reportProcs) {
+		if k.reportTo(ctx, l, page) != nil {
+			return
+		}
+	}
+	boot := k.bootNumber()
+	if err := k.insist(ctx, l, peerResync, func(c *sigmap.Coder) { c.U64(&boot) }, nil); err != nil && ctx.Err() == nil {
+		k.cfg.Log.Debug("a machine was not told what runs here", "machine", l.Machine, "err", err)
+	}
+}
+
+func (k *Kernel) peerResync(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
+	var boot uint64
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&boot) }); err != nil {
+		return nil, err
+	}
+	life := lifeOf(from)
+	k.step(schedd.Resynced{From: life, Boot: boot})
+	k.mu.Lock()
+	ids := k.core.Guests(life)
+	k.mu.Unlock()
+	for _, id := range ids {
+		k.owe(id, life)
+	}
+	return nil, nil
+}
+
+// take asks the home for a proc that besched gave to this machine.
+func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
+	given, boot := false, k.bootNumber()
+	e := schedd.Arrived{Home: home}
+	err := k.insist(k.ctx, home, peerTake,
+		func(c *sigmap.Coder) { c.U64((*uint64)(&home.Incarnation)); c.ProcID(&id); c.U64(&boot) },
+		func(c *sigmap.Coder) {
+			if c.Bool(&given); given {
+				c.ProcInfo(&e.Info)
+				c.Descriptor(&e.Descriptor)
+			}
+		})
+	if err != nil || !given {
+		k.step(schedd.NotTaken{ID: id})
+		return
+	}
+	k.holders.hint(e.Info.Realm, e.Descriptor.Program, home.Machine)
+	k.step(e)
+}
+
+func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
+	var id sigma.ProcID
+	var boot uint64
+	var home sigma.Incarnation
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&home)); c.ProcID(&id); c.U64(&boot) }); err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	info, d, err := k.core.Give(time.Now(), id, lifeOf(from), boot)
+	k.mu.Unlock()
+	given := err == nil && home == k.life().Incarnation
+	if !given {
+		k.cfg.Log.Debug("a proc was not given", "proc", id, "machine", from.Machine, "err", err)
+	}
+	return sigmap.Payload(func(c *sigmap.Coder) {
+		if c.Bool(&given); given {
+			c.ProcInfo(&info)
+			c.Descriptor(&d)
+		}
+	})
+}
+
+// decline tells the home that it has to find another machine. If that is not heard, the home does so by itself a little later.
+func (k *Kernel) decline(id sigma.ProcID, home sigma.Life) {
+	ctx, cancel := context.WithTimeout(k.ctx, peerMax)
+	defer cancel()
+	if err := k.ask(ctx, home.Machine, peerDecline, func(c *sigmap.Coder) { c.ProcID(&id) }, nil); err != nil {
+		k.cfg.Log.Debug("a proc was not declined", "proc", id, "machine", home.Machine, "err", err)
+	}
+}
+
+func (k *Kernel) peerDecline(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	var id sigma.ProcID
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id) }); err != nil {
+		return nil, err
+	}
+	k.step(schedd.Declined{ID: id})
+	return nil, nil
+}
+
+// owe has the home told of a guest, soon. Kernel.mu may be held.
+func (k *Kernel) owe(id sigma.ProcID, home sigma.Life) {
+	x := k.peers
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	d := x.owed[home]
+	if d == nil {
+		d = &debt{in: map[sigma.ProcID]bool{}}
+		x.owed[home] = d
+		k.sessions.Go(func() { k.pay(home, d) })
+	}
+	if !d.in[id] {
+		d.in[id] = true
+		d.ids = append(d.ids, id)
+	}
+}
+
+// pay reports to a home until nothing is owed to it.
+func (k *Kernel) pay(home sigma.Life, d *debt) {
+	x := k.peers
+	for {
+		x.mu.Lock()
+		n := min(len(d.ids), reportProcs)
+		ids := d.ids[:n:n]
+		d.ids = d.ids[n:]
+		for _, id := range ids {
+			delete(d.in, id) // a change from now on is owed anew
+		}
+		if n == 0 {
+			delete(x.owed, home)
+			x.mu.Unlock()
+			return
+		}
+		x.mu.Unlock()
+		if err := k.reportTo(k.ctx, home, ids); err != nil { // its life is over, or this sigmad ends
+			k.cfg.Log.Debug("a home was not told of its procs", "machine", home.Machine, "err", err)
+		}
+	}
+}
+
+// reportTo tells a home of some guests, in messages of bounded size, and insists on each. What there is to tell is looked up only then.
+func (k *Kernel) reportTo(ctx context.Context, home sigma.Life, ids []sigma.ProcID) error {
+	for len(ids) > 0 {
+		var rs []schedd.Report
+		size := 0
+		k.mu.Lock()
+		for len(ids) > 0 && size < reportBytes {
+			id := ids[0]
+			r, to, ok := k.core.Report(id)
+			if ok && to == home {
+				one := 1024 + len(r.Info.Status.Data) + len(r.Info.Status.Msg) + len(r.Info.Program)
+				for _, a := range r.Info.Args {
+					one += len(a) + 2
+				}
+				if size+one > sigmap.DataMax-1024 && len(rs) > 0 {
+					break
+				}
+				size += one
+				if l := k.logs[id]; l != nil {
+					r.Info.Usage.Output = k.outputLocked(id)
+				}
+				rs = append(rs, r)
+			}
+			ids = ids[1:]
+		}
+		k.mu.Unlock()
+		if len(rs) == 0 {
+			continue
+		}
+		boot := k.bootNumber()
+		if err := k.insist(ctx, home, peerReport, func(c *sigmap.Coder) { c.U64((*uint64)(&home.Incarnation)); c.U64(&boot); codeReports(c, &rs) }, nil); err != nil {
+			return err
+		}
+		for _, r := range rs {
+			k.step(schedd.Told{ID: r.Info.ID, Ended: r.Info.State == sigma.ProcEnded})
+		}
+	}
+	return nil
+}
+
+func codeReports(c *sigmap.Coder, rs *[]schedd.Report) {
+	n := len(*rs)
+	c.Count(&n, 100)
+	if c.Decoding() {
+		*rs = make([]schedd.Report, n)
+	}
+	for i := range *rs {
+		c.ProcInfo(&(*rs)[i].Info)
+		c.Bool(&(*rs)[i].Started)
+	}
+}
+
+func (k *Kernel) peerReport(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {
+	var home sigma.Incarnation
+	var boot uint64
+	var rs []schedd.Report
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&home)); c.U64(&boot); codeReports(c, &rs) }); err != nil {
+		return nil, err
+	}
+	if home != k.life().Incarnation { // they are at home where they run
+		return nil, nil
+	}
+	for i := range rs {
+		rs[i].Info.Status.Data = slices.Clone(rs[i].Info.Status.Data)
+	}
+	k.step(schedd.Reported{From: lifeOf(from), Boot: boot, Procs: rs})
+	return nil, nil
+}

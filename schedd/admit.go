@@ -1,0 +1,100 @@
+package schedd
+
+import (
+	"cmp"
+	"fmt"
+	"iter"
+	"slices"
+
+	"sigmaos.dev/sigma"
+)
+
+// Live counts the procs of a realm that are at home here and have not ended.
+func (c *Core) Live(realm sigma.RealmID) int {
+	if r := c.realms[realm]; r != nil {
+		return r.live
+	}
+	return 0
+}
+
+// After yields the procs of a realm that are at home here, in order of Spawn, each with a number that After goes on behind; 0 is before the first.
+func (c *Core) After(realm sigma.RealmID, seq uint64) iter.Seq2[uint64, *Proc] {
+	return func(yield func(uint64, *Proc) bool) {
+		r := c.realms[realm]
+		if r == nil {
+			return
+		}
+		from, _ := slices.BinarySearchFunc(r.order, seq+1, func(p *Proc, seq uint64) int { return cmp.Compare(p.seq, seq) })
+		for _, p := range r.order[from:] {
+			if !p.forgotten && !p.Guest() && !yield(p.seq, p) {
+				return
+			}
+		}
+	}
+}
+
+// List returns up to n of the procs of a realm that are at home here, oldest first, without the first skip.
+func (c *Core) List(realm sigma.RealmID, all bool, skip, n int) (out []sigma.ProcInfo) {
+	for _, p := range c.After(realm, 0) {
+		if !all && p.Ended() {
+			continue
+		}
+		if skip--; skip >= 0 {
+			continue
+		}
+		if len(out) == n {
+			break
+		}
+		out = append(out, p.ProcInfo)
+	}
+	return out
+}
+
+// CanSpawn says whether a realm may have the procs ds too, and whether each could ever be admitted.
+func (c *Core) CanSpawn(realm sigma.RealmID, ds []sigma.Descriptor) error {
+	var waiting sigma.Bytes
+	largest := max(c.capacity, c.largest)
+	for _, d := range ds {
+		if memoryOf(d) > largest {
+			return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("memory %v can never be admitted: the largest machine has %v for best-effort procs", memoryOf(d), largest),
+				Hint: "ask for less memory"}
+		}
+		waiting += sizeOf(d)
+	}
+	if r := c.realms[realm]; r != nil {
+		waiting += r.waiting
+	}
+	switch live := c.Live(realm); {
+	case live+len(ds) > QueuedMax:
+		return sigma.Errorf("schedd.CanSpawn", sigma.KindBusy, "the realm has %d procs that have not ended; %d are allowed", live, QueuedMax)
+	case waiting > waitingMax:
+		return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindBusy, Msg: fmt.Sprintf("arguments and environments of the realm's procs that wait to be started exceed %v", waitingMax),
+			Hint: "put long input into a file of the realm and pass its path"}
+	}
+	return nil
+}
+
+func memoryOf(d sigma.Descriptor) sigma.Bytes {
+	if d.Memory == 0 {
+		return sigma.MemoryDefault
+	}
+	return d.Memory
+}
+
+func profileOf(d sigma.Descriptor) sigma.Profile {
+	if d.Profile == "" {
+		return sigma.ProfileSigma
+	}
+	return d.Profile
+}
+
+// sizeOf is about what a descriptor occupies.
+func sizeOf(d sigma.Descriptor) sigma.Bytes {
+	n := len(d.Program) + len(d.Name) + len(d.TraceParent)
+	for _, list := range [][]string{d.Args, d.Env} {
+		for _, s := range list {
+			n += len(s) + 16
+		}
+	}
+	return sigma.Bytes(n)
+}

@@ -1,0 +1,279 @@
+package schedd
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// Report is what a machine that runs a proc tells the proc's home.
+type Report struct {
+	Info    sigma.ProcInfo
+	Started bool // WaitStart may return
+}
+
+// seen is what of a guest the home is told when it changes.
+type seen struct {
+	state           sigma.ProcState
+	started, frozen bool
+}
+
+func (p *Proc) seen() seen { return seen{p.State, p.startedOK, p.Frozen} }
+
+// Over reports whether a machine's life is, as far as is known here. Nobody's is before there is a roster.
+func (c *Core) Over(l sigma.Life) bool {
+	if c.least == nil || l.Machine == "" {
+		return false
+	}
+	least, member := c.least[l.Machine]
+	return !member || l.Incarnation < least
+}
+
+// outdated reports whether a machine's life is over, or its sigmad was followed by another, and takes note of a new one.
+func (c *Core) outdated(l sigma.Life, boot uint64) bool {
+	if c.Over(l) || boot < c.boots[l] {
+		return true
+	}
+	c.boots[l] = boot
+	return false
+}
+
+// Report gives what the home of a guest is to be told, and whom; false if it is no guest.
+func (c *Core) Report(id sigma.ProcID) (Report, sigma.Life, bool) {
+	p := c.procs[id]
+	if p == nil || !p.Guest() {
+		return Report{}, sigma.Life{}, false
+	}
+	return Report{p.ProcInfo, p.startedOK}, p.Home, true
+}
+
+// Guests lists the guests of a home.
+func (c *Core) Guests(home sigma.Life) (ids []sigma.ProcID) {
+	for _, p := range c.sorted(func(p *Proc) bool { return p.Home == home }) {
+		ids = append(ids, p.ID)
+	}
+	return ids
+}
+
+// Give gives a proc of this machine to the machine by, whose sigmad is its boot-th. It does so once: whoever else asks is refused, then and ever. The same sigmad may ask again, if the answer
+// was lost. KindStale: the proc is not to be had any more.
+func (c *Core) Give(now time.Time, id sigma.ProcID, by sigma.Life, boot uint64) (sigma.ProcInfo, sigma.Descriptor, error) {
+	p := c.procs[id]
+	refuse := func(why string) (sigma.ProcInfo, sigma.Descriptor, error) {
+		return sigma.ProcInfo{}, sigma.Descriptor{}, sigma.Errorf("schedd.Give", sigma.KindStale, "proc %.64s %s", id, why)
+	}
+	switch {
+	case p == nil:
+		return refuse("is not known here")
+	case c.outdated(by, boot):
+		return refuse("is not given to a machine in a life that is over")
+	case p.Ended() || p.Guest():
+		return refuse("has ended")
+	case p.Away() && (p.Runner != by || p.boot != boot || p.State != sigma.ProcStarting), !p.Away() && p.State != sigma.ProcQueued:
+		return refuse("was given to another machine")
+	}
+	if !p.Away() {
+		c.queued--
+		p.Runner, p.boot = by, boot
+		p.State, p.Machine, p.Times.Placed = sigma.ProcStarting, by.Machine, now
+	}
+	return p.ProcInfo, p.Descriptor, nil
+}
+
+// stepFar applies an event that concerns other machines.
+func (c *Core) stepFar(now time.Time, e Event) []Effect {
+	switch e := e.(type) {
+	case Offered:
+		return c.offered(e)
+	case Arrived:
+		return c.arrived(now, e)
+	case NotTaken:
+		if c.unexpect(e.ID) {
+			return []Effect{Room{}}
+		}
+	case Told:
+		if p := c.procs[e.ID]; p != nil && e.Ended {
+			p.owed = false
+		}
+	case Reported:
+		if c.outdated(e.From, e.Boot) {
+			return nil
+		}
+		var out []Effect
+		for i := range e.Procs {
+			out = append(out, c.reported(now, e.From, e.Boot, &e.Procs[i])...)
+		}
+		return out
+	case Resynced:
+		if c.outdated(e.From, e.Boot) {
+			return nil
+		}
+		return c.lose(now, fmt.Sprintf("the sigmad of machine %s was restarted, and the proc did not outlive it", e.From.Machine), func(p *Proc) bool { return p.Runner == e.From && p.boot != e.Boot })
+	case Members:
+		return c.members(now, e.Least)
+	case Reborn:
+		return c.reborn(now)
+	}
+	return nil
+}
+
+func (c *Core) offered(e Offered) []Effect {
+	switch {
+	case c.procs[e.ID] != nil || c.expected[e.ID] != 0 || c.Over(e.Home) || e.Memory == 0:
+		return nil
+	case e.Memory > c.Free():
+		return []Effect{Decline{e.ID, e.Home}}
+	}
+	c.expected[e.ID] = e.Memory
+	c.used += e.Memory
+	c.running++
+	return []Effect{Take{e.ID, e.Home}}
+}
+
+func (c *Core) unexpect(id sigma.ProcID) bool {
+	memory := c.expected[id]
+	if memory == 0 {
+		return false
+	}
+	delete(c.expected, id)
+	c.used -= memory
+	c.running--
+	return true
+}
+
+// arrived enters a guest and has it started. If its home ended since it gave the proc, this is its home.
+func (c *Core) arrived(now time.Time, e Arrived) []Effect {
+	c.unexpect(e.Info.ID)
+	if c.procs[e.Info.ID] != nil {
+		return nil
+	}
+	if c.Over(e.Home) {
+		e.Home = sigma.Life{}
+	}
+	p := &Proc{ProcInfo: e.Info, Descriptor: e.Descriptor, bytes: sizeOf(e.Descriptor), Home: e.Home}
+	c.enter(p)
+	return []Effect{c.place(now, p)}
+}
+
+// reported takes over what the machine that runs a proc says of it. A proc that is not known was given to it by the sigmad before this one.
+func (c *Core) reported(now time.Time, from sigma.Life, boot uint64, r *Report) []Effect {
+	p := c.procs[r.Info.ID]
+	if p == nil {
+		p = &Proc{Runner: from}
+		p.ProcInfo = r.Info
+		p.State = sigma.ProcStarting
+		c.enter(p)
+	}
+	if p.Runner != from || p.Ended() || p.Realm != r.Info.Realm {
+		return nil
+	}
+	before := p.seen()
+	p.boot, p.startedOK = boot, p.startedOK || r.Started
+	frozen := r.Info.Frozen
+	state := max(p.State, r.Info.State)
+	p.ProcInfo = r.Info
+	p.State, p.Frozen, p.Machine = state, frozen, from.Machine
+	if state >= sigma.ProcRunning {
+		p.Descriptor = sigma.Descriptor{}
+		c.realms[p.Realm].waiting -= p.bytes
+		p.bytes = 0
+	}
+	switch {
+	case state == sigma.ProcEnded:
+		p.State = sigma.ProcRunning
+		ended := r.Info.Times.Ended
+		out := c.end(now, p, r.Info.Status)
+		p.Times.Ended = ended
+		return out
+	case p.seen() != before:
+		return []Effect{Wake{p.ID}}
+	}
+	return nil
+}
+
+// sorted lists procs in order of Spawn.
+func (c *Core) sorted(is func(*Proc) bool) (out []*Proc) {
+	for _, p := range c.procs {
+		if is(p) {
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, func(a, b *Proc) int { return cmp.Compare(a.seq, b.seq) })
+	return out
+}
+
+// lose ends procs that nobody will hear of any more.
+func (c *Core) lose(now time.Time, why string, is func(*Proc) bool) (out []Effect) {
+	for _, p := range c.sorted(func(p *Proc) bool { return !p.Ended() && is(p) }) {
+		out = append(out, c.end(now, p, lost(why))...)
+	}
+	return out
+}
+
+func lost(why string) sigma.Status {
+	return sigma.Status{Code: sigma.StatusLost, ExitCode: 125, Kind: sigma.KindLost, Msg: why}
+}
+
+// members ends what was given to lives that are over, makes this the home of guests whose home is one of them, and has what is queued sent again, as it may have been granted to one.
+func (c *Core) members(now time.Time, least map[sigma.MachineID]sigma.Incarnation) (out []Effect) {
+	if least == nil {
+		least = map[sigma.MachineID]sigma.Incarnation{}
+	}
+	c.least = least
+	ended := false
+	for l := range c.boots {
+		if c.Over(l) {
+			delete(c.boots, l)
+			ended = true
+		}
+	}
+	for _, p := range c.sorted(func(p *Proc) bool { return p.Away() && c.Over(p.Runner) && !p.Ended() }) {
+		out = append(out, c.end(now, p, lost(fmt.Sprintf("machine %s was lost, and the proc with it", p.Runner.Machine)))...)
+		ended = true
+	}
+	for _, p := range c.sorted(func(p *Proc) bool { return p.Guest() && c.Over(p.Home) }) {
+		c.keepAsOwn(p)
+	}
+	if ended {
+		out = append(out, c.requeue(now, now)...)
+	}
+	return out
+}
+
+// reborn begins a new life: what others took is theirs now, what was queued is lost, and what runs here is killed.
+func (c *Core) reborn(now time.Time) (out []Effect) {
+	c.leased = false
+	out = c.lose(now, "this machine was taken for lost; the proc may run on elsewhere", (*Proc).Away)
+	out = append(out, c.lose(now, "this machine was taken for lost with the proc in its queue", func(p *Proc) bool { return p.State == sigma.ProcQueued })...)
+	for _, p := range c.sorted(func(p *Proc) bool { return p.charged }) {
+		p.doomed = true
+		out = append(out, c.kill(now, p)...)
+	}
+	for _, p := range c.sorted((*Proc).Guest) {
+		c.keepAsOwn(p)
+	}
+	return out
+}
+
+// keepAsOwn makes this machine the home of a guest.
+func (c *Core) keepAsOwn(p *Proc) {
+	p.Home, p.owed = sigma.Life{}, false
+	if !p.Ended() {
+		c.realms[p.Realm].live++
+	}
+}
+
+// requeue sends what has waited since before a time to besched again. That a proc is there twice does no harm: it is placed once.
+func (c *Core) requeue(now, before time.Time) (out []Effect) {
+	if c.queued == 0 {
+		return nil
+	}
+	for _, p := range c.sorted(func(p *Proc) bool { return p.State == sigma.ProcQueued && !p.sent.After(before) }) {
+		p.sent = now
+		out = append(out, Enqueue{p})
+	}
+	return out
+}

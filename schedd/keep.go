@@ -1,0 +1,81 @@
+package schedd
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+func (c *Core) end(now time.Time, p *Proc, s sigma.Status) []Effect {
+	if p.State == sigma.ProcQueued {
+		c.queued--
+	}
+	if p.charged {
+		p.charged = false
+		c.used -= p.Memory
+		c.running--
+	}
+	p.State, p.Status, p.Times.Ended, p.Frozen = sigma.ProcEnded, s, now, false
+	p.Descriptor, p.exited = sigma.Descriptor{}, nil
+	r := c.realms[p.Realm]
+	if p.owed = p.Guest(); !p.owed {
+		r.live--
+	}
+	r.waiting -= p.bytes
+	p.bytes = 0
+	r.results += resultOf(p)
+	r.ended = append(r.ended, p)
+	return append([]Effect{Wake{p.ID}, Room{}}, c.forget(now, p.Realm)...)
+}
+
+func resultOf(p *Proc) sigma.Bytes { return sigma.Bytes(len(p.Status.Msg) + len(p.Status.Data)) }
+
+// sweepEvery is how often realms in which nothing happens are looked through for what is too old.
+const sweepEvery = time.Minute
+
+// forget drops what a realm has too much of, and what is too old.
+func (c *Core) forget(now time.Time, realm sigma.RealmID) (out []Effect) {
+	if now.Sub(c.swept) < sweepEvery {
+		return c.forgetOf(now, realm, false)
+	}
+	c.swept = now
+	for _, id := range slices.Sorted(maps.Keys(c.realms)) {
+		out = append(out, c.forgetOf(now, id, false)...)
+	}
+	return out
+}
+
+func (c *Core) forgetOf(now time.Time, id sigma.RealmID, all bool) (out []Effect) {
+	r := c.realms[id]
+	for len(r.ended) > 0 && (all || len(r.ended) > EndedMax || r.results > resultsMax || now.Sub(r.ended[0].Times.Ended) >= EndedAge) {
+		p := r.ended[0]
+		if p.owed && !all {
+			break // the home's waiters are not answered yet
+		}
+		r.ended[0] = nil
+		r.ended = r.ended[1:]
+		r.results -= resultOf(p)
+		r.forgotten++
+		p.forgotten = true
+		delete(c.procs, p.ID)
+		out = append(out, Forget{p.ID})
+	}
+	if r.forgotten > len(r.order)/2 {
+		r.order = slices.DeleteFunc(r.order, func(p *Proc) bool { return p.forgotten })
+		r.forgotten = 0
+	}
+	if len(r.order) == 0 {
+		delete(c.realms, id)
+	}
+	return out
+}
+
+// realmGone forgets the ended procs of a realm. There are no others, but for what a removal that is under way ends anyway.
+func (c *Core) realmGone(now time.Time, id sigma.RealmID) []Effect {
+	if c.realms[id] == nil {
+		return nil
+	}
+	return c.forgetOf(now, id, true)
+}
