@@ -3,15 +3,12 @@ package kernel
 import (
 	"context"
 	"os"
-	"time"
 
 	"sigmaos.dev/machines"
+	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
-
-// judgeMax is how long an operator's request waits for a machined that decides: a judge that died is replaced within that.
-const judgeMax = 10 * time.Second
 
 // machinesFile is /sys/machines: what operators ask about machines, passed on to the machined that decides. What the machines themselves say to machined does not come this way.
 func (r *root) machinesFile() sigma.File {
@@ -37,44 +34,33 @@ func (r *root) machinesFile() sigma.File {
 
 // membership is what this machine knows of its place in the system.
 func (k *Kernel) membership() machines.Membership {
-	return machines.Membership{}
+	if !k.registered() {
+		return machines.Membership{Address: k.cfg.Address}
+	}
+	return machines.Describe(k.id, k.cfg.Address)
 }
 
 // askMachined makes a call of the machined that decides, and waits a while for one if there is none now. KindUnavailable means that nothing was done.
-func (k *Kernel) askMachined(ctx context.Context, method string, payload []byte) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, judgeMax)
-	defer cancel()
-	for {
-		reply, err := k.askMachinedOnce(ctx, method, payload)
-		if sigma.KindOf(err) != sigma.KindUnavailable || err == nil || k.services[serviceMachined] == nil {
-			return reply, err
+func (k *Kernel) askMachined(ctx context.Context, method string, payload []byte) (reply []byte, err error) {
+	var lost error // it may have been done, so it is not asked again
+	s, _, err := k.reach(ctx, serviceMachined, func(ctx context.Context, c *session.Client) error {
+		root, err := c.Attach(ctx, "")
+		if err != nil {
+			return err
 		}
-		select {
-		case <-time.After(restartMin):
-		case <-ctx.Done():
-			return nil, err
+		defer root.Close()
+		caller, ok := root.(sigma.Caller)
+		if !ok {
+			return sigma.Errorf("kernel.machines", sigma.KindUnsupported, "machined answers no calls")
 		}
-	}
-}
-
-func (k *Kernel) askMachinedOnce(ctx context.Context, method string, payload []byte) ([]byte, error) {
-	s := k.services[serviceMachined]
-	if s == nil {
-		return nil, sigma.Errorf("kernel.machines", sigma.KindUnavailable, "no machined runs")
-	}
-	c, err := s.dial(ctx)
+		if reply, _, err = caller.Call(ctx, method, payload, nil); sigma.KindOf(err) == sigma.KindLost {
+			lost, err = err, nil
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
-	root, err := c.Attach(ctx, "")
-	if err != nil {
-		return nil, err
-	}
-	caller, ok := root.(sigma.Caller)
-	if !ok {
-		return nil, sigma.Errorf("kernel.machines", sigma.KindUnsupported, "machined answers no calls")
-	}
-	reply, _, err := caller.Call(ctx, method, payload, nil)
-	return reply, err
+	s.Close()
+	return reply, lost
 }
