@@ -36,14 +36,19 @@ func OpenAuthority(path string, fresh bool, now time.Time) (*Authority, error) {
 }
 
 func makeAuthority(path string, now time.Time) (*Authority, error) {
-	const op = "identity.OpenAuthority"
 	a, err := NewAuthority(now)
 	if err != nil {
 		return nil, err
 	}
+	return a, KeepAuthority(path, a)
+}
+
+// KeepAuthority puts the authority into its file, as a whole or not at all, durable before it returns.
+func KeepAuthority(path string, a *Authority) error {
+	const op = "identity.KeepAuthority"
 	f, err := os.OpenFile(path+"~", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
-		return nil, sigma.Wrap(op, path, err)
+		return sigma.Wrap(op, path, err)
 	}
 	_, err = f.Write(a.Marshal())
 	if err = errors.Join(err, f.Chmod(0o600), f.Sync(), f.Close()); err == nil {
@@ -52,10 +57,7 @@ func makeAuthority(path string, now time.Time) (*Authority, error) {
 	if err == nil {
 		err = syncDir(filepath.Dir(path))
 	}
-	if err != nil {
-		return nil, sigma.Wrap(op, path, err)
-	}
-	return a, nil
+	return sigma.Wrap(op, path, err)
 }
 
 func syncDir(dir string) error {

@@ -10,26 +10,44 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// machinesFile is /sys/machines: what operators ask about machines, passed on to the machined that decides. What the machines themselves say to machined does not come this way.
-func (r *root) machinesFile() sigma.File {
-	k := r.tree.k
-	pass := func(method string) handler {
-		return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-			reply, err := k.askMachined(ctx, method, payload)
+// isMachined says whether who asks is this machine's machined.
+func (t *tree) isMachined() bool {
+	s := t.k.service(t.principal)
+	return s != nil && s.name == serviceMachined
+}
+
+// pass makes handlers of methods that a service answers.
+func (k *Kernel) pass(service string, methods ...string) map[string]handler {
+	out := map[string]handler{}
+	for _, method := range methods {
+		out[method] = func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+			reply, err := k.ask(ctx, service, method, payload)
 			return reply, nil, err
 		}
 	}
-	methods := map[string]handler{
-		machines.CallMembership: func(context.Context, []byte) ([]byte, []*os.File, error) {
-			m := k.membership()
-			reply, err := sigmap.Payload(func(c *sigmap.Coder) { machines.CodeMembership(c, &m) })
-			return reply, nil, err
-		},
+	return out
+}
+
+// machinesFile is /sys/machines: what operators ask about machines, passed on to the machined that decides. What the machines themselves say to machined does not come this way, and an operator does not get what machined alone may
+// have: the authority.
+func (r *root) machinesFile() sigma.File {
+	k := r.tree.k
+	if !r.tree.principal.System {
+		return r.callable(sigmap.FileMachines, k.pass(serviceMachined, machines.CallAuthority))
 	}
-	for _, method := range []string{machines.CallToken, machines.CallTokens, machines.CallRevoke, machines.CallList, machines.CallCordon, machines.CallDrain, machines.CallLabel, machines.CallControl, machines.CallRemove} {
-		methods[method] = pass(method)
+	methods := k.pass(serviceMachined, machines.CallToken, machines.CallTokens, machines.CallRevoke, machines.CallList, machines.CallCordon, machines.CallDrain, machines.CallLabel, machines.CallControl, machines.CallRemove)
+	methods[machines.CallMembership] = func(context.Context, []byte) ([]byte, []*os.File, error) {
+		m := k.membership()
+		reply, err := sigmap.Payload(func(c *sigmap.Coder) { machines.CodeMembership(c, &m) })
+		return reply, nil, err
 	}
 	return r.callable(sigmap.FileMachines, methods)
+}
+
+// namesFile is /sys/names: calls of the leading named about its members and who may write.
+func (r *root) namesFile() sigma.File {
+	return r.callable(sigmap.FileNames, r.tree.k.pass(serviceNamed, sigmap.CallMembers, sigmap.CallMemberAdd, sigmap.CallMemberRemove, sigmap.CallExpel, sigmap.CallAdmit,
+		sigmap.CallSnapshotOpen, sigmap.CallSnapshotRead, sigmap.CallSnapshotClose))
 }
 
 // membership is what this machine knows of its place in the system.
@@ -40,10 +58,10 @@ func (k *Kernel) membership() machines.Membership {
 	return machines.Describe(k.id, k.cfg.Address)
 }
 
-// askMachined makes a call of the machined that decides, and waits a while for one if there is none now. KindUnavailable means that nothing was done.
-func (k *Kernel) askMachined(ctx context.Context, method string, payload []byte) (reply []byte, err error) {
+// ask calls the root of a service, of the one that decides or leads, and waits a while if there is none now. KindUnavailable means that nothing was done.
+func (k *Kernel) ask(ctx context.Context, service, method string, payload []byte) (reply []byte, err error) {
 	var lost error // it may have been done, so it is not asked again
-	s, _, err := k.reach(ctx, serviceMachined, func(ctx context.Context, c *session.Client) error {
+	s, _, err := k.reach(ctx, service, func(ctx context.Context, c *session.Client) error {
 		root, err := c.Attach(ctx, "")
 		if err != nil {
 			return err
@@ -51,7 +69,7 @@ func (k *Kernel) askMachined(ctx context.Context, method string, payload []byte)
 		defer root.Close()
 		caller, ok := root.(sigma.Caller)
 		if !ok {
-			return sigma.Errorf("kernel.machines", sigma.KindUnsupported, "machined answers no calls")
+			return sigma.Errorf("kernel.ask", sigma.KindUnsupported, "%s answers no calls", service)
 		}
 		if reply, _, err = caller.Call(ctx, method, payload, nil); sigma.KindOf(err) == sigma.KindLost {
 			lost, err = err, nil

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"slices"
 
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/session"
@@ -297,6 +298,7 @@ func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
 	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.RealmInfos(&out) }); err != nil {
 		return nil, err
 	}
+	out = slices.DeleteFunc(out, func(i sigma.RealmInfo) bool { return i.ID == sigma.SystemRealm }) // no tenant's
 	r.k.mu.Lock()
 	defer r.k.mu.Unlock()
 	for i := range out {

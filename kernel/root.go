@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
 )
 
@@ -92,10 +93,16 @@ var (
 )
 
 func (r *root) named(ctx context.Context) (sigma.File, error) {
-	if r.realm == sigma.SystemRealm {
+	if r.realm == sigma.SystemRealm && !r.tree.isMachined() {
 		return nil, sigma.Errorf("kernel.root", sigma.KindNotFound, "the realm system keeps no names")
 	}
 	n, err := r.tree.k.named(ctx, r.realm)
+	if r.realm == sigma.SystemRealm && sigma.KindOf(err) == sigma.KindNotFound && err != nil { // the first machine's first start
+		if _, err := r.tree.k.realms(nil).(realms).admin(ctx, serviceNamed, sigmap.CallCreate, r.realm); err != nil && sigma.KindOf(err) != sigma.KindExists {
+			return nil, err
+		}
+		n, err = r.tree.k.named(ctx, r.realm)
+	}
 	if err != nil {
 		return nil, err
 	}

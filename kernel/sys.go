@@ -26,8 +26,10 @@ func (r *root) sysDir() sigma.File {
 			return treekit.RealmsFile(sigmap.FileRealms, idOf("/sys/realms"), r.tree.k.realms(r.tree), r.tree.principal.System)
 		},
 	}
+	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isMachined() {
+		files[sigmap.FileMachines], files[sigmap.FileNames] = r.machinesFile, r.namesFile
+	}
 	if r.tree.principal.System {
-		files[sigmap.FileMachines] = r.machinesFile
 		files["metrics"] = func() sigma.File {
 			return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: idOf("/sys/metrics")}, Name: "metrics", Perm: 0o400, Content: r.tree.k.metricsText}
 		}

@@ -243,6 +243,15 @@ func (c *Core) change(now time.Time, e Event) ([]Effect, error) {
 			return nil, err
 		}
 		return c.remove(m, e.Force)
+	case GiveUp:
+		m, err := find(e.ID)
+		if err == nil {
+			err = mayRemove(m, e.Force)
+		}
+		if err != nil || m.Lost {
+			return nil, err
+		}
+		return c.lose(m, "it is removed"), nil
 	}
 	return nil, sigma.Errorf("machines.Step", sigma.KindUnsupported, "%T is no event", e)
 }
@@ -278,17 +287,29 @@ func (c *Core) controls() (n int) {
 	return n
 }
 
-func (c *Core) control(m *member, on bool) ([]Effect, error) {
+// mayControl says why a machine may not become a control machine, or not cease to be one.
+func (c *Core) mayControl(e Control) error {
 	const op = "machines.Control"
+	m := c.members[e.ID]
+	if m == nil || m.Control == e.On {
+		return nil
+	}
 	switch n := c.controls(); {
-	case on && n >= ControlMax:
-		return nil, sigma.Errorf(op, sigma.KindBusy, "there are %d control machines", ControlMax)
-	case on && m.Lost:
-		return nil, sigma.Errorf(op, sigma.KindUnavailable, "machine %s is lost", m.ID)
-	case !on && n == 1:
-		return nil, sigma.Errorf(op, sigma.KindInvalid, "machine %s is the last control machine", m.ID)
-	case !on && m.ID == c.self:
-		return nil, sigma.Errorf(op, sigma.KindInvalid, "machine %s is the judge; let another control machine take over first", m.ID)
+	case e.On && n >= ControlMax:
+		return sigma.Errorf(op, sigma.KindBusy, "there are %d control machines", ControlMax)
+	case e.On && m.Lost:
+		return sigma.Errorf(op, sigma.KindUnavailable, "machine %s is lost", m.ID)
+	case !e.On && n == 1:
+		return sigma.Errorf(op, sigma.KindInvalid, "machine %s is the last control machine", m.ID)
+	case !e.On && m.ID == c.self:
+		return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("machine %s decides about membership", m.ID), Hint: "stop sigmaOS there (sigma down), so that another control machine takes over; then ask again"}
+	}
+	return nil
+}
+
+func (c *Core) control(m *member, on bool) ([]Effect, error) {
+	if err := c.mayControl(Control{m.ID, on}); err != nil {
+		return nil, err
 	}
 	_, save := c.next()
 	m.Control = on
@@ -296,13 +317,21 @@ func (c *Core) control(m *member, on bool) ([]Effect, error) {
 	return []Effect{save, SaveMember{m.copy()}, c.publish()}, nil
 }
 
-func (c *Core) remove(m *member, force bool) ([]Effect, error) {
+// mayRemove says why a machine may not be removed now.
+func mayRemove(m *member, force bool) error {
 	const op = "machines.Remove"
 	switch {
 	case m.Control:
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("machine %s holds a part of the control plane", m.ID), Hint: "move it first: sigma machine control"}
+		return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("machine %s holds a part of the control plane", m.ID), Hint: "have it give that up first: sigma machine control " + string(m.ID) + " off"}
 	case !m.Lost && !m.Draining && !force:
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("machine %s may run procs", m.ID), Hint: "drain it first (sigma machine drain), or use --force and lose them"}
+		return &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("machine %s may run procs", m.ID), Hint: "drain it first (sigma machine drain), or use --force and lose them"}
+	}
+	return nil
+}
+
+func (c *Core) remove(m *member, force bool) ([]Effect, error) {
+	if err := mayRemove(m, force); err != nil {
+		return nil, err
 	}
 	epoch, save := c.next()
 	out := []Effect{save, DropMember{m.ID}}

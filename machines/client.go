@@ -89,6 +89,15 @@ func (c *Client) Remove(ctx context.Context, id sigma.MachineID, force bool) err
 	return c.ask(ctx, CallRemove, func(p *sigmap.Coder) { p.Str((*string)(&id)); p.Bool(&force) }, nil)
 }
 
+// Authority asks for the authority with its key, for a machined that may have to take over.
+func (c *Client) Authority(ctx context.Context) (*identity.Authority, error) {
+	reply, _, err := c.root.Call(ctx, CallAuthority, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	return identity.ParseAuthority(reply)
+}
+
 // Challenge implements link.Enroller.
 func (c *Client) Challenge(ctx context.Context) (ch identity.Challenge, err error) {
 	reply, _, err := c.root.Call(ctx, CallChallenge, nil, nil)

@@ -276,6 +276,11 @@ type (
 		ID sigma.MachineID
 		On bool
 	}
+	// GiveUp ends the life of a machine that is to be removed, so that the store of names keeps it out before it is forgotten.
+	GiveUp struct {
+		ID    sigma.MachineID
+		Force bool
+	}
 	// Remove ends a machine's membership. Force does so while it may still run procs.
 	Remove struct {
 		ID    sigma.MachineID
@@ -313,6 +318,7 @@ func (Cordon) event()      {}
 func (DrainStart) event()  {}
 func (Label) event()       {}
 func (Control) event()     {}
+func (GiveUp) event()      {}
 func (Remove) event()      {}
 
 // Step takes one event at a time and says what to do. An error is for the one who asked; then nothing has changed and there are no effects.

@@ -20,9 +20,13 @@ type DaemonConfig struct {
 	Namespace sigma.Namespace // of the system realm
 	Path      string          // of the state in it; its directory must exist
 	// Authority gets the authority when this machine becomes the judge. fresh says that the system has no machine yet, so that one may be made.
+	// KindNotFound: this machine does not have it.
 	Authority func(fresh bool) (*identity.Authority, error)
-	Timing    Timing // zero = DefaultTiming
-	Log       *slog.Logger
+	// Fetch asks the judge's machined for the authority, and keeps it; an heir without cannot become the judge. nil = it has it otherwise.
+	Fetch  func(ctx context.Context) error
+	Names  Names  // nil = the store of names need not know
+	Timing Timing // zero = DefaultTiming
+	Log    *slog.Logger
 }
 
 // Daemon is machined on one control machine: the judge, if the state says so or nobody is, else an heir. Its tree answers as Service does; an heir takes reports and tells who the judge is. Safe for concurrent use.
@@ -92,8 +96,11 @@ func (d *Daemon) preside(ctx context.Context, seen State, former sigma.MachineID
 		return err
 	}
 	s, err := NewService(time.Now(), ServiceConfig{Authority: authority, Store: store, Log: d.cfg.Log,
-		Core: Config{Self: d.cfg.Self, Remote: true, Timing: d.cfg.Timing, State: state, Heard: d.ear.Heard()}})
+		Names: d.cfg.Names, Core: Config{Self: d.cfg.Self, Remote: true, Timing: d.cfg.Timing, State: state, Heard: d.ear.Heard()}})
 	if err != nil {
+		return err
+	}
+	if err := s.registry.reconcile(ctx); err != nil {
 		return err
 	}
 	d.cfg.Log.Info("this machine decides about membership", "machine", d.cfg.Self, "after", former)
@@ -113,8 +120,11 @@ func (d *Daemon) inherit(ctx context.Context, state State, judge sigma.MachineID
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	changed := make(chan struct{})
-	go func() { defer close(changed); d.awaitChange(ctx, state.Epoch, judge) }()
-	defer func() { cancel(); <-changed }()
+	var beside sync.WaitGroup
+	beside.Go(func() { defer close(changed); d.awaitChange(ctx, state.Epoch, judge) })
+	beside.Go(func() { d.getReady(ctx) })
+	defer beside.Wait()
+	defer cancel()
 	tick := time.NewTicker(d.cfg.Timing.Tick)
 	defer tick.Stop()
 	for {
@@ -130,6 +140,31 @@ func (d *Daemon) inherit(ctx context.Context, state State, judge sigma.MachineID
 			if silent {
 				return true
 			}
+		}
+	}
+}
+
+// getReady sees to it that this machine has the authority, without which it could not take over.
+func (d *Daemon) getReady(ctx context.Context) {
+	if d.cfg.Fetch == nil {
+		return
+	}
+	for said := ""; ctx.Err() == nil; {
+		if _, err := d.cfg.Authority(false); sigma.KindOf(err) != sigma.KindNotFound {
+			return
+		}
+		err := d.cfg.Fetch(ctx)
+		if err == nil {
+			d.cfg.Log.Info("this machine has the authority and can take over", "machine", d.cfg.Self)
+			return
+		}
+		if err.Error() != said && ctx.Err() == nil {
+			said = err.Error()
+			d.cfg.Log.Warn("this machine has no authority and cannot take over", "machine", d.cfg.Self, "err", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(daemonPause):
 		}
 	}
 }

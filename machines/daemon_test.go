@@ -107,3 +107,136 @@ func TestDaemon(t *testing.T) {
 		all.Wait()
 	})
 }
+
+// fenced is a store of names that remembers who was let in and kept out.
+type fenced struct {
+	mu   sync.Mutex
+	said []string // mu
+	fail error    // mu
+}
+
+func (f *fenced) note(what string, m sigma.MachineID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.said = append(f.said, what+" "+string(m))
+	return f.fail
+}
+
+func (f *fenced) Expel(_ context.Context, m sigma.MachineID) error { return f.note("expel", m) }
+func (f *fenced) Admit(_ context.Context, m sigma.MachineID) error { return f.note("admit", m) }
+func (f *fenced) RemoveMember(_ context.Context, m sigma.MachineID) error {
+	return f.note("remove", m)
+}
+
+// take gives what was said since the last time.
+func (f *fenced) take() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := strings.Join(f.said, ", ")
+	f.said = nil
+	return out
+}
+
+// Goal: the store of names hears of a life's end before anybody else does, and of a new life before the machine does; a judge that cannot tell it does not decide; the next one tells it all again.
+func TestFence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		authority, err := identity.NewAuthority(time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ns, names := space(t), &fenced{}
+		ctx, end := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		d, err := NewDaemon(DaemonConfig{Self: "m1", Namespace: ns, Path: "/machines", Names: names, Authority: func(bool) (*identity.Authority, error) { return authority, nil }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		root, err := d.Attach(ctx, sigma.Principal{Realm: sigma.SystemRealm, System: true, Machine: "m1"}, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := NewClient(root.(sigma.Caller))
+		all.Go(func() { d.Run(ctx) })
+		synctest.Wait()
+		if _, err := c.Found(ctx, identity.Enrolment{Machine: "m1", Address: "10.0.0.1:7700"}, identity.NewKey()); err != nil {
+			t.Fatal(err)
+		}
+		enrolWith(t, c, authority, "m2")
+		if got := names.take(); got != "admit m1, admit m2" {
+			t.Errorf("after two joins: %s", got)
+		}
+		if err := c.Control(ctx, "m2", true); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Control(ctx, "m1", false); sigma.KindOf(err) != sigma.KindInvalid {
+			t.Errorf("the judge gives up: %v", err)
+		}
+		if err := c.Control(ctx, "m2", false); err != nil {
+			t.Fatal(err)
+		}
+		if got := names.take(); got != "remove m2" {
+			t.Errorf("after a control machine less: %s", got)
+		}
+		names.fail = sigma.Errorf("test", sigma.KindUnavailable, "no leader")
+		epoch, _, err := c.Roster(ctx, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Remove(ctx, "m2", true); err == nil {
+			t.Error("a machine was removed that the store of names still lets in")
+		}
+		if got := names.take(); got != "expel m2" {
+			t.Errorf("after a removal: %s", got)
+		}
+		<-time.After(time.Second)
+		if _, err := c.List(ctx); sigma.KindOf(err) != sigma.KindUnavailable {
+			t.Errorf("who cannot reach the store of names says %v", err)
+		}
+		names.mu.Lock()
+		names.fail = nil
+		names.mu.Unlock()
+		<-time.After(time.Second)
+		now, ms, err := c.Roster(ctx, epoch)
+		if got := names.take(); err != nil || now <= epoch || len(ms) != 2 || !ms[1].Lost || !strings.HasSuffix(got, "admit m1, expel m2") {
+			t.Errorf("the next judge's roster: %d %+v %v, and it said %s", now, ms, err, got)
+		}
+		if err := c.Remove(ctx, "m2", false); err != nil {
+			t.Error(err)
+		}
+		end()
+		all.Wait()
+	})
+}
+
+// Goal: an heir gets the authority from the judge, a machine that is no control machine does not, and one without it does not take over.
+func TestHandOver(t *testing.T) {
+	open(t, func(o *office) {
+		ctx, c := o.t.Context(), o.client("m1")
+		o.join("m2")
+		if _, err := o.client("m2").Authority(ctx); sigma.KindOf(err) != sigma.KindPermission {
+			o.t.Errorf("an ordinary machine gets the authority: %v", err)
+		}
+		if err := c.Control(ctx, "m2", true); err != nil {
+			o.t.Fatal(err)
+		}
+		got, err := o.client("m2").Authority(ctx)
+		if err != nil || got.System() != o.known.System() || got.Fingerprint() != o.known.Fingerprint() {
+			o.t.Errorf("got %v, %v", got, err)
+		}
+		for _, p := range []sigma.Principal{{Realm: sigma.SystemRealm, System: true, Machine: "m2", Proc: "p"}, {Realm: "team", System: true, Machine: "m2"}, {Realm: sigma.SystemRealm, System: true, Machine: "m9"}} {
+			root, err := o.service.Attach(ctx, p, "")
+			if err != nil {
+				o.t.Fatal(err)
+			}
+			if _, err := NewClient(root.(sigma.Caller)).Authority(ctx); sigma.KindOf(err) != sigma.KindPermission {
+				o.t.Errorf("%+v gets the authority: %v", p, err)
+			}
+		}
+		if err := c.Control(ctx, "m2", false); err != nil {
+			o.t.Fatal(err)
+		}
+		if _, err := o.client("m2").Authority(ctx); sigma.KindOf(err) != sigma.KindPermission {
+			o.t.Errorf("a machine that was one gets the authority: %v", err)
+		}
+	})
+}

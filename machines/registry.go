@@ -24,8 +24,21 @@ type RegistryConfig struct {
 	Store     Store
 	// Act carries out the effects that are not the Store's, in order. It must not block for long: no beat is judged meanwhile.
 	Act func(Effect)
-	Log *slog.Logger
+	// Fence keeps a machine whose life is over from the store of names, before anybody hears of its end, and lets one that has registered in again. nil = nothing does.
+	Fence Fence
+	Log   *slog.Logger
 }
+
+// Fence is the store of names, as far as it must know who is alive. Both calls may come twice.
+type Fence interface {
+	// Expel ends a machine's sessions and leases there and refuses it until Admit.
+	Expel(ctx context.Context, m sigma.MachineID) error
+	// Admit lets it in.
+	Admit(ctx context.Context, m sigma.MachineID) error
+}
+
+// fenceMax is how long one call of a Fence may take: longer than the election of another leader there.
+const fenceMax = 5 * time.Second
 
 // Registry is the shell around a Core: it checks proofs, saves, certifies, and lets time pass. If it cannot save it ends, since what it knows and what is known would differ; whoever
 // takes over begins with what was saved. Safe for concurrent use.
@@ -129,14 +142,49 @@ func (r *Registry) carryOut(ctx context.Context, step func(now time.Time) []Effe
 		}
 	}
 	for _, f := range rest {
-		if l, ok := f.(Lost); ok {
-			r.cfg.Log.Info("machine is lost", "machine", l.ID, "incarnation", uint64(l.Incarnation), "fence", uint64(l.Fence), "why", l.Why)
+		if err := r.fence(ctx, f); err != nil {
+			return nil, err
 		}
 		if r.cfg.Act != nil {
 			r.cfg.Act(f)
 		}
 	}
 	return rest, nil
+}
+
+// fence tells the store of names about a life's end or begin. Who cannot tell it must not decide: whoever does next begins with reconcile.
+func (r *Registry) fence(ctx context.Context, f Effect) error {
+	switch f := f.(type) {
+	case Lost:
+		r.cfg.Log.Info("machine is lost", "machine", f.ID, "incarnation", uint64(f.Incarnation), "fence", uint64(f.Fence), "why", f.Why)
+		return r.tell(ctx, f.ID, true)
+	case Certify:
+		return r.tell(ctx, f.Member.ID, false)
+	}
+	return nil
+}
+
+func (r *Registry) tell(ctx context.Context, m sigma.MachineID, lost bool) error {
+	if r.cfg.Fence == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, fenceMax)
+	defer cancel()
+	do := r.cfg.Fence.Admit
+	if lost {
+		do = r.cfg.Fence.Expel
+	}
+	return sigma.Wrap("machines.Registry", "", do(ctx, m))
+}
+
+// reconcile tells the store of names about all lives, since the judge before may have died between saving and telling. It is called before Run.
+func (r *Registry) reconcile(ctx context.Context) error {
+	for _, m := range r.core.sorted() {
+		if err := r.tell(ctx, m.ID, m.Lost); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ask has Run do something and waits for it. The outcome is unknown (KindLost) if Run ends meanwhile.

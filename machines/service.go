@@ -24,6 +24,7 @@ import (
 //	report    []Evidence -> -                        vouch     name, incarnation -> -
 //	roster    epoch, skip -> epoch, more, []Member   waits until there is a later one (skip > 0: of the same one)
 //	errands   seen -> number, []Errand               waits until there are some for the caller
+//	authority - -> PEM with the key                  for machined of another control machine; its sigmad lets nobody else ask
 const (
 	CallToken     = "token"
 	CallTokens    = "tokens"
@@ -41,6 +42,7 @@ const (
 	CallVouch     = "vouch"
 	CallRoster    = "roster"
 	CallErrands   = "errands"
+	CallAuthority = "authority"
 )
 
 // Pages of answers, such that each fits one message.
@@ -62,13 +64,22 @@ type ServiceConfig struct {
 	Core      Config
 	Authority *identity.Authority
 	Store     Store
+	Names     Names // nil = it need not know
 	Log       *slog.Logger
+}
+
+// Names is the store of names, of which each control machine holds a part.
+type Names interface {
+	Fence
+	// RemoveMember takes a machine's part away; KindNotFound if it has none.
+	RemoveMember(ctx context.Context, m sigma.MachineID) error
 }
 
 // Service is a judge that is asked by calls: a tree whose root is one callable file, for the provider's programs. Safe for concurrent use.
 type Service struct {
-	registry *Registry
-	known    identity.Fingerprint
+	registry  *Registry
+	authority *identity.Authority
+	names     Names
 
 	mu      sync.Mutex
 	roster  Publish                         // mu
@@ -87,13 +98,13 @@ var _ sigma.Tree = (*Service)(nil)
 
 // NewService makes the service. Nothing runs yet.
 func NewService(now time.Time, cfg ServiceConfig) (*Service, error) {
-	s := &Service{changed: make(chan struct{}), errands: map[sigma.MachineID]*errandList{}}
+	s := &Service{authority: cfg.Authority, names: cfg.Names, changed: make(chan struct{}), errands: map[sigma.MachineID]*errandList{}}
 	var err error
-	s.registry, err = NewRegistry(now, RegistryConfig{Core: cfg.Core, Authority: cfg.Authority, Store: cfg.Store, Act: s.act, Log: cfg.Log})
+	s.registry, err = NewRegistry(now, RegistryConfig{Core: cfg.Core, Authority: cfg.Authority, Store: cfg.Store, Act: s.act, Fence: cfg.Names, Log: cfg.Log})
 	if err != nil {
 		return nil, err
 	}
-	s.known, s.roster = cfg.Authority.Fingerprint(), s.registry.core.Roster()
+	s.roster = s.registry.core.Roster()
 	return s, nil
 }
 
@@ -217,6 +228,8 @@ func (s *Service) call(ctx context.Context, p sigma.Principal, method string, pa
 		return s.observers(ctx, p, method, payload)
 	case CallList:
 		return s.list(ctx, payload)
+	case CallAuthority:
+		return s.handOver(ctx, p)
 	}
 	return nil, s.operate(ctx, method, payload)
 }
@@ -229,7 +242,7 @@ func (s *Service) tokens(ctx context.Context, method string, payload []byte) ([]
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U32(&uses); c.Duration(&ttl) }); err != nil {
 			return nil, err
 		}
-		t := identity.NewToken(s.known)
+		t := identity.NewToken(s.authority.Fingerprint())
 		if err := s.registry.Do(ctx, MakeToken{t.ID(), t.Key(), int(min(uses, TokenUsesMax+1)), ttl}); err != nil {
 			return nil, err
 		}
@@ -326,6 +339,23 @@ func (s *Service) list(ctx context.Context, payload []byte) ([]byte, error) {
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Bool(&more); codeInfos(c, &page) })
 }
 
+// handOver gives the authority to machined of another control machine, so that it can take over. Who has it can be any machine, so nobody else gets it, and it is nowhere else: not in the store, not in a backup.
+func (s *Service) handOver(ctx context.Context, p sigma.Principal) ([]byte, error) {
+	const op = "machines.Authority"
+	allowed := false
+	err := s.registry.View(ctx, func(c *Core) {
+		m := c.members[p.Machine]
+		allowed = m != nil && m.Control && !m.Lost
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case !allowed || p.Realm != sigma.SystemRealm || p.Proc != "":
+		return nil, sigma.Errorf(op, sigma.KindPermission, "machine %.80s is no control machine", p.Machine)
+	}
+	return s.authority.Marshal(), nil
+}
+
 // operate carries out what an operator asks of one machine.
 func (s *Service) operate(ctx context.Context, method string, payload []byte) error {
 	var id sigma.MachineID
@@ -362,5 +392,33 @@ func (s *Service) operate(ctx context.Context, method string, payload []byte) er
 	if err != nil {
 		return err
 	}
+	if off, ok := e.(Control); ok && !off.On {
+		if err := s.leaveNames(ctx, off); err != nil {
+			return err
+		}
+	}
+	if gone, ok := e.(Remove); ok {
+		if err := s.registry.Do(ctx, GiveUp(gone)); err != nil {
+			return err
+		}
+	}
 	return s.registry.Do(ctx, e)
+}
+
+// leaveNames takes a machine's part of the store of names away, which comes before it stops to be a control machine: then nothing is left behind if it fails.
+func (s *Service) leaveNames(ctx context.Context, e Control) error {
+	if s.names == nil {
+		return nil
+	}
+	var refused error
+	if err := s.registry.View(ctx, func(c *Core) { refused = c.mayControl(e) }); err != nil {
+		return err
+	}
+	if refused != nil {
+		return refused
+	}
+	if err := s.names.RemoveMember(ctx, e.ID); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+		return sigma.Wrap("machines.Control", "", err)
+	}
+	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"sigmaos.dev/machines"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // Where things are. The directory of the state is of the system realm, to which no tenant has access.
@@ -23,6 +24,9 @@ const (
 	stateDir      = "/machines"
 	stateFile     = stateDir + "/state"
 )
+
+// namesPause is between attempts to reach the names.
+const namesPause = 200 * time.Millisecond
 
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("daemon", "machined")
@@ -40,10 +44,8 @@ func run(log *slog.Logger) error {
 		return err
 	}
 	defer c.Close()
-	if err := c.MkdirAll(ctx, stateDir, 0o700); err != nil {
-		return err
-	}
-	d, err := machines.NewDaemon(machines.DaemonConfig{Self: c.Info().Principal.Machine, Namespace: c, Path: stateFile, Log: log,
+	d, err := machines.NewDaemon(machines.DaemonConfig{Self: c.Info().Principal.Machine, Namespace: c, Path: stateFile, Names: names{c, log}, Log: log,
+		Fetch: func(ctx context.Context) error { return fetch(ctx, c) },
 		Authority: func(fresh bool) (*identity.Authority, error) {
 			return identity.OpenAuthority(authorityFile, fresh, time.Now())
 		}})
@@ -60,9 +62,97 @@ func run(log *slog.Logger) error {
 	var daemon sync.WaitGroup
 	defer daemon.Wait()
 	defer stop() // before that, if serving ends by itself
-	daemon.Go(func() { d.Run(ctx) })
+	daemon.Go(func() {
+		if awaitNames(ctx, c, log) == nil {
+			d.Run(ctx)
+		}
+	})
 	if err := c.ServeTree(ctx, l, d); ctx.Err() == nil {
 		return err
 	}
 	return nil
+}
+
+// awaitNames waits until the directory of the state is there. named may need this machine to be served before it answers, when all control machines start at once.
+func awaitNames(ctx context.Context, c *sdk.Client, log *slog.Logger) error {
+	for said := ""; ; {
+		err := c.MkdirAll(ctx, stateDir, 0o700)
+		if err == nil {
+			return nil
+		}
+		if text := err.Error(); text != said {
+			said = text
+			log.Warn("the state of the machines cannot be reached yet", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(namesPause):
+		}
+	}
+}
+
+// fetch gets the authority from the machined that decides, and keeps it.
+func fetch(ctx context.Context, c *sdk.Client) error {
+	reply, err := ask(ctx, c, sigmap.FileMachines, machines.CallAuthority, nil)
+	if err != nil {
+		return err
+	}
+	a, err := identity.ParseAuthority(reply)
+	if err != nil {
+		return err
+	}
+	return identity.KeepAuthority(authorityFile, a)
+}
+
+// ask makes a call of a file of /sys.
+func ask(ctx context.Context, c *sdk.Client, file, method string, payload []byte) ([]byte, error) {
+	f, _, err := c.Root().Walk(ctx, []string{sigma.NameSys, file})
+	if err != nil {
+		return nil, err
+	}
+	if f == nil {
+		return nil, sigma.PathError("machined.ask", sigma.KindNotFound, sigma.JoinPath(sigma.NameSys, file))
+	}
+	defer f.Close()
+	caller, ok := f.(sigma.Caller)
+	if !ok {
+		return nil, sigma.PathError("machined.ask", sigma.KindUnsupported, sigma.JoinPath(sigma.NameSys, file))
+	}
+	reply, _, err := caller.Call(ctx, method, payload, nil)
+	return reply, err
+}
+
+// names is the store of names, by way of sigmad.
+type names struct {
+	c   *sdk.Client
+	log *slog.Logger
+}
+
+func (n names) about(ctx context.Context, method string, m sigma.MachineID) error {
+	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.MachineID(&m) })
+	if err != nil {
+		return err
+	}
+	_, err = ask(ctx, n.c, sigmap.FileNames, method, payload)
+	if sigma.KindOf(err) == sigma.KindUnsupported { // a named that is older
+		n.log.Debug("named knows no such call", "op", method)
+		return nil
+	}
+	return err
+}
+
+// Expel implements machines.Fence.
+func (n names) Expel(ctx context.Context, m sigma.MachineID) error {
+	return n.about(ctx, sigmap.CallExpel, m)
+}
+
+// Admit implements machines.Fence.
+func (n names) Admit(ctx context.Context, m sigma.MachineID) error {
+	return n.about(ctx, sigmap.CallAdmit, m)
+}
+
+// RemoveMember implements machines.Names.
+func (n names) RemoveMember(ctx context.Context, m sigma.MachineID) error {
+	return n.about(ctx, sigmap.CallMemberRemove, m)
 }
