@@ -21,7 +21,7 @@ func (k *Kernel) pass(service string, methods ...string) map[string]handler {
 	out := map[string]handler{}
 	for _, method := range methods {
 		out[method] = func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-			reply, err := k.ask(ctx, service, method, payload)
+			reply, err := k.askService(ctx, service, method, payload)
 			return reply, nil, err
 		}
 	}
@@ -58,8 +58,8 @@ func (k *Kernel) membership() machines.Membership {
 	return machines.Describe(k.id, k.cfg.Address)
 }
 
-// ask calls the root of a service, of the one that decides or leads, and waits a while if there is none now. KindUnavailable means that nothing was done.
-func (k *Kernel) ask(ctx context.Context, service, method string, payload []byte) (reply []byte, err error) {
+// askService calls the root of a service, of the one that decides or leads, and waits a while if there is none now. KindUnavailable means that nothing was done.
+func (k *Kernel) askService(ctx context.Context, service, method string, payload []byte) (reply []byte, err error) {
 	var lost error // it may have been done, so it is not asked again
 	s, _, err := k.reach(ctx, service, func(ctx context.Context, c *session.Client) error {
 		root, err := c.Attach(ctx, "")
