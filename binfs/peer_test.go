@@ -32,7 +32,9 @@ func TestPeers(t *testing.T) {
 	_, release := mustOpen(t, first, s, "/bin/a")
 	defer release()
 	before := s.fetched
-	ms := &otherMachines{names: []sigma.MachineID{"m1"}, part: func(_ context.Context, _ sigma.MachineID, n Name, offset int64, size int) ([]byte, error) { return first.Part(n, offset, size) }}
+	ms := &otherMachines{names: []sigma.MachineID{"m1"}, part: func(_ context.Context, _ sigma.MachineID, n Name, offset int64, size int) ([]byte, error) {
+		return first.Part(n, offset, size)
+	}}
 	second := newCache(t, Config{Source: s, Peers: ms})
 	f, release := mustOpen(t, second, s, "/bin/a")
 	defer release()

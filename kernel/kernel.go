@@ -101,6 +101,7 @@ type Kernel struct {
 	links     *links
 	holders   *holders
 	peers     *peers
+	roster    rosterText
 	peerCalls map[string]peerCall                     // what other machines' sigmads may call here; complete before Run
 	beats     func(ctx context.Context, l *link.Link) // answers another machine's beats until l ends; set before Run
 

@@ -22,6 +22,7 @@ func (r *root) sysDir() sigma.File {
 		sigmap.FileSelf:      func() sigma.File { return r.callable(sigmap.FileSelf, r.selfCalls()) },
 		sigmap.FileEndpoints: func() sigma.File { return r.callable(sigmap.FileEndpoints, r.endpointCalls()) },
 		sigmap.FileMachine:   func() sigma.File { return r.callable(sigmap.FileMachine, r.machineCalls()) },
+		nameRoster:           r.rosterFile,
 		sigmap.FileRealms: func() sigma.File {
 			return treekit.RealmsFile(sigmap.FileRealms, idOf("/sys/realms"), r.tree.k.realms(r.tree), r.tree.principal.System)
 		},

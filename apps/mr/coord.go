@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
 	"strconv"
 	"strings"
 	"sync"
@@ -241,6 +240,9 @@ func (c *coordinator) carryOut(ctx context.Context, do effects) error {
 				return err
 			}
 		}
+		if err := c.withdraw(ctx, r.Target); err != nil {
+			return err
+		}
 	}
 	if len(do.spawn) == 0 {
 		return nil
@@ -263,6 +265,26 @@ func (c *coordinator) carryOut(ctx context.Context, do effects) error {
 			return err
 		}
 		do.spawn = do.spawn[n:]
+	}
+	return nil
+}
+
+// withdraw has all maps repeated whose output was on the same machine as target, if that is lost: reducers would find them one by one.
+func (c *coordinator) withdraw(ctx context.Context, target string) error {
+	names, err := sigma.ParsePath(target)
+	if err != nil || len(names) < 2 || names[0] != sigma.NameUX {
+		return nil
+	}
+	if _, err := c.names.Stat(ctx, sigma.JoinPath(names[:2]...)); err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	for _, i := range c.core.lose(time.Now(), sigma.MachineID(names[1])) {
+		if target, err := c.names.ReadLink(ctx, c.dir.out(i)); err == nil {
+			c.core.maps[i].withdrawn = target // reducers that say so later say nothing new
+		}
+		if err := c.names.Remove(ctx, c.dir.out(i)); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+			return err
+		}
 	}
 	return nil
 }
@@ -413,19 +435,32 @@ func (c *coordinator) result(failure error) []byte {
 		r.Different += c.core.reduces[i].reduced.Different
 		r.Words += c.core.reduces[i].reduced.Words
 	}
-	return encodeRecord("state", "ok", "files", c.plan.files, "skipped", c.plan.skipped, "bytes", n.Bytes, "words", r.Words, "different", r.Different,
-		"maps", c.plan.maps, "maps_run", c.mapsRun, "reduces", c.plan.reduces)
+	pairs := []any{"state", "ok", "files", c.plan.files, "skipped", c.plan.skipped, "bytes", n.Bytes, "words", r.Words, "different", r.Different,
+		"maps", c.plan.maps, "maps_run", c.mapsRun, "reduces", c.plan.reduces}
+	for _, w := range c.core.works() {
+		pairs = append(pairs, workKey+string(w.Machine), fmt.Sprint(w.Maps, w.Bytes, w.Reduces, w.Words))
+	}
+	return encodeRecord(pairs...)
+}
+
+// workKey begins the keys of a result that tell what one machine did: maps, bytes of input, reduces, words of output.
+const workKey = "on."
+
+// removeScratch removes what a job has in the scratch storage of machines. One that is lost keeps it.
+func removeScratch(ctx context.Context, names sigma.Namespace, dir jobDir) {
+	machines, err := names.ReadDir(ctx, "/"+sigma.NameUX)
+	if err != nil {
+		machines = []sigma.DirEntry{{Name: sigma.LocalName}}
+	}
+	inParallel(requestsMax, len(machines), func(i int) error {
+		names.RemoveAll(ctx, sigma.JoinPath(sigma.NameUX, machines[i].Name)+string(dir))
+		return nil
+	})
 }
 
 // clean removes intermediate files and what killed reducers left in the output. What cannot be removed is no reason to fail: the result is there.
 func (c *coordinator) clean(ctx context.Context) {
-	homes := map[string]bool{"/ux/" + sigma.LocalName + string(c.dir): true}
 	if c.core != nil {
-		for i := range c.core.maps {
-			if target, err := c.names.ReadLink(ctx, c.dir.out(i)); err == nil {
-				homes[path.Dir(target)] = true
-			}
-		}
 		entries, _ := c.names.ReadDir(ctx, c.job.Output)
 		for _, e := range entries {
 			if strings.HasSuffix(e.Name, "~") && strings.HasPrefix(e.Name, "part-") {
@@ -433,9 +468,7 @@ func (c *coordinator) clean(ctx context.Context) {
 			}
 		}
 	}
-	for h := range homes {
-		c.names.RemoveAll(ctx, h)
-	}
+	removeScratch(ctx, c.names, c.dir)
 	inParallel(3, 3, func(i int) error {
 		return c.names.RemoveAll(ctx, c.dir.file([]string{"out", "bins", "done"}[i]))
 	})

@@ -2,6 +2,8 @@ package mr
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -100,6 +102,44 @@ type core struct {
 	mapsDone      int
 	reducesDone   int
 	finished      bool
+}
+
+// works adds up who did what, by machine.
+func (c *core) works() []Work {
+	by := map[sigma.MachineID]*Work{}
+	of := func(m sigma.MachineID) *Work {
+		if by[m] == nil {
+			by[m] = &Work{Machine: m}
+		}
+		return by[m]
+	}
+	for i := range c.maps {
+		w := of(c.maps[i].counted.Machine)
+		w.Maps++
+		w.Bytes += c.maps[i].counted.Bytes
+	}
+	for i := range c.reduces {
+		w := of(c.reduces[i].reduced.Machine)
+		w.Reduces++
+		w.Words += c.reduces[i].reduced.Words
+	}
+	var all []Work
+	for _, m := range slices.Sorted(maps.Keys(by)) {
+		all = append(all, *by[m])
+	}
+	return all
+}
+
+// lose makes the maps be repeated whose output is gone with their machine, and says which they are.
+func (c *core) lose(now time.Time, m sigma.MachineID) (gone []int) {
+	for i := range c.maps {
+		if t := &c.maps[i]; t.state == done && t.counted.Machine == m {
+			t.state, t.proc, t.since, t.counted = waiting, "", now, Counters{}
+			c.mapsDone--
+			gone = append(gone, i)
+		}
+	}
+	return gone
 }
 
 func newCore(maps, reduces int) *core {

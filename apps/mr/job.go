@@ -3,7 +3,10 @@ package mr
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -39,6 +42,30 @@ type Summary struct {
 	Procs        int           `json:"procs"`        // of the job that the scheduler remembers
 	StartP50     float64       `json:"start_p50_ms"` // from Spawn to the program's execution
 	StartP99     float64       `json:"start_p99_ms"`
+	Machines     []Work        `json:"machines"` // that worked, by name
+}
+
+// Work is what one machine did for a job.
+type Work struct {
+	Machine sigma.MachineID `json:"machine"`
+	Maps    int64           `json:"maps"`
+	Bytes   int64           `json:"bytes"` // of input
+	Reduces int64           `json:"reduces"`
+	Words   int64           `json:"words"` // of its parts of the output
+}
+
+// works reads who did what.
+func works(r record) (all []Work) {
+	for _, key := range slices.Sorted(maps.Keys(r)) {
+		m, ok := strings.CutPrefix(key, workKey)
+		if !ok || m == "" {
+			continue
+		}
+		w := Work{Machine: sigma.MachineID(m)}
+		fmt.Sscan(r.text(key), &w.Maps, &w.Bytes, &w.Reduces, &w.Words)
+		all = append(all, w)
+	}
+	return all
 }
 
 // Run does a job to its end, starting its coordinator again if that is killed. id names the job in the realm. When ctx ends, the job's procs are killed and what it made
@@ -47,6 +74,13 @@ func (c *Client) Run(ctx context.Context, id string, job Job) (Summary, error) {
 	const op = "mr.Run"
 	if err := job.Check(); err != nil {
 		return Summary{}, err
+	}
+	for _, p := range []*string{&job.Input, &job.Output} { // the same on every machine
+		abs, err := everywhere(ctx, c.Names, *p)
+		if err != nil {
+			return Summary{}, err
+		}
+		*p = abs
 	}
 	outputWasThere, err := c.checkPaths(ctx, &job)
 	if err != nil {
@@ -70,6 +104,44 @@ func (c *Client) Run(ctx context.Context, id string, job Job) (Summary, error) {
 	}
 	s.Job, s.Output = id, job.Output
 	return s, err
+}
+
+// everywhere makes a path that leads to one machine's storage, which depends on who asks, lead there from everywhere. What does not exist yet stays as it is but for that.
+func everywhere(ctx context.Context, names sigma.Namespace, path string) (string, error) {
+	parts, err := sigma.ParsePath(path)
+	if err != nil || len(parts) < 2 || parts[0] != sigma.NameUX || parts[1] != sigma.LocalName && parts[1] != sigma.AnyName {
+		return path, err
+	}
+	root, err := names.AbsPath(ctx, sigma.JoinPath(parts[:2]...))
+	if err != nil {
+		return "", err
+	}
+	return root + strings.TrimSuffix(sigma.JoinPath(parts[2:]...), "/"), nil
+}
+
+// Cores is how many cores the system's machines offer to new procs, as /sys/roster tells; otherwise, where that does not.
+func Cores(ctx context.Context, names sigma.Namespace, otherwise int) int {
+	data, _, err := names.Get(ctx, "/sys/roster")
+	if err != nil {
+		return otherwise
+	}
+	sum := sigma.MilliCPU(0)
+	for line := range strings.Lines(string(data)) {
+		words := strings.Fields(line)
+		if len(words) < 2 || words[1] != sigma.MachineAlive.String() || slices.Contains(words, "cordoned") {
+			continue
+		}
+		for _, w := range words[2:] {
+			if n, ok := strings.CutPrefix(w, "cpu="); ok {
+				milli, _ := strconv.ParseUint(n, 10, 32)
+				sum += sigma.MilliCPU(milli)
+			}
+		}
+	}
+	if sum == 0 {
+		return otherwise
+	}
+	return int((sum + 999) / 1000)
 }
 
 // checkPaths gives the errors that people make, before anything is started, and tells whether there is an output directory.
@@ -199,7 +271,7 @@ func (c *Client) watch(ctx context.Context, dir jobDir) {
 func (c *Client) summary(ctx context.Context, dir jobDir, result []byte) (Summary, error) {
 	r := parseRecord(result)
 	s := Summary{Files: r.number("files"), Skipped: r.number("skipped"), Bytes: r.number("bytes"), Words: r.number("words"), Different: r.number("different"),
-		Maps: r.number("maps"), MapsRun: r.number("maps_run"), Reduces: r.number("reduces")}
+		Maps: r.number("maps"), MapsRun: r.number("maps_run"), Reduces: r.number("reduces"), Machines: works(r)}
 	if r.text("state") != "ok" {
 		return s, &sigma.Error{Op: "mr.Run", Kind: sigma.Kind(r.number("kind")), Msg: r.text("error"), Hint: r.text("hint")}
 	}
@@ -255,7 +327,7 @@ func (c *Client) abort(ctx context.Context, dir jobDir, output string) {
 			c.Names.Remove(ctx, output+"/"+e.Name)
 		}
 	}
-	c.Names.RemoveAll(ctx, "/ux/"+sigma.LocalName+string(dir))
+	removeScratch(ctx, c.Names, dir)
 	c.Names.RemoveAll(ctx, string(dir))
 }
 

@@ -23,7 +23,8 @@ type fakeProcs struct {
 	t           *testing.T
 	names       func(role string) sigma.Namespace // what procs of a role see
 	onSpawn     func(d sigma.Descriptor, n int) sigma.Status
-	room        int // procs that run at once; 0 = any number
+	place       func() (sigma.Namespace, sigma.MachineID) // instead of names: where the next proc runs
+	room        int                                       // procs that run at once; 0 = any number
 	finished    sync.WaitGroup
 
 	mu    sync.Mutex
@@ -83,7 +84,11 @@ func (f *fakeProcs) run(ctx context.Context, p *fakeProc, d sigma.Descriptor, n 
 			s = f.onSpawn(d, n)
 		}
 		if f.onSpawn == nil || s.Code == sigma.StatusNone {
-			s = Do(ctx, Self{Names: f.names(d.Args[0]), Procs: f, Proc: p.info.ID, Args: d.Args})
+			self := Self{Names: f.names(d.Args[0]), Procs: f, Proc: p.info.ID, Machine: "here", Args: d.Args}
+			if f.place != nil {
+				self.Names, self.Machine = f.place()
+			}
+			s = Do(ctx, self)
 		}
 		if ctx.Err() != nil {
 			s = sigma.Status{Code: sigma.StatusEvicted, Msg: "killed"}
@@ -306,6 +311,9 @@ func TestWordCount(t *testing.T) {
 			if last.BytesDone != s.Bytes || last.ReducesDone != s.Reduces {
 				t.Errorf("last progress %+v", last)
 			}
+			if len(s.Machines) != 1 || s.Machines[0] != (Work{"here", s.Maps, s.Bytes, s.Reduces, s.Words}) {
+				t.Errorf("who worked: %+v", s.Machines)
+			}
 			if left, err := names.ReadDir(t.Context(), "/ux/here/mr"); err != nil || len(left) > 0 {
 				t.Errorf("left in scratch: %v %v", left, err)
 			}
@@ -423,6 +431,86 @@ func TestIntermediateLost(t *testing.T) {
 	checkOutput(t, names, want)
 	if s.MapsRun != 4 || procs.spawns("map1") != 2 {
 		t.Errorf("%d maps run, want 4: %+v", s.MapsRun, s)
+	}
+}
+
+// TestMachines spreads a job over three machines, of which one is lost when all maps are done. Its maps, and no others, are repeated, all at once; and nothing is left on the others.
+func TestMachines(t *testing.T) {
+	names := realm(t)
+	want := fill(t, names, someTexts())
+	procs := newFakeProcs(t, names)
+	var mu sync.Mutex
+	var views []*namespace.Tree
+	alive := []sigma.MachineID{"m1", "m2", "m3"}
+	root, err := names.Handle(t.Context(), "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range alive {
+		views = append(views, namespace.New(namespace.Config{Root: root, Machine: m}))
+		if err := names.MkdirAll(t.Context(), "/ux/"+string(m), 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next, lost, before := 0, false, 0
+	procs.place = func() (sigma.Namespace, sigma.MachineID) {
+		mu.Lock()
+		defer mu.Unlock()
+		if next++; lost && next%3 == 1 {
+			next++
+		}
+		return views[next%3], alive[next%3]
+	}
+	lose := sync.OnceFunc(func() {
+		for i := range 12 {
+			if err := names.WaitFor(t.Context(), jobDir("/mr/job").out(i)); err != nil {
+				t.Error(err)
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		on, _ := names.ReadDir(t.Context(), "/ux/m2/mr/job")
+		lost, before = true, len(on)
+		if err := names.RemoveAll(t.Context(), "/ux/m2"); err != nil {
+			t.Error(err)
+		}
+	})
+	procs.onSpawn = func(d sigma.Descriptor, _ int) sigma.Status {
+		if d.Args[0] == RoleReduce {
+			lose()
+		}
+		return sigma.Status{}
+	}
+	s, err := (&Client{Names: names, Procs: procs}).Run(t.Context(), "job", testJob(12, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkOutput(t, names, want)
+	if before == 0 || s.MapsRun != s.Maps+int64(before) || len(s.Machines) != 2 || s.Machines[0].Bytes+s.Machines[1].Bytes != s.Bytes || procs.spawns("reduce0") > 2 {
+		t.Errorf("%d maps were on the machine that was lost: %+v; reduce 0 ran %d times", before, s, procs.spawns("reduce0"))
+	}
+	for _, m := range s.Machines {
+		if left, err := names.ReadDir(t.Context(), "/ux/"+string(m.Machine)+"/mr"); err != nil || len(left) > 0 {
+			t.Errorf("left on %s: %v %v", m.Machine, left, err)
+		}
+	}
+}
+
+// TestCores adds up what the machines offer that take new procs.
+func TestCores(t *testing.T) {
+	names := realm(t)
+	if n := Cores(t.Context(), names, 7); n != 7 {
+		t.Errorf("without a list: %d", n)
+	}
+	if err := names.Mkdir(t.Context(), "/sys", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const list = "m1 alive cpu=1500 memory=5 control\nm2 lost cpu=1000 memory=5\nm3 alive cpu=2000 memory=5 cordoned\nm4 alive cpu=600 memory=1 label.cpu=9 label.zone=a\nm5 alive\n"
+	if _, err := names.Put(t.Context(), "/sys/roster", []byte(list), sigma.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if n := Cores(t.Context(), names, 7); n != 3 {
+		t.Errorf("got %d, want 3", n)
 	}
 }
 

@@ -12,10 +12,11 @@ import (
 // Task is one attempt of a map or reduce, as its proc knows it.
 type Task struct {
 	Names   sigma.Namespace
-	Dir     string      // of the job, /mr/JOB
-	Index   int         // which map or reduce
-	Attempt string      // tells attempts apart; the ProcID
-	Memory  sigma.Bytes // what the proc was given; bounds the tables
+	Dir     string          // of the job, /mr/JOB
+	Index   int             // which map or reduce
+	Attempt string          // tells attempts apart; the ProcID
+	Machine sigma.MachineID // where it runs
+	Memory  sigma.Bytes     // what the proc was given; bounds the tables
 }
 
 // tableShare is which part of its memory a proc fills with words before it writes them out; a table takes three times its size while it grows.
@@ -40,7 +41,7 @@ func (e inputError) Unwrap() error { return e.error }
 
 // Map counts the words of a bin and publishes the counts. If another attempt published first, its counts are the ones that are used.
 func Map(ctx context.Context, t Task) (Counters, error) {
-	var sum Counters
+	sum := Counters{Machine: t.Machine}
 	dir := jobDir(t.Dir)
 	plan, _, err := t.Names.Get(ctx, dir.file("plan"))
 	if err != nil {

@@ -56,9 +56,11 @@ type Counters struct {
 	Bytes int64 // of input
 	Words int64 // all words, equal ones too
 	Spill int64 // times a table was full
+
+	Machine sigma.MachineID // where one map ran
 }
 
-// Add adds what another counted.
+// Add adds what another counted, wherever.
 func (c *Counters) Add(o Counters) {
 	c.Files += o.Files
 	c.Bytes += o.Bytes
@@ -67,12 +69,12 @@ func (c *Counters) Add(o Counters) {
 }
 
 func (c Counters) encode() []byte {
-	return encodeRecord("files", c.Files, "bytes", c.Bytes, "words", c.Words, "spill", c.Spill)
+	return encodeRecord("files", c.Files, "bytes", c.Bytes, "words", c.Words, "spill", c.Spill, "machine", string(c.Machine))
 }
 
 func decodeCounters(data []byte) Counters {
 	r := parseRecord(data)
-	return Counters{Files: r.number("files"), Bytes: r.number("bytes"), Words: r.number("words"), Spill: r.number("spill")}
+	return Counters{Files: r.number("files"), Bytes: r.number("bytes"), Words: r.number("words"), Spill: r.number("spill"), Machine: sigma.MachineID(r.text("machine"))}
 }
 
 // redo is what a reducer says in Status.Data when it cannot read what a map published.

@@ -22,13 +22,16 @@ func (e missingError) Unwrap() error { return e.error }
 type Reduced struct {
 	Different int64 // words
 	Words     int64
+	Machine   sigma.MachineID // where it ran
 }
 
-func (r Reduced) encode() []byte { return encodeRecord("different", r.Different, "words", r.Words) }
+func (r Reduced) encode() []byte {
+	return encodeRecord("different", r.Different, "words", r.Words, "machine", string(r.Machine))
+}
 
 func decodeReduced(data []byte) Reduced {
 	r := parseRecord(data)
-	return Reduced{Different: r.number("different"), Words: r.number("words")}
+	return Reduced{Different: r.number("different"), Words: r.number("words"), Machine: sigma.MachineID(r.text("machine"))}
 }
 
 // Reduce merges one part of what the maps publish, as it appears, and writes that part of the output.
@@ -52,6 +55,7 @@ func Reduce(ctx context.Context, t Task) (Reduced, error) {
 	if sum, err = m.write(job.Output); err != nil {
 		return sum, err
 	}
+	sum.Machine = t.Machine
 	_, err = t.Names.Put(ctx, dir.done(t.Index), sum.encode(), sigma.PutOptions{})
 	return sum, err
 }

@@ -10,10 +10,11 @@ import (
 
 // Self is what a role needs to know about the proc it runs in.
 type Self struct {
-	Names sigma.Namespace
-	Procs sigma.Procs
-	Proc  sigma.ProcID
-	Args  []string // role, directory of the job, and for map and reduce the task's index and the memory given
+	Names   sigma.Namespace
+	Procs   sigma.Procs
+	Proc    sigma.ProcID
+	Machine sigma.MachineID // where it runs
+	Args    []string        // role, directory of the job, and for map and reduce the task's index and the memory given
 }
 
 // Do runs the role that the arguments name and returns the status to exit with.
@@ -53,7 +54,7 @@ func do(ctx context.Context, self Self) ([]byte, error) {
 	if err != nil || err2 != nil || index < 0 {
 		return nil, usage
 	}
-	t := Task{Names: self.Names, Dir: self.Args[1], Index: index, Attempt: string(self.Proc), Memory: sigma.Bytes(memory)}
+	t := Task{Names: self.Names, Dir: self.Args[1], Index: index, Attempt: string(self.Proc), Machine: self.Machine, Memory: sigma.Bytes(memory)}
 	switch self.Args[0] {
 	case RoleMap:
 		c, err := Map(ctx, t)

@@ -127,9 +127,16 @@ func openRun(ctx context.Context, names sigma.Namespace, path string) (*runReade
 	return newRunReader(path, f, st.Size, func() { f.Close(); h.Close() }), nil
 }
 
+// farBuffer is how much of a run is asked for at once where its bytes come in messages, most likely from another machine: many messages, so that a round trip does not count.
+const farBuffer = 16 * pieceMax
+
 // newRunReader reads a run of size bytes from in.
 func newRunReader(path string, in io.Reader, size uint64, close func()) *runReader {
-	return &runReader{path: path, size: size, in: bufio.NewReaderSize(in, int(min(size+1, pieceMax))), crc: crc32.MakeTable(crc32.Castagnoli), close: close}
+	most := uint64(pieceMax)
+	if _, far := in.(sigma.Handle); far {
+		most = farBuffer
+	}
+	return &runReader{path: path, size: size, in: bufio.NewReaderSize(in, int(min(size+1, most))), crc: crc32.MakeTable(crc32.Castagnoli), close: close}
 }
 
 // next goes to the next word; false at the end. A run that is not whole gives an error.

@@ -33,7 +33,8 @@ func run(ctx context.Context) error {
 	if err := c.Started(ctx); err != nil {
 		return err
 	}
-	s := mr.Do(ctx, mr.Self{Names: c, Procs: c, Proc: c.Info().Principal.Proc, Args: os.Args[1:]})
+	who := c.Info().Principal
+	s := mr.Do(ctx, mr.Self{Names: c, Procs: c, Proc: who.Proc, Machine: who.Machine, Args: os.Args[1:]})
 	if !s.OK() {
 		fmt.Fprintln(os.Stderr, "mr:", s.Msg)
 	}

@@ -64,7 +64,6 @@ then goes on where it was.`,
 }
 
 func (a *app) wordCount(ctx context.Context, job mr.Job) (err error) {
-	job.Cores = runtime.NumCPU()
 	if job.Input, err = cleanPath(job.Input); err != nil {
 		return withCode(exitUsage, err)
 	}
@@ -80,6 +79,7 @@ func (a *app) wordCount(ctx context.Context, job mr.Job) (err error) {
 		return err
 	}
 	defer c.Close()
+	job.Cores = mr.Cores(ctx, c, runtime.NumCPU())
 	local, err := programBeside("mr")
 	if err != nil {
 		return err
@@ -135,6 +135,9 @@ func (a *app) printJob(s mr.Summary) error {
 		again += fmt.Sprintf(", coordinator started %d times", s.Coordinators)
 	}
 	fmt.Fprintf(a.out, "%d procs (%d maps, %d reduces%s); start latency p50 %.2f ms, p99 %.2f ms\n", s.Procs, s.Maps, s.Reduces, again, s.StartP50, s.StartP99)
+	for _, w := range s.Machines {
+		fmt.Fprintf(a.out, "machine %s: %s (%s), %s (%d words)\n", w.Machine, count(int(w.Maps), "map"), sigma.Bytes(w.Bytes), count(int(w.Reduces), "reduce"), w.Words)
+	}
 	_, err := fmt.Fprintf(a.out, "output: %s\n", s.Output)
 	return err
 }
