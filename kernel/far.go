@@ -8,11 +8,10 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// farKey names a session with another machine's sigmad that is kept. The realm is "" for peers, and the proc for the realm's own.
+// farKey names a session with another machine's sigmad that is kept. The realm is "" for that of peers.
 type farKey struct {
 	machine sigma.MachineID
 	realm   sigma.RealmID
-	proc    sigma.ProcID
 }
 
 // farSession is one that is kept, or being made.
@@ -40,19 +39,16 @@ func (k *Kernel) peer(ctx context.Context, m sigma.MachineID) (sigma.Caller, err
 }
 
 // attachAt gives a realm's root as machine m's sigmad shows it to p: ux and proc of that machine alone. The channel is closed when the session has ended; what was reached by it is
-// lost then. Sessions are kept: one for each realm and machine, and for each proc and machine; a proc's ends with it.
+// lost then. One session is kept for each realm and machine, for all of the realm's programs here: a handshake for each proc would cost more than most of them read.
 func (k *Kernel) attachAt(ctx context.Context, m sigma.MachineID, p sigma.Principal, realm sigma.RealmID) (sigma.File, <-chan struct{}, error) {
 	const op = "kernel.attachAt"
 	if m == k.cfg.Machine {
 		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "machine %s is this one", m)
 	}
-	if p.System || p.Proc == "" {
-		p.Proc, p.System = "", true
-	} else if p.Realm != realm {
+	if !p.System && p.Realm != realm {
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "this program belongs to the realm %s", p.Realm)
 	}
-	p.Realm = realm
-	return k.far(ctx, farKey{m, realm, p.Proc}, targetSigmad, p)
+	return k.far(ctx, farKey{m, realm}, targetSigmad, sigma.Principal{Realm: realm, System: true})
 }
 
 // provider is the principal of what this machine does for itself.
@@ -62,8 +58,7 @@ func (k *Kernel) provider() sigma.Principal {
 
 // far gives the root of a kept session, which it dials if need be.
 func (k *Kernel) far(ctx context.Context, key farKey, target string, from sigma.Principal) (sigma.File, <-chan struct{}, error) {
-	node, err := k.awaitNode(ctx)
-	if err != nil {
+	if _, err := k.awaitNode(ctx); err != nil {
 		return nil, nil, err
 	}
 	x := k.links
@@ -96,13 +91,13 @@ func (k *Kernel) far(ctx context.Context, key farKey, target string, from sigma.
 		s = &farSession{dialing: make(chan struct{})}
 		x.kept[key] = s
 		x.mu.Unlock()
-		return k.dialFar(ctx, node, key, s, link.Target{Kind: link.ToService, Name: target}, from)
+		return k.dialFar(ctx, key, s, link.Target{Kind: link.ToService, Name: target}, from)
 	}
 }
 
 // dialFar makes a session and tells those who wait for it.
-func (k *Kernel) dialFar(ctx context.Context, node *link.Node, key farKey, s *farSession, to link.Target, from sigma.Principal) (sigma.File, <-chan struct{}, error) {
-	c, root, err := dialRoot(ctx, node, key.machine, to, from)
+func (k *Kernel) dialFar(ctx context.Context, key farKey, s *farSession, to link.Target, from sigma.Principal) (sigma.File, <-chan struct{}, error) {
+	c, root, err := k.dialRoot(ctx, key.machine, to, from)
 	x := k.links
 	x.mu.Lock()
 	close(s.dialing)
@@ -138,8 +133,8 @@ func (k *Kernel) dialFar(ctx context.Context, node *link.Node, key farKey, s *fa
 	return root, c.Done(), nil
 }
 
-func dialRoot(ctx context.Context, node *link.Node, m sigma.MachineID, to link.Target, from sigma.Principal) (*session.Client, sigma.File, error) {
-	l, err := node.Dial(ctx, m, to, from)
+func (k *Kernel) dialRoot(ctx context.Context, m sigma.MachineID, to link.Target, from sigma.Principal) (*session.Client, sigma.File, error) {
+	l, err := k.node.Dial(ctx, m, to, from)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -157,31 +152,25 @@ func dialRoot(ctx context.Context, node *link.Node, m sigma.MachineID, to link.T
 
 // roomLocked bounds the sessions that are kept.
 func (x *links) roomLocked(key farKey) error {
-	if key.realm == "" {
-		return nil
-	}
-	machine, realm := 0, 0
+	n := 0
 	for other := range x.kept {
 		if other.machine == key.machine {
-			machine++
-			if other.realm == key.realm {
-				realm++
-			}
+			n++
 		}
 	}
-	if machine >= keptOfMachine || realm >= keptOfOneRealm {
-		return sigma.Errorf("kernel.far", sigma.KindBusy, "%d sessions with machine %s are kept, %d of them for realm %s", machine, key.machine, realm, key.realm)
+	if n >= keptOfMachine && key.realm != "" {
+		return sigma.Errorf("kernel.far", sigma.KindBusy, "%d sessions with machine %s are kept", n, key.machine)
 	}
 	return nil
 }
 
-// dropFar ends the sessions with other machines of a proc that is gone.
-func (k *Kernel) dropFar(drop func(farKey) bool) {
+// dropFar ends the sessions with other machines of a realm that is gone.
+func (k *Kernel) dropFar(realm sigma.RealmID) {
 	x := k.links
 	x.mu.Lock()
 	var cs []*session.Client
 	for key, s := range x.kept {
-		if drop(key) {
+		if key.realm == realm {
 			delete(x.kept, key)
 			if s.client != nil {
 				cs = append(cs, s.client)

@@ -306,9 +306,6 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	}
 	k.proxy.CloseProc(p.Proc) // here, when no Listen can come any more
 	t.release()
-	if p.Proc != "" {
-		k.dropFar(func(key farKey) bool { return key.proc == p.Proc })
-	}
 }
 
 // serveEvents logs what goes wrong in a session of p.

@@ -22,13 +22,14 @@ const (
 // Links of one machine that are open here at a time. link bounds all of them together; these keep one purpose from using up what another needs.
 const (
 	servingMost    = 2048 // of what has a number for each realm or each proc
-	servingFew     = 16   // of what a machine needs one of
+	servingFew     = 64   // of what a machine needs one of, and now and then another
 	servingStreams = 64
-	servingBeats   = 4
+	servingBeats   = 16
+	tenantDials    = 8    // to one machine, that are under way for procs at once: half of what link allows, so that the rest is the system's
+	realmDials     = 64   // of one realm that are under way or wait for their turn
 	relaysOfRealm  = 1024 // connections of one realm's procs to other machines; each costs three file descriptors and two goroutines here
 	relaysOfAll    = 4096
-	keptOfMachine  = 1024 // sessions that are kept to one machine
-	keptOfOneRealm = 256  // of them, those of one realm's procs
+	keptOfMachine  = 2048 // sessions that are kept to one machine
 )
 
 // peerCall answers a call of another machine's sigmad, which has been admitted as from. ctx ends with its session.
@@ -37,12 +38,14 @@ type peerCall func(ctx context.Context, from identity.Subject, payload []byte) (
 // links is what this machine has to do with others. Its mu is taken under no other lock, and nothing is called under it.
 type links struct {
 	mu      sync.Mutex
-	serving map[serving]int            // mu
-	relays  map[sigma.RealmID]int      // mu
-	relayed int                        // mu; sum of relays
-	kept    map[farKey]*farSession     // mu
-	last    map[string]sigma.MachineID // mu; which machine's service of a name was reached last
-	store   storeAt                    // mu
+	serving map[serving]int                   // mu
+	relays  map[sigma.RealmID]int             // mu
+	asking  map[sigma.RealmID]int             // mu; dials of procs
+	turns   map[sigma.MachineID]chan struct{} // mu; tenantDials places for each machine that procs dialled
+	relayed int                               // mu; sum of relays
+	kept    map[farKey]*farSession            // mu
+	last    map[string]sigma.MachineID        // mu; which machine's service of a name was reached last
+	store   storeAt                           // mu
 }
 
 // serving is what is counted of one machine's links.
@@ -53,7 +56,7 @@ type serving struct {
 }
 
 func newLinks() *links {
-	return &links{serving: map[serving]int{}, relays: map[sigma.RealmID]int{}, kept: map[farKey]*farSession{}, last: map[string]sigma.MachineID{}}
+	return &links{serving: map[serving]int{}, relays: map[sigma.RealmID]int{}, asking: map[sigma.RealmID]int{}, turns: map[sigma.MachineID]chan struct{}{}, kept: map[farKey]*farSession{}, last: map[string]sigma.MachineID{}}
 }
 
 // opened is what was opened for a link of another machine.

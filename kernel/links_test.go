@@ -350,7 +350,7 @@ func TestShown(t *testing.T) {
 	if _, err := c.Attach(ctx, "other"); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("another realm by name: %v", err)
 	}
-	m2.k.dropFar(func(k farKey) bool { return k.proc == "p" })
+	m2.k.dropNames("default")
 	<-done
 }
 

@@ -102,6 +102,7 @@ func (k *Kernel) dropNames(realm sigma.RealmID) {
 			s.Close()
 		}
 	}
+	k.dropFar(realm)
 }
 
 // tree is the kernel's own view of a realm, with which it fetches programs.

@@ -65,17 +65,24 @@ func (k *Kernel) reach(ctx context.Context, name string, use func(context.Contex
 	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
 	defer cancel()
 	var said map[sigma.MachineID]error
-	for {
+	for round := 0; ; round++ {
 		ms := k.candidates(name)
 		for _, m := range ms {
 			c, err := k.reachAt(ctx, m, name, len(ms) > 1)
 			if err == nil {
-				if err = use(ctx, c); err == nil {
+				using, stop := ctx, context.CancelFunc(func() {})
+				if round == 0 && len(ms) > 1 { // one that waits for something may be cut off from the others, who have it
+					using, stop = context.WithTimeout(ctx, dialMost)
+				}
+				err = use(using, c)
+				late := using.Err() != nil && ctx.Err() == nil
+				stop()
+				if err == nil {
 					k.links.note(name, m)
 					return c, m, nil
 				}
 				c.Close()
-				if kind := sigma.KindOf(err); kind != sigma.KindUnavailable && kind != sigma.KindLost {
+				if kind := sigma.KindOf(err); kind != sigma.KindUnavailable && kind != sigma.KindLost && !late {
 					return nil, m, err
 				}
 			}

@@ -55,7 +55,7 @@ func (k *Kernel) dialRelay(ctx context.Context, who sigma.Principal, m sigma.Mac
 	if err != nil {
 		return nil, err
 	}
-	l, err := k.node.Dial(ctx, m, to, who)
+	l, err := k.dialFor(ctx, m, to, who)
 	if err != nil {
 		done()
 		return nil, unreachable(err, to)
@@ -71,6 +71,52 @@ func (k *Kernel) dialRelay(ctx context.Context, who sigma.Principal, m sigma.Mac
 		k.join(k.ctx, l, ours)
 	})
 	return theirs, nil
+}
+
+// dialFor makes a link for who. Procs take turns, so that those of one realm keep neither another's nor the system itself from a machine: each dial costs both machines a handshake.
+func (k *Kernel) dialFor(ctx context.Context, m sigma.MachineID, to link.Target, who sigma.Principal) (*link.Link, error) {
+	if who.System || who.Realm == sigma.SystemRealm {
+		return k.node.Dial(ctx, m, to, who)
+	}
+	if _, known := k.id.Roster().Member(m); !known {
+		return nil, sigma.Errorf("kernel.Dial", sigma.KindNotFound, "machine %.80q is not known here", string(m))
+	}
+	done, err := k.links.turn(ctx, m, who.Realm)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	return k.node.Dial(ctx, m, to, who)
+}
+
+// turn waits until a proc of realm may dial m.
+func (x *links) turn(ctx context.Context, m sigma.MachineID, realm sigma.RealmID) (done func(), err error) {
+	x.mu.Lock()
+	if x.asking[realm] >= realmDials {
+		x.mu.Unlock()
+		return nil, sigma.Errorf("kernel.Dial", sigma.KindBusy, "%d procs of realm %s are dialling other machines", realmDials, realm)
+	}
+	x.asking[realm]++
+	places := x.turns[m]
+	if places == nil {
+		places = make(chan struct{}, tenantDials)
+		x.turns[m] = places
+	}
+	x.mu.Unlock()
+	leave := func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.asking[realm]--; x.asking[realm] == 0 {
+			delete(x.asking, realm)
+		}
+	}
+	select {
+	case places <- struct{}{}:
+		return func() { <-places; leave() }, nil
+	case <-ctx.Done():
+		leave()
+		return nil, sigma.Wrap("kernel.Dial", "", ctx.Err())
+	}
 }
 
 // unreachable makes a machine that is not there any more what a local endpoint without listener is.

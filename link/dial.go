@@ -30,14 +30,19 @@ func (n *Node) Dial(ctx context.Context, m sigma.MachineID, target Target, from 
 	if !ok {
 		return nil, sigma.Errorf(op, sigma.KindNotFound, "machine %.80q is not known here", string(m))
 	}
+	ctx, cancel := context.WithTimeout(ctx, connectMax+handshakeMax)
+	defer cancel()
 	if target.Kind != ToBeat {
-		if err := n.mayDial(member); err != nil {
+		done, err := n.turn(ctx, m)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+		if err := n.mayDial(member); err != nil { // of those who waited for their turn, one was enough to find out
 			return nil, err
 		}
 	}
 	from.Machine = n.cfg.Identity.Self().Machine
-	ctx, cancel := context.WithTimeout(ctx, connectMax+handshakeMax)
-	defer cancel()
 	raw, err := n.cfg.Connect(ctx, member.Address)
 	if err != nil {
 		return nil, n.unreached(ctx, member, err)
@@ -56,6 +61,23 @@ func (n *Node) Dial(ctx context.Context, m sigma.MachineID, target Target, from 
 	n.mu.Unlock()
 	raw.SetDeadline(time.Time{})
 	return l, nil
+}
+
+// turn waits until fewer than dialsMost other dials to m are under way.
+func (n *Node) turn(ctx context.Context, m sigma.MachineID) (done func(), err error) {
+	n.mu.Lock()
+	places := n.turns[m]
+	if places == nil {
+		places = make(chan struct{}, dialsMost)
+		n.turns[m] = places
+	}
+	n.mu.Unlock()
+	select {
+	case places <- struct{}{}:
+		return func() { <-places }, nil
+	case <-ctx.Done():
+		return nil, &sigma.Error{Op: "link.Dial", Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("%d attempts to reach machine %s are under way", dialsMost, m), Err: ctx.Err()}
+	}
 }
 
 // greet makes the handshake and has the other side agree.

@@ -26,13 +26,14 @@ import (
 
 // Limits.
 const (
-	handshakeMax   = 5 * time.Second  // from the first byte to the end of the hello: some round trips across the world and a busy processor
-	connectMax     = 2 * time.Second  // for TCP's part of dialling, two retransmissions of a SYN among it
-	enrolMax       = 30 * time.Second // an enrolment is decided by another machine, and committed
-	handshakesMax  = 256              // that are under way at once; each costs a socket and about 50 KiB
-	handshakesFrom = 32               // of them from one address
-	enrolmentsMax  = 16               // that are under way at once
-	linksMax       = 4096             // with one peer, so that one machine's mistake does not use up another's file descriptors
+	handshakeMax   = 5 * time.Second    // from the first byte to the end of the hello: some round trips across the world and a busy processor
+	connectMax     = 2 * time.Second    // for TCP's part of dialling, two retransmissions of a SYN among it
+	enrolMax       = 30 * time.Second   // an enrolment is decided by another machine, and committed
+	handshakesMax  = 256                // that are under way at once; each costs a socket and about 50 KiB
+	handshakesFrom = 32                 // of them from one address
+	enrolmentsMax  = 16                 // that are under way at once
+	dialsMost      = handshakesFrom / 2 // to one machine, that are under way at once: more than handshakesFrom would be turned away there
+	linksMax       = 4096               // with one peer, so that one machine's mistake does not use up another's file descriptors
 	backoffLeast   = 50 * time.Millisecond
 	backoffMost    = 2 * time.Second // so that a machine that is back is found within the time its absence took to be noticed
 )
@@ -110,6 +111,7 @@ type Node struct {
 	mu    sync.Mutex
 	links map[sigma.MachineID]map[*Link]bool // mu
 	dials map[sigma.MachineID]*dialling      // mu; machines that did not answer last time
+	turns map[sigma.MachineID]chan struct{}  // mu; dialsMost places for each machine that was dialled
 }
 
 // New checks the configuration. Nothing runs yet.
@@ -125,7 +127,7 @@ func New(cfg Config) (*Node, error) {
 			return (&net.Dialer{Timeout: connectMax}).DialContext(ctx, "tcp", address)
 		}
 	}
-	return &Node{cfg: cfg, slots: newSlots(), enrolments: make(chan struct{}, enrolmentsMax), links: map[sigma.MachineID]map[*Link]bool{}, dials: map[sigma.MachineID]*dialling{}}, nil
+	return &Node{cfg: cfg, slots: newSlots(), enrolments: make(chan struct{}, enrolmentsMax), links: map[sigma.MachineID]map[*Link]bool{}, dials: map[sigma.MachineID]*dialling{}, turns: map[sigma.MachineID]chan struct{}{}}, nil
 }
 
 // Watch closes the links of peers as soon as the roster no longer holds them, until ctx ends. It must run as long as the Node is used.
