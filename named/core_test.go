@@ -255,7 +255,7 @@ func (c *core) command(s *step, w []string) mutation {
 		newDir, newName := parent(s, w[2])
 		return renameOp{dir, name, newDir, newName}
 	case "lease":
-		return grantOp{c.duration(w[1])}
+		return grantOp{ttl: c.duration(w[1])}
 	case "renew":
 		return renewOp{full(number(c.t, w[1], 10))}
 	case "revoke":

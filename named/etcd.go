@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -21,8 +22,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// etcdStore is a Store in an etcd of one member inside this process. It has no listener, not even a socket file: the client calls the server's
-// functions.
+// etcdStore is a Store in an etcd inside this process. It has no listener, not even a socket file: the client calls the server's functions, and other members come in by streams (peers.go).
 //
 // etcd keeps every old value of a key until it is told to compact. Nobody asks for old values here, and a tenant that rewrites a
 // big file would fill the database within etcd's shortest automatic period. So the store compacts by itself each time that compactBytes were
@@ -36,6 +36,9 @@ type etcdStore struct {
 	stop   context.CancelFunc // ends compaction
 	due    chan struct{}      // holds a token when compaction should start
 	lock   *os.File           // of the directory
+	keep   atomic.Int64       // the revision that a snapshot reads; 0 = none
+
+	several atomic.Bool // there are other members, or will be in a moment
 
 	mu      sync.Mutex
 	written int64         // bytes since the last compaction began; guarded by mu
@@ -57,8 +60,24 @@ const (
 	scanPageBytes     = 4 << 20 // what tells big from small
 )
 
-// openEtcd starts etcd in cfg.Dir and waits until it serves.
+// openEtcd starts an etcd of one member in cfg.Dir and waits until it serves.
 func openEtcd(ctx context.Context, cfg Config) (*etcdStore, error) {
+	s, err := startEtcd(cfg, func(*embed.Config) {})
+	if err != nil {
+		return nil, err
+	}
+	if err = s.awaitReady(ctx); err == nil {
+		err = s.makeRoom(ctx)
+	}
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// startEtcd starts etcd in cfg.Dir; change sees its configuration before. It may not serve for long yet: while most of its members are missing.
+func startEtcd(cfg Config, change func(*embed.Config)) (*etcdStore, error) {
 	const op = "named.openEtcd"
 	dir, err := filepath.Abs(cfg.Dir)
 	if err != nil || cfg.Dir == "" {
@@ -68,31 +87,32 @@ func openEtcd(ctx context.Context, cfg Config) (*etcdStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := embed.StartEtcd(etcdConfig(filepath.Join(dir, "etcd"), cfg))
+	c := etcdConfig(filepath.Join(dir, etcdDir), cfg)
+	change(c)
+	e, err := embed.StartEtcd(c)
 	if err != nil {
 		lock.Close()
 		return nil, &sigma.Error{Op: op, Path: dir, Kind: sigma.KindUnavailable, Msg: "etcd does not start", Err: err}
 	}
-	lost := e.Server.StopNotify()
 	compacting, stop := context.WithCancel(context.Background())
-	s := &etcdStore{etcd: e, log: cfg.Log, lost: lost, stop: stop, due: make(chan struct{}, 1), over: make(chan struct{}), lock: lock}
-	select {
-	case <-e.Server.ReadyNotify():
-	case <-lost:
-		err = sigma.Errorf(op, sigma.KindUnavailable, "etcd stopped while it started")
-	case <-ctx.Done():
-		err = sigma.Wrap(op, "", ctx.Err())
-	}
-	s.client = v3client.New(e.Server)
-	if err == nil {
-		err = s.makeRoom(ctx)
-	}
-	if err != nil {
-		s.Close()
-		return nil, err
-	}
+	s := &etcdStore{etcd: e, client: v3client.New(e.Server), log: cfg.Log, lost: e.Server.StopNotify(), stop: stop, due: make(chan struct{}, 1), over: make(chan struct{}), lock: lock}
 	s.work.Go(func() { s.compact(compacting) })
 	return s, nil
+}
+
+// etcdDir is where etcd's files are in the data directory.
+const etcdDir = "etcd"
+
+// awaitReady waits until etcd serves.
+func (s *etcdStore) awaitReady(ctx context.Context) error {
+	select {
+	case <-s.etcd.Server.ReadyNotify():
+		return nil
+	case <-s.lost:
+		return sigma.Errorf("named.openEtcd", sigma.KindUnavailable, "etcd stopped while it started")
+	case <-ctx.Done():
+		return sigma.Wrap("named.openEtcd", "", ctx.Err())
+	}
 }
 
 // etcdConfig makes the configuration of a single member without listeners. The URLs are names that etcd wants to have; nobody opens them.
@@ -107,6 +127,8 @@ func etcdConfig(dir string, cfg Config) *embed.Config {
 	c.EnableGRPCGateway = false
 	c.MaxRequestBytes = etcdRequestMax
 	c.MaxTxnOps = etcdOpsMax
+	c.TickMs, c.ElectionMs = uint(raftTick/time.Millisecond), uint(raftElection/time.Millisecond)
+	c.MaxLearners = membersMax
 	c.QuotaBackendBytes = int64(cfg.StoreMax)
 	c.SnapshotCount = etcdSnapshotCount
 	c.SnapshotCatchUpEntries = etcdCatchUp
@@ -182,6 +204,11 @@ func (s *etcdStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 	if err := s.admit(ctx); err != nil {
 		return 0, err
 	}
+	return s.commitIf(ctx, b)
+}
+
+// commitIf is Commit on more conditions, without waiting for room.
+func (s *etcdStore) commitIf(ctx context.Context, b Batch, also ...clientv3.Cmp) (Revision, error) {
 	ops := make([]clientv3.Op, 0, len(b.Puts)+len(b.Deletes))
 	size := 0
 	for _, kv := range b.Puts {
@@ -192,7 +219,8 @@ func (s *etcdStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 		ops = append(ops, clientv3.OpDelete(key))
 		size += len(key)
 	}
-	r, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(b.Guard), "=", int64(b.GuardAt))).Then(ops...).Commit()
+	also = append(also, clientv3.Compare(clientv3.ModRevision(b.Guard), "=", int64(b.GuardAt)))
+	r, err := s.client.Txn(ctx).If(also...).Then(ops...).Commit()
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace), errors.Is(err, rpctypes.ErrGRPCNoSpace):
 		return 0, errStoreFull
@@ -207,11 +235,18 @@ func (s *etcdStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 
 // DeletePrefix implements Store.
 func (s *etcdStore) DeletePrefix(ctx context.Context, prefix string, most int) (bool, error) {
+	return s.deletePrefixIf(ctx, prefix, most)
+}
+
+func (s *etcdStore) deletePrefixIf(ctx context.Context, prefix string, most int, also ...clientv3.Cmp) (bool, error) {
 	r, err := s.client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(int64(most)))
 	if err != nil || len(r.Kvs) == 0 {
 		return false, err
 	}
-	_, err = s.client.Delete(ctx, prefix, clientv3.WithRange(string(r.Kvs[len(r.Kvs)-1].Key)+"\x00"))
+	t, err := s.client.Txn(ctx).If(also...).Then(clientv3.OpDelete(prefix, clientv3.WithRange(string(r.Kvs[len(r.Kvs)-1].Key)+"\x00"))).Commit()
+	if err == nil && !t.Succeeded {
+		err = errConflict
+	}
 	return r.More, err
 }
 
@@ -292,7 +327,11 @@ func (s *etcdStore) compactNow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.client.Compact(ctx, r.Header.Revision, clientv3.WithCompactPhysical())
+	revision := r.Header.Revision
+	if keep := s.keep.Load(); keep > 0 { // a snapshot that is under way reads that revision
+		revision = min(revision, keep)
+	}
+	_, err = s.client.Compact(ctx, revision, clientv3.WithCompactPhysical())
 	if errors.Is(err, rpctypes.ErrCompacted) {
 		return nil
 	}

@@ -23,12 +23,21 @@ func (c slogCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.Chec
 	return ce
 }
 
-// expected are warnings about what is wanted here: no listeners, no users, so no certificates and tokens, and no /proc to count files in.
+// expected are warnings about what is wanted here: no listeners, no users, so no certificates and tokens, and no /proc to count files in; and about other members that are away, which named says in fewer words (tend).
 func expected(msg string) bool {
 	switch msg {
 	case "Running http and grpc server on single port. This is not recommended for production.",
 		"simple token is not cryptographically signed",
-		"failed to get file descriptor usage":
+		"failed to get file descriptor usage",
+		"lost TCP streaming connection with remote peer",
+		"closed TCP streaming connection with remote peer",
+		"peer became inactive (message send to peer failed)",
+		"prober detected unhealthy status",
+		"failed to reach the peer URL",
+		"failed to get version",
+		"failed to get downgrade enabled status",
+		"dropped internal Raft message since sending buffer is full",
+		"rejecting promote learner: learner is not ready":
 		return true
 	}
 	return false

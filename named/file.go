@@ -16,6 +16,8 @@ type file struct {
 	id   uint64
 	root bool // of a realm
 
+	machine sigma.MachineID // of who attached; roots only
+
 	closed atomic.Bool
 	opened bool
 	dir    bool // opened as a directory
@@ -112,7 +114,7 @@ func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 	case len(reached) < len(names):
 		return nil, ids, nil
 	case len(names) == 0:
-		return &file{slot: f.slot, id: f.id, root: f.root}, ids, nil
+		return &file{slot: f.slot, id: f.id, root: f.root, machine: f.machine}, ids, nil
 	}
 	return &file{slot: f.slot, id: reached[len(reached)-1].id}, ids, nil
 }
@@ -405,7 +407,7 @@ func (f *file) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, err
 	if !f.root {
 		return 0, f.notRoot("named.Lease")
 	}
-	rep := f.mutate(ctx, grantOp{ttl})
+	rep := f.mutate(ctx, grantOp{ttl, f.machine})
 	return rep.lease, rep.err
 }
 

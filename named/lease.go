@@ -20,8 +20,11 @@ func leaseError(op string) error {
 	return &sigma.Error{Op: op, Kind: sigma.KindNotFound, Msg: "there is no such lease; it may have expired"}
 }
 
-// grantOp makes a lease.
-type grantOp struct{ ttl time.Duration }
+// grantOp makes a lease for a program on a machine, whose loss ends it.
+type grantOp struct {
+	ttl     time.Duration
+	machine sigma.MachineID
+}
 
 func (o grantOp) size() int { return 0 }
 
@@ -40,7 +43,7 @@ func (o grantOp) apply(s *step, now time.Time) reply {
 	}
 	id := sigma.LeaseID(n)
 	s.begin()
-	s.leases[id] = &lease{id: id, ttl: o.ttl, deadline: now.Add(o.ttl), files: map[uint64]struct{}{}}
+	s.leases[id] = &lease{id: id, ttl: o.ttl, machine: o.machine, deadline: now.Add(o.ttl), files: map[uint64]struct{}{}}
 	s.cost += entryCost
 	return reply{lease: id}
 }
@@ -86,6 +89,13 @@ func (o endOp) apply(s *step, now time.Time) reply {
 	s.cost += entryCost
 	return reply{lease: o.id}
 }
+
+// barrierOp changes nothing. Its reply says that all changes before it are decided.
+type barrierOp struct{}
+
+func (barrierOp) size() int { return 0 }
+
+func (barrierOp) apply(*step, time.Time) reply { return reply{} }
 
 // expired returns the leases that are over, and when the next one will be (zero if there is none).
 func (t *tree) expired(now time.Time) (over []sigma.LeaseID, next time.Time) {

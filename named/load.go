@@ -33,6 +33,9 @@ type loading struct {
 
 // leader returns the realm's leader and loads the realm if there is none. KindStale if the realm was removed.
 func (s *slot) leader(ctx context.Context) (*leader, error) {
+	if err := s.srv.cfg.authority.hold(ctx); err != nil {
+		return nil, err
+	}
 	if l := s.current.Load(); l != nil {
 		select {
 		case <-l.done:
@@ -156,7 +159,7 @@ func load(ctx context.Context, srv *Server, id sigma.RealmID) (*leader, error) {
 		}
 		id := sigma.LeaseID(n)
 		// Nobody could renew while there was no leader: every lease begins anew.
-		t.leases[id] = &lease{id: id, ttl: r.ttl, deadline: now.Add(r.ttl), files: map[uint64]struct{}{}}
+		t.leases[id] = &lease{id: id, ttl: r.ttl, machine: r.machine, deadline: now.Add(r.ttl), files: map[uint64]struct{}{}}
 		return nil
 	})
 	if err != nil {

@@ -16,6 +16,8 @@ import (
 //	r/<realm>                    realmRecord
 //	t/<realm>/<parent>/<name>    node; parent is a file id in 16 hexadecimal digits; the root is the empty name under parent 0
 //	l/<realm>/<lease>            leaseRecord; lease in 16 hexadecimal digits
+//	n/term, n/beat               who leads (term.go)
+//	x/<machine>                  the machine is expelled
 //
 // Since a file's key names its parent by id, renaming a directory moves one key, however much is below it.
 const (
@@ -163,21 +165,37 @@ const (
 	realmNumberMax = 1<<(64-fileNumberBits) - 1
 )
 
-type leaseRecord struct{ ttl time.Duration }
+type leaseRecord struct {
+	ttl     time.Duration
+	machine sigma.MachineID // may be ""
+}
 
 func (l leaseRecord) encode() []byte {
-	return binary.AppendUvarint([]byte{recordVersion}, uint64(l.ttl))
+	b := binary.AppendUvarint([]byte{recordVersion}, uint64(l.ttl))
+	if l.machine == "" { // as all were before there were several machines
+		return b
+	}
+	return append(binary.AppendUvarint(b, uint64(len(l.machine))), l.machine...)
 }
 
 func decodeLease(b []byte) (leaseRecord, error) {
 	d := decoder{b: b}
 	d.version()
 	l := leaseRecord{ttl: time.Duration(d.bounded(uint64(LeaseMax)))}
+	if len(d.b) > 0 {
+		l.machine = sigma.MachineID(d.bytes(machineMax))
+		if d.err == nil && l.machine.Check() != nil {
+			d.fail("impossible values")
+		}
+	}
 	if l.ttl < LeaseLeast {
 		d.fail("impossible values")
 	}
 	return l, d.end("lease")
 }
+
+// machineMax bounds a machine's name in a record.
+const machineMax = 255
 
 func encodeCounter(v uint64) []byte { return binary.AppendUvarint([]byte{recordVersion}, v) }
 

@@ -38,7 +38,7 @@ func TestRecords(t *testing.T) {
 	if got, err := decodeRealm(r.encode()); err != nil || got != r {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	l := leaseRecord{time.Minute}
+	l := leaseRecord{ttl: time.Minute}
 	if got, err := decodeLease(l.encode()); err != nil || got != l {
 		t.Errorf("got %+v, %v", got, err)
 	}
@@ -49,7 +49,7 @@ func TestRecords(t *testing.T) {
 
 // A record of a later version is refused, not guessed at.
 func TestUnknownVersion(t *testing.T) {
-	for _, b := range [][]byte{(&node{id: 7}).encode(), (&realmRecord{number: 1, nextID: 2}).encode(), leaseRecord{time.Minute}.encode()} {
+	for _, b := range [][]byte{(&node{id: 7}).encode(), (&realmRecord{number: 1, nextID: 2}).encode(), leaseRecord{ttl: time.Minute}.encode()} {
 		b[0]++
 		_, err1 := decodeNode(b)
 		_, err2 := decodeRealm(b)
@@ -96,7 +96,7 @@ func FuzzRecord(f *testing.F) {
 		f.Add(n.encode(), nodeKey("", 1, "name"))
 	}
 	f.Add((&realmRecord{number: 1, nextID: 2}).encode(), nodeKey("", 0, ""))
-	f.Add(leaseRecord{time.Minute}.encode(), "")
+	f.Add(leaseRecord{ttl: time.Minute}.encode(), "")
 	f.Add(encodeCounter(3), "00000000000000ff/x")
 	f.Fuzz(func(t *testing.T, b []byte, key string) {
 		if n, err := decodeNode(b); err == nil {

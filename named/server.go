@@ -4,16 +4,16 @@
 // what a caller was told stays true when the process is killed. A file's version grows with each change of it; a Watch misses none.
 // An ephemeral file goes in the same transaction as its lease. A handle follows its file through renames.
 //
-// It assumes: it is the only name server of its store that leads a realm at a time. If another comes, the store's revisions stop the earlier
-// one from writing; it might answer reads from memory for a while (a lease between name servers comes with the second machine).
+// It assumes: a Server is the only one of its store. Where several machines hold the store, each has a Member, of which one leads and has the Server (term.go says how
+// that is kept true); whatever happens, the store's revisions stop an earlier one from writing.
 //
 // It is used by cmd/named, which serves it with the server kit, and by nobody else: others see sigma.Tree.
 //
 // Where things are: record.go what is stored; tree.go and step.go the state of a realm and changes on top of it; mutate.go and lease.go what
 // each operation does (pure); realm.go the goroutine that leads a realm; load.go how realms get a leader; file.go the handles;
-// store.go and etcd.go the store.
+// store.go and etcd.go the store. Several machines: member.go, peers.go, term.go, lead.go, calls.go, snapshot.go.
 //
-// Locks: slot.mu before Server.mu; leader.mu and leader.queueMu alone.
+// Locks: Member.mu, network.mu and authority.mu alone; slot.mu before Server.mu; leader.mu and leader.queueMu alone.
 package named
 
 import (
@@ -53,6 +53,18 @@ type Config struct {
 	BytesMax sigma.Bytes
 	// StoreMax is how big etcd's database may be. Default 8 GiB, the most that etcd recommends.
 	StoreMax sigma.Bytes
+
+	authority *authority // of a leader among several members; nil = always
+}
+
+func (cfg Config) withDefaults() Config {
+	cfg.EntriesMax = cmp.Or(cfg.EntriesMax, 1_000_000)
+	cfg.BytesMax = cmp.Or(cfg.BytesMax, 256*sigma.MiB)
+	cfg.StoreMax = cmp.Or(cfg.StoreMax, 8*sigma.GiB)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return cfg
 }
 
 // Server is the name service. It implements sigma.Tree and sigma.Realms. Safe for concurrent use.
@@ -81,12 +93,7 @@ var (
 
 // Open opens the store and finds the realms. ctx bounds the opening only. Calls wait until Run is running.
 func Open(ctx context.Context, cfg Config) (*Server, error) {
-	cfg.EntriesMax = cmp.Or(cfg.EntriesMax, 1_000_000)
-	cfg.BytesMax = cmp.Or(cfg.BytesMax, 256*sigma.MiB)
-	cfg.StoreMax = cmp.Or(cfg.StoreMax, 8*sigma.GiB)
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg = cfg.withDefaults()
 	if cfg.Store == nil {
 		store, err := openEtcd(ctx, cfg)
 		if err != nil {
@@ -240,7 +247,15 @@ func (s *Server) Attach(ctx context.Context, p sigma.Principal, name string) (si
 	}
 	var root uint64
 	err = l.read(func(t *tree) error { root = t.rec.rootID(); return nil })
-	return &file{slot: at, id: root, root: true}, err
+	return &file{slot: at, id: root, root: true, machine: machineOfPrincipal(p)}, err
+}
+
+// machineOfPrincipal is what leases are kept by; "" if there is no proper name.
+func machineOfPrincipal(p sigma.Principal) sigma.MachineID {
+	if p.Machine.Check() != nil {
+		return ""
+	}
+	return p.Machine
 }
 
 func noRealm(op string, id sigma.RealmID) error {

@@ -193,7 +193,7 @@ func (s *step) batch() (puts []KV, deletes []string, ok bool) {
 		case l == nil && old != nil:
 			deletes = append(deletes, leaseKey(realm, id))
 		case l != nil && (old == nil || old.ttl != l.ttl):
-			put(leaseKey(realm, id), leaseRecord{l.ttl}.encode())
+			put(leaseKey(realm, id), leaseRecord{l.ttl, l.machine}.encode())
 		}
 	}
 	slices.SortFunc(puts, func(a, b KV) int { return cmp.Compare(a.Key, b.Key) })

@@ -37,6 +37,7 @@ type cell struct {
 type lease struct {
 	id       sigma.LeaseID
 	ttl      time.Duration
+	machine  sigma.MachineID // whose loss ends it; "" = unknown
 	deadline time.Time
 	count    int                 // ephemeral files; bounded by leaseFilesMax
 	files    map[uint64]struct{} // committed ones; shared by the copies of a lease, changed by merge only

@@ -186,6 +186,11 @@ func (c *Client) DialTree(ctx context.Context, e sigma.Endpoint) (*session.Clien
 // sessionsMax bounds what one proc may have open at one tree. A session costs the server a file descriptor and about 70 KiB, and a proc needs one.
 const sessionsMax = 16
 
+// Gate is what a tree may be besides: it is asked about each session, which lasts no longer than the context that it answers. done is called when the session has ended.
+type Gate interface {
+	Session(ctx context.Context, p sigma.Principal) (_ context.Context, done func(), err error)
+}
+
 // ServeTree serves tree to everybody who dials l, a listener of FormTree, until ctx ends or the listener is closed. A slow or silent client delays nobody, and one that opens
 // sessions without end has the later ones closed.
 func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tree) error {
@@ -216,7 +221,7 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 			continue
 		}
 		sessions.Go(func() {
-			treekit.Serve(ctx, session.NewPacketConn(packets.UnixConn, false), treekit.Config{Tree: tree, Principal: p})
+			serveSession(ctx, packets.UnixConn, tree, p)
 			mu.Lock()
 			defer mu.Unlock()
 			if open[p.Proc]--; open[p.Proc] == 0 {
@@ -224,4 +229,17 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 			}
 		})
 	}
+}
+
+func serveSession(ctx context.Context, c *net.UnixConn, tree sigma.Tree, p sigma.Principal) {
+	if g, ok := tree.(Gate); ok {
+		of, done, err := g.Session(ctx, p)
+		if err != nil {
+			c.Close()
+			return
+		}
+		defer done()
+		ctx = of
+	}
+	treekit.Serve(ctx, session.NewPacketConn(c, false), treekit.Config{Tree: tree, Principal: p})
 }

@@ -1,48 +1,119 @@
-// Command named is the name service of the boot set: it keeps the roots of all realms in an embedded etcd in its data directory.
+// Command named is the name service of the boot set of control machines: each keeps a member of one store (an embedded etcd) in its data directory, and one of them leads and serves the roots of all realms.
+//
+//	named [--initial TEXT]           TEXT is what member-add of the leading named answered, for a machine that joins
+//	named --restore FILE --data DIR  makes a store of one member in DIR of a snapshot; FILE - is standard input. For sigma snapshot restore
 package main
 
 import (
 	"context"
 	"errors"
+	"flag"
+	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	"sigmaos.dev/changeboard"
 	"sigmaos.dev/named"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/treekit"
 )
+
+// dataDir is where the launcher puts a service's data directory.
+const dataDir = "/data"
 
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("daemon", "named")
-	if err := run(log); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	flags := flag.NewFlagSet("named", flag.ExitOnError)
+	initial := flags.String("initial", "", "what member-add of the leading named answered")
+	file := flags.String("restore", "", "make a store of this snapshot and end")
+	data := flags.String("data", "", "with --restore: where")
+	flags.Parse(os.Args[1:])
+	var err error
+	if *file != "" {
+		err = restore(ctx, log, *file, *data)
+	} else {
+		err = run(ctx, log, *initial)
+	}
+	if err != nil {
 		log.Error("named ends", "err", err)
 		os.Exit(1)
 	}
 }
 
-func run(log *slog.Logger) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
-	defer stop()
+func run(ctx context.Context, log *slog.Logger, initial string) error {
 	board, err := changeboard.New()
 	if err != nil {
 		return err
 	}
-	s, err := named.Open(ctx, named.Config{Dir: "/data", Log: log, Board: board})
+	c, err := sdk.Open(ctx)
 	if err != nil {
 		return err
 	}
-	defer s.Close()
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() { cancel(s.Run(ctx)) }()
-	err = sdk.Serve(ctx, func(context.Context) (sigma.Tree, error) {
-		return treekit.Admin{Tree: s, Realms: s, Changes: board.File}, nil
-	})
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
-		return cause // etcd ended by itself
+	defer c.Close()
+	if err := named.EnterSocketDir(dataDir); err != nil {
+		return err
+	}
+	m, err := named.OpenMember(named.MemberConfig{Config: named.Config{Dir: dataDir, Log: log, Board: board}, Machine: c.Info().Principal.Machine, Initial: initial, Peers: peers{c}})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	l, err := c.Listen(ctx, sigma.FormTree)
+	if err != nil {
+		return err
+	}
+	if err := c.Started(ctx); err != nil {
+		return err
+	}
+	serving, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // until the lead is handed over, so that who waits for an answer gets it
+	var member sync.WaitGroup
+	defer member.Wait()
+	ctx, end := context.WithCancel(ctx)
+	defer end() // if serving ends by itself
+	member.Go(func() { stop(m.Run(ctx)) })
+	if err := c.ServeTree(serving, l, m); serving.Err() == nil {
+		return err
+	}
+	if cause := context.Cause(serving); !errors.Is(cause, context.Canceled) {
+		return cause // the store ended by itself
+	}
+	return nil
+}
+
+// peers reaches the named of other machines over sigmad's links.
+type peers struct{ c *sdk.Client }
+
+func (p peers) Dial(ctx context.Context, m sigma.MachineID) (net.Conn, error) {
+	return p.c.DialStream(ctx, m, "named")
+}
+
+func (p peers) Listen(ctx context.Context) (sigma.Listener, error) {
+	return p.c.Listen(ctx, sigma.FormStream)
+}
+
+func restore(ctx context.Context, log *slog.Logger, file, data string) error {
+	var in io.Reader = os.Stdin
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		in = f
+	}
+	if data == "" {
+		return errors.New("--restore needs --data DIR")
+	}
+	keys, err := named.Restore(ctx, named.Config{Dir: data, Log: log}, in, func(done, total uint64) { fmt.Printf("%d %d\n", done, total) })
+	if err == nil {
+		fmt.Printf("%d %d\n", keys, keys)
 	}
 	return err
 }

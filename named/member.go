@@ -1,0 +1,411 @@
+package named
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
+
+	"sigmaos.dev/sigma"
+)
+
+// membersMax bounds the members of a store; 5 is the most that makes sense.
+const membersMax = 7
+
+// MemberConfig says what a Member is.
+type MemberConfig struct {
+	Config                  // Store must be nil
+	Machine sigma.MachineID // this one
+	// Initial is what member-add of the leading named answered. It is used by a machine that has no store yet, or that of a membership before. Without it such a machine founds a store.
+	Initial string
+	Peers   Peers  // may be nil: then there cannot be another member
+	Timing  Timing // zero = DefaultTiming
+}
+
+// Member is the name service on one of several machines: a member of the store, and while it leads the one Server of the system. It is a sigma.Tree as Server is; who attaches while another leads is told who. A
+// provider who attaches without a name gets a callable file, see sigmap.FileNames. Safe for concurrent use.
+type Member struct {
+	cfg     MemberConfig
+	log     *slog.Logger
+	net     *network
+	initial *initial
+
+	mu         sync.Mutex
+	store      *etcdStore      // mu; nil before this machine has joined
+	leadership *leadership     // mu; nil while another leads
+	leader     sigma.MachineID // mu; who leads, as far as is known; "" = unknown
+	changed    chan struct{}   // mu; closed and replaced when leadership or leader changes
+	sessions   map[*tie]bool   // mu
+	abstain    time.Time       // mu; until when this machine does not lead
+}
+
+var _ sigma.Tree = (*Member)(nil)
+
+// initial is the argument of a machine that joins.
+type initial struct {
+	id       uint64
+	machines []sigma.MachineID
+}
+
+const initialVersion = "1"
+
+func (i initial) String() string {
+	names := make([]string, len(i.machines))
+	for k, m := range i.machines {
+		names[k] = string(m)
+	}
+	return initialVersion + ":" + strconv.FormatUint(i.id, 16) + ":" + strings.Join(names, ",")
+}
+
+func parseInitial(text string) (*initial, error) {
+	bad := &sigma.Error{Op: "named.parseInitial", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("%.200q is not what member-add answers", text)}
+	w := strings.Split(text, ":")
+	if len(w) != 3 || w[0] != initialVersion || len(text) > 4096 {
+		return nil, bad
+	}
+	id, err := strconv.ParseUint(w[1], 16, 64)
+	if err != nil || id == 0 {
+		return nil, bad
+	}
+	i := &initial{id: id}
+	for _, name := range strings.Split(w[2], ",") {
+		m := sigma.MachineID(name)
+		if m.Check() != nil || len(i.machines) == 2*membersMax {
+			return nil, bad
+		}
+		i.machines = append(i.machines, m)
+	}
+	return i, nil
+}
+
+// OpenMember opens the store of a machine that has one or founds one; a machine that joins does so in Run. The process must have entered the directory of sockets (EnterSocketDir) if there are Peers.
+func OpenMember(cfg MemberConfig) (*Member, error) {
+	const op = "named.OpenMember"
+	if err := cfg.Machine.Check(); err != nil {
+		return nil, err
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Timing == (Timing{}) {
+		cfg.Timing = DefaultTiming()
+	}
+	if cfg.Timing.Patience <= cfg.Timing.Lease || cfg.Timing.Slow < cfg.Timing.Patience {
+		return nil, sigma.Errorf(op, sigma.KindInvalid, "a leader would be replaced within its lease")
+	}
+	cfg.Config = cfg.Config.withDefaults()
+	m := &Member{cfg: cfg, log: cfg.Log, changed: make(chan struct{}), sessions: map[*tie]bool{}}
+	m.net = newNetwork(cfg.Machine, cfg.Peers, cfg.Log)
+	if cfg.Initial != "" {
+		var err error
+		if m.initial, err = parseInitial(cfg.Initial); err != nil {
+			return nil, err
+		}
+		if cfg.Peers == nil {
+			return nil, sigma.Errorf(op, sigma.KindInvalid, "a machine that joins needs a way to the others")
+		}
+		if err := m.forgetEarlier(); err != nil {
+			return nil, err
+		}
+	}
+	if m.initial == nil || m.hasStore() {
+		own := peerURL(cfg.Machine)
+		store, err := startEtcd(cfg.Config, func(c *embed.Config) { founding(c, cfg.Machine, own.String()) })
+		if err != nil {
+			return nil, err
+		}
+		m.setStore(store)
+	}
+	return m, nil
+}
+
+// founding is how a first member is configured. One that has its log needs no more.
+func founding(c *embed.Config, machine sigma.MachineID, own string) {
+	c.Name = string(machine)
+	u := peerURL(machine)
+	c.AdvertisePeerUrls = c.AdvertisePeerUrls[:0:0]
+	c.AdvertisePeerUrls = append(c.AdvertisePeerUrls, u)
+	c.InitialCluster = c.Name + "=" + own
+}
+
+// joinedName is the file that says which membership the store is of.
+const joinedName = "joined"
+
+func (m *Member) hasStore() bool {
+	entries, err := os.ReadDir(filepath.Join(m.cfg.Dir, etcdDir, "member", "wal"))
+	return err == nil && len(entries) > 0
+}
+
+// forgetEarlier removes the store of a membership that ended, since the machine was removed and is added again.
+func (m *Member) forgetEarlier() error {
+	const op = "named.OpenMember"
+	id := strconv.FormatUint(m.initial.id, 16)
+	name := filepath.Join(m.cfg.Dir, joinedName)
+	if was, err := os.ReadFile(name); err == nil && string(was) == id {
+		return nil
+	}
+	lock, err := lockDir(m.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := os.RemoveAll(filepath.Join(m.cfg.Dir, etcdDir)); err != nil {
+		return sigma.Wrap(op, m.cfg.Dir, err)
+	}
+	return sigma.Wrap(op, name, os.WriteFile(name, []byte(id), 0o600))
+}
+
+func (m *Member) setStore(s *etcdStore) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.store = s
+	s.several.Store(len(s.etcd.Server.Cluster().Members()) > 1)
+}
+
+// Run is a member until ctx ends, upon which it hands over to another, or its store stops by itself, which is the error then. It may be called once.
+func (m *Member) Run(ctx context.Context) error {
+	if m.opened() == nil {
+		if err := m.join(ctx); err != nil {
+			return err
+		}
+	}
+	s := m.opened()
+	var tending sync.WaitGroup
+	defer tending.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // what waits for the store to answer shall not when it has stopped
+		select {
+		case <-s.lost:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	if m.cfg.Peers != nil {
+		tending.Go(func() { m.tend(ctx, s) })
+	}
+	for ctx.Err() == nil {
+		if t, ok := m.campaign(ctx, s); ok {
+			m.lead(ctx, s, t)
+		}
+	}
+	select {
+	case <-s.lost:
+		return sigma.Errorf("named.Run", sigma.KindUnavailable, "the store of names has stopped")
+	default:
+		return nil
+	}
+}
+
+// Close ends the member. Run must have returned.
+func (m *Member) Close() {
+	if s := m.opened(); s != nil {
+		s.Close()
+	}
+	m.net.close()
+}
+
+func (m *Member) opened() *etcdStore {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.store
+}
+
+const joinPause = 300 * time.Millisecond
+
+// join makes this machine's store part of the others'. It tries until ctx ends.
+func (m *Member) join(ctx context.Context) error {
+	m.log.Info("joining the store of names", "machine", m.cfg.Machine, "members", m.cfg.Initial)
+	for last := ""; ; {
+		err := m.joinOnce(ctx)
+		if err == nil {
+			return nil
+		}
+		if err.Error() != last {
+			last = err.Error()
+			m.log.Warn("this machine cannot join the store of names yet", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(joinPause):
+		}
+	}
+}
+
+func (m *Member) joinOnce(ctx context.Context) error {
+	const op = "named.join"
+	cluster, machines, err := m.askMembers(ctx)
+	if err != nil {
+		return err
+	}
+	if err := m.net.reach(machines); err != nil {
+		return err
+	}
+	s, err := startEtcd(m.cfg.Config, func(c *embed.Config) {
+		founding(c, m.cfg.Machine, "")
+		c.InitialCluster, c.ClusterState = cluster, embed.ClusterStateFlagExisting
+	})
+	if err != nil {
+		return sigma.Wrap(op, "", err)
+	}
+	m.setStore(s)
+	s.several.Store(true)
+	return sigma.Wrap(op, "", m.net.serve(ctx, s.etcd.Server))
+}
+
+// askMembers asks the others for the configuration of the store, as etcd wants it: all members with their URLs.
+func (m *Member) askMembers(ctx context.Context) (cluster string, machines []sigma.MachineID, err error) {
+	err = errors.New("there is nobody to ask")
+	for _, other := range m.initial.machines {
+		if other == m.cfg.Machine {
+			continue
+		}
+		var ms []remoteMember
+		if ms, err = m.net.members(ctx, other); err != nil {
+			continue
+		}
+		var parts []string
+		here := false
+		machines = nil
+		for _, x := range ms {
+			name := machineOfURL(strings.Join(x.PeerURLs, ","))
+			if name.Check() != nil {
+				err = fmt.Errorf("member %x has the URLs %.200q", x.ID, x.PeerURLs)
+				continue
+			}
+			here = here || x.ID == m.initial.id && name == m.cfg.Machine
+			u := peerURL(name)
+			parts = append(parts, string(name)+"="+u.String())
+			machines = append(machines, name)
+		}
+		if here && len(parts) == len(ms) {
+			return strings.Join(parts, ","), machines, nil
+		}
+		if err == nil {
+			err = fmt.Errorf("machine %s does not know this member", other)
+		}
+	}
+	return "", nil, err
+}
+
+const (
+	tendPause   = 300 * time.Millisecond // between looks at who the members are
+	silentAfter = 5 * time.Second        // what is said in the log
+)
+
+// tend keeps up the ways to the other members, as there are any.
+func (m *Member) tend(ctx context.Context, s *etcdStore) {
+	silent, began := map[sigma.MachineID]bool{}, time.Now()
+	for {
+		ms := s.etcd.Server.Cluster().Members()
+		machines := m.machinesOf(s, ms)
+		for _, x := range machines {
+			heard := m.net.lastHeard(x)
+			if heard.IsZero() {
+				heard = began
+			}
+			if is := x != m.cfg.Machine && time.Since(heard) > silentAfter; is != silent[x] {
+				silent[x] = is
+				m.log.Info("another member of the store of names", "machine", x, "silent", is)
+			}
+		}
+		err := m.net.reach(machines)
+		if err == nil && len(ms) > 1 {
+			err = m.net.serve(ctx, s.etcd.Server)
+		}
+		if err != nil && ctx.Err() == nil {
+			m.log.Warn("the other members of the store of names cannot be reached", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(tendPause):
+		}
+	}
+}
+
+// machineOf is the machine of a member. A store that was founded by an older version has another URL for its only member.
+func (m *Member) machineOf(s *etcdStore, x *membership.Member) sigma.MachineID {
+	if x.ID == s.etcd.Server.MemberID() || len(x.PeerURLs) == 0 {
+		return m.cfg.Machine
+	}
+	return machineOfURL(x.PeerURLs[0])
+}
+
+func (m *Member) machinesOf(s *etcdStore, ms []*membership.Member) (out []sigma.MachineID) {
+	for _, x := range ms {
+		out = append(out, m.machineOf(s, x))
+	}
+	return out
+}
+
+// pollPause is between looks of a member that does not lead at who does.
+const pollPause = 100 * time.Millisecond
+
+// campaign waits until this member leads. ok is false if ctx ended before.
+func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
+	// etcd's own word that it is ready may come late: a member that got its first state as a snapshot waits for an answer that was in it. A leader of the members and this transaction's majority are enough.
+	w := watcher{timing: m.cfg.Timing, self: m.cfg.Machine}
+	for {
+		seen, err := s.look(ctx)
+		if err == nil {
+			now, alone, raftLeader := time.Now(), !s.several.Load(), uint64(s.etcd.Server.Leader())
+			if raftLeader == 0 {
+				m.know("")
+			} else if !alone {
+				m.know(seen.machine)
+			}
+			v := outlook{now: now, term: seen, raftLeader: raftLeader, alone: alone, learner: s.etcd.Server.IsLearner(), abstains: m.abstains(now),
+				first: s.etcd.Server.Leader() == s.etcd.Server.MemberID(), heard: m.net.lastHeard(seen.machine)}
+			if w.due(v) {
+				began := time.Now()
+				tctx, cancel := context.WithTimeout(ctx, commitTry)
+				t, ok, err = s.take(tctx, seen, m.cfg.Machine)
+				cancel()
+				if ok {
+					t.began = began
+					return t, true
+				}
+			}
+		}
+		if err != nil && ctx.Err() == nil {
+			m.log.Warn("this machine cannot lead the names now", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return t, false
+		case <-time.After(pollPause):
+		}
+	}
+}
+
+func (m *Member) abstains(now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return now.Before(m.abstain)
+}
+
+// know notes who leads, for those who ask here.
+func (m *Member) know(leader sigma.MachineID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.leader != leader {
+		m.leader = leader
+		m.changedLocked()
+	}
+}
+
+func (m *Member) changedLocked() {
+	close(m.changed)
+	m.changed = make(chan struct{})
+}

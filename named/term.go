@@ -1,0 +1,363 @@
+package named
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"sigmaos.dev/sigma"
+)
+
+// Of the nameds of a store exactly one leads, because it answers from memory. Who that is stands in the store:
+//
+//	n/term    number and machine; written when somebody takes over or resigns, and compared by each transaction of a leader
+//	n/beat    written by the leader again and again
+//
+// Writes of a deposed leader fail by that comparison alone. Its reads need time: a leader answers for Lease after it *began* a beat that succeeded. Another takes over by a transaction that compares both keys, so
+// there was no beat since the one that it saw, and it does so only when it saw that one more than Lease ago (Patience). Both measure on their own clocks, which need not agree on the hour, only run about equally
+// fast: Patience is a quarter longer. A store of one member needs no beats: nobody else can take over, and the directory's lock keeps a second process out.
+
+// Timing is how a leader holds its term, and when others take it.
+type Timing struct {
+	Beat     time.Duration // between beats
+	Lease    time.Duration // how long a leader answers after a beat began
+	Patience time.Duration // a leader from whose machine nothing comes is replaced so long after its last beat was seen; more than Lease
+	Slow     time.Duration // the same for one that is heard, and so only slow
+	Settle   time.Duration // for so long the members must have had a leader of their own, so that the beat of a slow one could have come through
+	Quorum   time.Duration // how long a request waits while most members cannot be reached
+}
+
+// DefaultTiming suits machines on one network. A lost leader is replaced within 2 s.
+func DefaultTiming() Timing {
+	return Timing{Beat: 400 * time.Millisecond, Lease: 1200 * time.Millisecond, Patience: 1500 * time.Millisecond, Slow: 6 * time.Second, Settle: 500 * time.Millisecond, Quorum: 4 * time.Second}
+}
+
+const (
+	termKey = "n/term"
+	beatKey = "n/beat"
+	// leaderPrefix is of all that tells who leads, and belongs into no snapshot.
+	leaderPrefix = "n/"
+
+	raftTick     = 100 * time.Millisecond
+	raftElection = 800 * time.Millisecond // plus up to as much again by chance
+	commitPause  = 50 * time.Millisecond  // before a commit is looked for
+	commitTry    = 3 * time.Second        // one attempt at a commit; longer than an election
+)
+
+// term is a record of n/term and what is known of it.
+type term struct {
+	number  uint64
+	machine sigma.MachineID // "" = whoever wrote it has resigned
+	at      Revision        // when it was written; 0 = never
+	beat    Revision        // when the beat was
+	began   time.Time       // of a term of one's own: when it was asked for
+}
+
+func (t term) encode() []byte {
+	b := binary.AppendUvarint([]byte{recordVersion}, t.number)
+	b = append(binary.AppendUvarint(b, uint64(len(t.machine))), t.machine...)
+	nonce := make([]byte, 8)
+	rand.Read(nonce)
+	return append(b, nonce...)
+}
+
+func decodeTerm(b []byte) (t term, err error) {
+	d := decoder{b: b}
+	d.version()
+	t.number = d.uvarint()
+	t.machine = sigma.MachineID(d.bytes(255))
+	if d.err == nil && len(d.b) == 8 {
+		d.b = nil
+	}
+	return t, d.end("term")
+}
+
+// holds is the condition of everything that a leader writes.
+func (t term) holds() clientv3.Cmp {
+	return clientv3.Compare(clientv3.ModRevision(termKey), "=", int64(t.at))
+}
+
+// look reads who leads as this member knows it, which may be old.
+func (s *etcdStore) look(ctx context.Context) (t term, err error) {
+	r, err := s.client.Get(ctx, leaderPrefix, clientv3.WithPrefix(), clientv3.WithSerializable())
+	if err != nil {
+		return t, err
+	}
+	for _, kv := range r.Kvs {
+		switch string(kv.Key) {
+		case termKey:
+			beat := t.beat
+			if t, err = decodeTerm(kv.Value); err != nil {
+				return t, err
+			}
+			t.at, t.beat = Revision(kv.ModRevision), beat
+		case beatKey:
+			t.beat = Revision(kv.ModRevision)
+		}
+	}
+	return t, nil
+}
+
+// take makes self the leader if nothing has changed since seen. ok is false if it has.
+func (s *etcdStore) take(ctx context.Context, seen term, self sigma.MachineID) (t term, ok bool, err error) {
+	t = term{number: seen.number + 1, machine: self}
+	r, err := s.client.Txn(ctx).
+		If(clientv3.Compare(clientv3.ModRevision(termKey), "=", int64(seen.at)), clientv3.Compare(clientv3.ModRevision(beatKey), "=", int64(seen.beat))).
+		Then(clientv3.OpPut(termKey, string(t.encode())), clientv3.OpPut(beatKey, "")).Commit()
+	if err != nil || !r.Succeeded {
+		return t, false, err
+	}
+	t.at = Revision(r.Header.Revision)
+	t.beat = t.at
+	return t, true, nil
+}
+
+// resign lets others take over at once.
+func (s *etcdStore) resign(ctx context.Context, t term) error {
+	_, err := s.client.Txn(ctx).If(t.holds()).Then(clientv3.OpPut(termKey, string(term{number: t.number}.encode()))).Commit()
+	return err
+}
+
+// beat is false if the term is over.
+func (s *etcdStore) beat(ctx context.Context, t term) (ok bool, err error) {
+	r, err := s.client.Txn(ctx).If(t.holds()).Then(clientv3.OpPut(beatKey, "")).Commit()
+	return err == nil && r.Succeeded, err
+}
+
+// outlook is what a member that does not lead sees at one moment.
+type outlook struct {
+	now        time.Time
+	term       term
+	raftLeader uint64    // of etcd's members; 0 = none
+	first      bool      // it is this one
+	alone      bool      // there is no other member
+	learner    bool      // this one does not count yet
+	abstains   bool      // it has resigned a moment ago
+	heard      time.Time // when something came from the leader's machine last
+}
+
+// watcher decides when a member tries to lead. It is a pure function of what it is shown.
+type watcher struct {
+	timing Timing
+	self   sigma.MachineID
+
+	beat       Revision
+	beatSeen   time.Time
+	raftLeader uint64
+	raftSince  time.Time
+}
+
+// Something comes from a machine whose etcd member leads the others, or is led by this one, several times a second; otherwise at least every 1.7 s.
+const (
+	heardNear = 600 * time.Millisecond
+	heardFar  = 2500 * time.Millisecond
+)
+
+func (w *watcher) due(o outlook) bool {
+	if w.beatSeen.IsZero() || o.term.beat != w.beat {
+		w.beat, w.beatSeen = o.term.beat, o.now
+	}
+	if w.raftSince.IsZero() || o.raftLeader != w.raftLeader {
+		w.raftLeader, w.raftSince = o.raftLeader, o.now
+	}
+	if o.learner || o.abstains || o.raftLeader == 0 {
+		return false
+	}
+	switch {
+	case o.alone: // whoever else led was replaced before it was removed, or is this machine under another name
+		return true
+	case o.term.machine == w.self: // a process before this one, which has ended: it had the directory's lock
+		return true
+	case o.term.machine == "": // nobody has led, or who did has resigned. The member that leads the others is the fastest
+		return o.first || o.now.Sub(w.beatSeen) > 3*pollPause
+	}
+	patience := w.timing.Patience
+	if near := o.now.Sub(o.heard); near < heardNear || !o.first && near < heardFar {
+		patience = w.timing.Slow
+	}
+	if !o.first {
+		patience += 2 * pollPause
+	}
+	return o.now.Sub(w.beatSeen) > patience && o.now.Sub(w.raftSince) > w.timing.Settle
+}
+
+// authority says whether a leader may answer now. The zero value may not. Safe for concurrent use.
+type authority struct {
+	start time.Time
+	until atomic.Int64 // nanoseconds after start; forever = no limit
+	over  <-chan struct{}
+	most  time.Duration // that a request waits
+
+	mu      sync.Mutex
+	renewed chan struct{} // mu; closed with the next extension
+}
+
+const forever = math.MaxInt64
+
+func newAuthority(over <-chan struct{}, most time.Duration) *authority {
+	return &authority{start: time.Now(), over: over, most: most, renewed: make(chan struct{})}
+}
+
+// extend lets the leader answer until then; the zero time means without limit.
+func (a *authority) extend(until time.Time) {
+	if until.IsZero() {
+		a.until.Store(forever)
+	} else {
+		a.until.Store(int64(until.Sub(a.start)))
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	close(a.renewed)
+	a.renewed = make(chan struct{})
+}
+
+// hold returns nil while the leader may answer; it waits if that may become so soon.
+func (a *authority) hold(ctx context.Context) error {
+	if a == nil {
+		return nil
+	}
+	if a.held() {
+		return nil
+	}
+	return a.wait(ctx)
+}
+
+func (a *authority) held() bool {
+	until := a.until.Load()
+	return until == forever || int64(time.Since(a.start)) < until
+}
+
+func (a *authority) wait(ctx context.Context) error {
+	const op = "named.hold"
+	late := time.NewTimer(a.most)
+	defer late.Stop()
+	for {
+		a.mu.Lock()
+		renewed := a.renewed
+		a.mu.Unlock()
+		if a.held() {
+			return nil
+		}
+		select {
+		case <-renewed:
+		case <-a.over:
+			return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "another machine's named leads now"}
+		case <-late.C:
+			return quorumLost(op)
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return quorumLost(op)
+			}
+			return sigma.Wrap(op, "", ctx.Err())
+		}
+	}
+}
+
+func quorumLost(op string) error {
+	return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "quorum is lost: most control machines cannot be reached, so names can be neither read nor changed",
+		Hint: "names come back when the control machines do: sigma machine ls"}
+}
+
+// termStore is the store as one leader writes it: everything is on condition of its term. A commit whose outcome is not known is looked for and repeated, which does no harm since its guard lets it take effect once.
+type termStore struct {
+	*etcdStore
+	term      term
+	ended     context.Context // of the term
+	authority *authority
+}
+
+// Close implements Store. The store outlives the term.
+func (s *termStore) Close() {}
+
+// Commit implements Store.
+func (s *termStore) Commit(ctx context.Context, b Batch) (Revision, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ended, cancel)()
+	if err := s.admit(ctx); err != nil {
+		return 0, err
+	}
+	for doubt := false; ; doubt = true {
+		rev, err := s.attempt(ctx, b)
+		if err == nil || errors.Is(err, errStoreFull) || errors.Is(err, errConflict) && !doubt {
+			return rev, err
+		}
+		if ctx.Err() == nil && !errors.Is(err, errConflict) {
+			s.log.Debug("looking for a commit whose outcome is unknown", "err", err)
+		}
+		if !s.authority.held() { // not even the beats come through: whoever waits is told that it is not known, and the realm is loaded again when there is a quorum
+			return 0, errors.Join(err, errors.New("quorum is lost"))
+		}
+		done, rev, lerr := s.lookFor(ctx, b)
+		switch {
+		case lerr != nil:
+			return 0, errors.Join(err, lerr)
+		case done:
+			return rev, nil
+		case errors.Is(err, errConflict): // the guard is as it was, so it is the term that is over, and nothing of ours can come any more
+			return 0, err
+		}
+	}
+}
+
+// attempt tries once, and gives up early when the members have elected another leader, with whom a proposal may have died.
+func (s *termStore) attempt(ctx context.Context, b Batch) (Revision, error) {
+	ctx, cancel := context.WithTimeout(ctx, commitTry)
+	defer cancel()
+	if s.several.Load() {
+		changed := s.etcd.Server.LeaderChangedNotify()
+		go func() {
+			select {
+			case <-changed:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+	}
+	return s.commitIf(ctx, b, s.term.holds())
+}
+
+// lookFor says whether a batch has taken effect. An error says that this cannot be known.
+func (s *termStore) lookFor(ctx context.Context, b Batch) (done bool, at Revision, err error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return false, 0, ctx.Err()
+		case <-time.After(commitPause):
+		}
+		value, at, found, err := s.Get(ctx, b.Guard)
+		switch {
+		case err != nil && ctx.Err() == nil:
+			continue
+		case err != nil:
+			return false, 0, err
+		case at == b.GuardAt:
+			return false, 0, nil
+		}
+		for _, kv := range b.Puts {
+			if kv.Key == b.Guard && found && string(kv.Value) == string(value) {
+				return true, at, nil
+			}
+		}
+		for _, key := range b.Deletes {
+			if key == b.Guard && !found {
+				return true, at, nil
+			}
+		}
+		return false, 0, errors.New("somebody else has written since")
+	}
+}
+
+// DeletePrefix implements Store.
+func (s *termStore) DeletePrefix(ctx context.Context, prefix string, most int) (bool, error) {
+	return s.deletePrefixIf(ctx, prefix, most, s.term.holds())
+}
+
+var _ Store = (*termStore)(nil)
