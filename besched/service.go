@@ -103,6 +103,13 @@ func (s *Service) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.
 	return &root{v: s.visit(p.Machine)}, nil
 }
 
+// Offers counts the machines that have an offer parked, for tests.
+func (s *Service) Offers() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.core.credits)
+}
+
 func (s *Service) visit(m sigma.MachineID) *visit {
 	return &visit{s: s, machine: m, begun: make(chan struct{}), over: make(chan struct{})}
 }

@@ -34,6 +34,7 @@ type machine struct {
 
 	mu      sync.Mutex
 	control *net.UnixConn        // mu; of the launcher that lives
+	sched   *besched.Service     // mu; of the besched that lives
 	running map[uint64]*fakeProc // mu
 	uids    map[uint32]uint64    // mu; of running procs, to the launch
 }
@@ -371,7 +372,11 @@ func (p *fakeProc) serve() {
 	case serviceS3:
 		tree = treekit.Admin{Tree: p.m.objects, Realms: p.m.objects}
 	case serviceBesched:
-		tree = besched.NewService()
+		s := besched.NewService()
+		p.m.mu.Lock()
+		p.m.sched = s
+		p.m.mu.Unlock()
+		tree = s
 	}
 	if err := p.open(ctx); err != nil {
 		return // killed early

@@ -16,7 +16,7 @@ type farKey struct {
 
 // farSession is one that is kept, or being made.
 type farSession struct {
-	dialing chan struct{}   // closed when the dial that is under way is over; nil if none is
+	dialing chan struct{}   // links.mu; closed when the dial that is under way is over; nil if none is
 	client  *session.Client // links.mu
 	root    sigma.File      // links.mu
 }
@@ -76,9 +76,10 @@ func (k *Kernel) far(ctx context.Context, key farKey, target string, from sigma.
 			}
 		}
 		if s != nil {
+			wait := s.dialing
 			x.mu.Unlock()
 			select {
-			case <-s.dialing:
+			case <-wait:
 				continue
 			case <-ctx.Done():
 				return nil, nil, sigma.Wrap("kernel.far", "", ctx.Err())

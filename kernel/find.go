@@ -110,12 +110,11 @@ const (
 
 func (u until) is(p *schedd.Proc) bool { return p.Ended() || u == hasStarted && p.HasStarted() }
 
-// await waits for a proc of a realm wherever it is. KindNotFound: no machine that is alive knows it. If the machine that knew it is lost, and with it what was known, the answer is that
+// await waits for a proc of a realm at its home, so that whoever was answered sees it listed as it was told. KindNotFound: no machine that is alive knows it. If the machine that knew it is lost, and with it what was known, the answer is that
 // the proc is lost.
 func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, u until) (sigma.ProcInfo, error) {
-	info, err := k.waitProc(ctx, realm, id, u)
-	if sigma.KindOf(err) != sigma.KindNotFound || len(k.others()) == 0 {
-		return info, err
+	if at, ok := k.placeHere(realm, id); ok && at.home == k.cfg.Machine || !ok && len(k.others()) == 0 {
+		return k.waitProc(ctx, realm, id, u)
 	}
 	var last sigma.MachineID // that knew it
 	var since time.Time      // when it was asked in vain for the first time
@@ -126,7 +125,8 @@ func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 			return k.waitProc(ctx, realm, id, u)
 		case ok:
 			last = at.home
-			if info, err = k.waitAt(ctx, at.home, realm, id, u); err == nil || ctx.Err() != nil || sigma.KindOf(err) == sigma.KindBusy {
+			info, err := k.waitAt(ctx, at.home, realm, id, u)
+			if err == nil || ctx.Err() != nil || sigma.KindOf(err) == sigma.KindBusy {
 				return info, err
 			}
 			since = time.Time{}
@@ -135,7 +135,7 @@ func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 		case since.IsZero():
 			since = time.Now()
 		case !slices.Contains(k.others(), last), time.Since(since) > comeBackMax:
-			info = sigma.ProcInfo{ID: id, Realm: realm, State: sigma.ProcEnded, Machine: last, Times: sigma.Times{Ended: time.Now()}}
+			info := sigma.ProcInfo{ID: id, Realm: realm, State: sigma.ProcEnded, Machine: last, Times: sigma.Times{Ended: time.Now()}}
 			info.Status = sigma.Status{Code: sigma.StatusLost, ExitCode: 125, Kind: sigma.KindLost, Msg: fmt.Sprintf("machine %s was lost, and with it what was known of the proc", last)}
 			return info, nil
 		}

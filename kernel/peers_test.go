@@ -1,0 +1,230 @@
+package kernel
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+// three is a system of three machines, each with a client.
+type three struct {
+	*world
+	m map[sigma.MachineID]*machine
+	c map[sigma.MachineID]*sdk.Client
+}
+
+func newThree(t *testing.T) *three {
+	w := newWorld(t, control, part{name: "m2"}, part{name: "m3"})
+	x := &three{world: w, m: w.machines, c: map[sigma.MachineID]*sdk.Client{}}
+	for name, m := range w.machines {
+		x.c[name] = m.connect(sigma.DefaultRealm)
+	}
+	x.attending(3)
+	return x
+}
+
+// attending waits until so many machines take part.
+func (x *three) attending(n int) {
+	eventually(x.t, fmt.Sprintf("%d machines take part", n), func() bool {
+		return len(x.m["m1"].k.others()) == n-1 && x.m["m1"].parked(n)
+	})
+}
+
+// parked says whether besched of m knows so many machines, each with an offer.
+func (m *machine) parked(n int) bool {
+	m.mu.Lock()
+	s := m.sched
+	m.mu.Unlock()
+	return s != nil && s.Offers() == n
+}
+
+// burst spawns n procs at a machine.
+func (x *three) burst(at sigma.MachineID, n int) []sigma.ProcID {
+	x.t.Helper()
+	c := x.c[at]
+	if _, err := c.Stat(x.t.Context(), "/bin/x"); err != nil {
+		if _, err := c.Put(x.t.Context(), "/bin/x", program(), sigma.PutOptions{}); err != nil {
+			x.t.Fatal(err)
+		}
+	}
+	ds := make([]sigma.Descriptor, n)
+	for i := range ds {
+		ds[i] = sigma.Descriptor{Program: "/bin/x", Memory: 16 * sigma.MiB}
+	}
+	ids, err := c.Spawn(x.t.Context(), ds...)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	for _, id := range ids {
+		if err := c.WaitStart(x.t.Context(), id); err != nil {
+			x.t.Fatal(err)
+		}
+	}
+	return ids
+}
+
+// on groups what a machine lists by where it runs.
+func (x *three) on(at sigma.MachineID) map[sigma.MachineID][]sigma.ProcID {
+	x.t.Helper()
+	infos, err := x.c[at].List(x.t.Context(), false)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	out := map[sigma.MachineID][]sigma.ProcID{}
+	for _, p := range infos {
+		out[p.Machine] = append(out[p.Machine], p.ID)
+	}
+	return out
+}
+
+func (x *three) exited(at sigma.MachineID, id sigma.ProcID) sigma.Status {
+	return x.m[at].status(x.c[at], id)
+}
+
+// Goal: a burst is spread over all machines, and from each of them procs are listed, waited for, measured, frozen and killed wherever they run and wherever they are at home.
+func TestFarProcs(t *testing.T) {
+	x := newThree(t)
+	ctx := t.Context()
+	ids := x.burst("m2", 30)
+	spread := x.on("m2")
+	for name := range x.m {
+		if got := x.on(name); len(got) != 3 || len(slices.Concat(got["m1"], got["m2"], got["m3"])) != 30 {
+			t.Fatalf("%s lists %v", name, got)
+		}
+	}
+	far := spread["m3"][0]
+	if err := x.c["m1"].Freeze(ctx, far); err != nil {
+		t.Errorf("freeze: %v", err)
+	}
+	eventually(t, "the home knows that it is frozen", func() bool {
+		infos, _ := x.c["m2"].List(ctx, false)
+		return slices.ContainsFunc(infos, func(p sigma.ProcInfo) bool { return p.ID == far && p.Frozen })
+	})
+	if err := x.c["m1"].Thaw(ctx, far); err != nil {
+		t.Errorf("thaw: %v", err)
+	}
+	us, err := x.c["m1"].Usage(ctx, far, "unknown", spread["m1"][0])
+	if err != nil || us[0].Tasks != 5 || us[1].Tasks != 0 || us[2].Tasks != 5 {
+		t.Errorf("usage: %+v, %v", us, err)
+	}
+	if at, ok := x.m["m1"].k.where(ctx, sigma.DefaultRealm, far); !ok || at != "m3" {
+		t.Errorf("%s runs at %q, %v", far, at, ok)
+	}
+	if err := x.c["m3"].WaitStart(ctx, spread["m1"][0]); err != nil {
+		t.Errorf("wait for the start of another machine's proc: %v", err)
+	}
+	for _, c := range x.c {
+		if _, err := c.WaitExit(ctx, "unknown"); sigma.KindOf(err) != sigma.KindNotFound {
+			t.Errorf("waiting for nothing: %v", err)
+		}
+		if err := c.Kill(ctx, "unknown"); sigma.KindOf(err) != sigma.KindNotFound {
+			t.Errorf("killing nothing: %v", err)
+		}
+	}
+	killers := []sigma.MachineID{"m1", "m2", "m3"}
+	for i, id := range ids {
+		if err := x.c[killers[i%3]].Kill(ctx, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, id := range ids {
+		if s := x.exited(killers[(i+1)%3], id); s.Code != sigma.StatusEvicted {
+			t.Errorf("%s: %+v", id, s)
+		}
+	}
+	for name, m := range x.m {
+		eventually(t, "memory is free again", func() bool {
+			m.k.mu.Lock()
+			defer m.k.mu.Unlock()
+			return m.k.core.Free() == m.k.core.Capacity() && m.k.core.Running() == 0
+		})
+		if got := x.on(name); len(got) != 0 {
+			t.Errorf("%s lists %v", name, got)
+		}
+		if err := x.c[name].Kill(ctx, ids[0]); err != nil {
+			t.Errorf("killing what has ended: %v", err)
+		}
+	}
+}
+
+// Goal: when a machine is lost, those who wait for its procs hear so at once, wherever they wait, and what was at home there goes on elsewhere: others can wait for it and find it listed.
+func TestFarLost(t *testing.T) {
+	x := newThree(t)
+	x.burst("m1", 12)
+	x.burst("m3", 12)
+	type answer struct {
+		at sigma.MachineID
+		id sigma.ProcID
+		s  sigma.Status
+	}
+	var home []sigma.ProcID // at m1, run by m3
+	x.m["m1"].k.mu.Lock()
+	for _, id := range x.m["m1"].k.core.Elsewhere("m3") {
+		home = append(home, id)
+	}
+	x.m["m1"].k.mu.Unlock()
+	if len(home) == 0 {
+		t.Fatal("m3 runs nothing of m1")
+	}
+	answers := make(chan answer)
+	for _, at := range []sigma.MachineID{"m1", "m2"} {
+		for _, id := range home {
+			go func() {
+				s, err := x.c[at].WaitExit(t.Context(), id)
+				if err != nil {
+					t.Errorf("%s waits for %s: %v", at, id, err)
+				}
+				answers <- answer{at, id, s}
+			}()
+		}
+	}
+	x.lose("m3")
+	for range 2 * len(home) {
+		if a := <-answers; a.s.Code != sigma.StatusLost || a.s.Msg != "machine m3 was lost, and the proc with it" {
+			t.Errorf("%s waited for %s: %+v", a.at, a.id, a.s)
+		}
+	}
+	var left []sigma.ProcID // at home at m3 before, and run by others
+	eventually(t, "what was at home at m3 is so where it runs", func() bool {
+		on := x.on("m2")
+		left = slices.Concat(on["m1"], on["m2"])
+		return len(on) == 2 && len(on["m1"]) >= 2 && len(left) == len(slices.Concat(x.on("m1")["m1"], x.on("m1")["m2"]))
+	})
+	for _, id := range left {
+		if err := x.c["m2"].Kill(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		if s := x.exited("m1", id); s.Code != sigma.StatusEvicted {
+			t.Errorf("%s: %+v", id, s)
+		}
+	}
+}
+
+// Goal: a realm that is removed at one machine leaves nothing at any.
+func TestFarRemoveRealm(t *testing.T) {
+	x := newThree(t)
+	ctx := t.Context()
+	if err := x.c["m2"].Realms().Create(ctx, "a"); err != nil {
+		t.Fatal(err)
+	}
+	admin := x.c["m1"]
+	for name, m := range x.m {
+		x.c[name] = m.connect("a")
+	}
+	for _, at := range []sigma.MachineID{"m1", "m2", "m3"} {
+		x.burst(at, 6)
+	}
+	if err := admin.Realms().Remove(ctx, "a"); err != nil {
+		t.Fatal(err)
+	}
+	for name, m := range x.m {
+		m.k.mu.Lock()
+		if left := m.k.core.List("a", true, 0, 1); len(left) > 0 || m.k.core.Running() != 0 {
+			t.Errorf("%s still has %v", name, left)
+		}
+		m.k.mu.Unlock()
+	}
+}
