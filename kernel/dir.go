@@ -20,7 +20,7 @@ type dir struct {
 	list  []sigma.DirEntry                                           // as it was at Open
 	// page, if set, gives the entries after a cookie instead of names, up to n of them, and whether there are more. It is for directories that may be long, because a session
 	// can hold many handles.
-	page func(cookie uint64, n int) (es []sigma.DirEntry, more bool)
+	page func(ctx context.Context, cookie uint64, n int) (es []sigma.DirEntry, more bool, err error)
 }
 
 // idOf is the id of a computed file: its path's hash, with a bit that inodes and named's numbers do not have.
@@ -58,7 +58,7 @@ func walkOn(ctx context.Context, child sigma.File, names []string) (sigma.File, 
 		return nil, []sigma.FileID{st.ID}, nil
 	}
 	f, ids, err := child.Walk(ctx, names)
-	if f == nil {
+	if kind := sigma.KindOf(err); f == nil && (kind == sigma.KindNotFound || kind == sigma.KindNotDir) {
 		err = nil // child was reached
 	}
 	return f, append([]sigma.FileID{st.ID}, ids...), err
@@ -94,13 +94,13 @@ func (d *dir) Open(ctx context.Context, f sigma.OpenFlags) error {
 	return nil
 }
 
-func (d *dir) ReadDir(_ context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
+func (d *dir) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
 	if d.page != nil {
-		es, more := d.page(cookie, max(n, 1))
+		es, more, err := d.page(ctx, cookie, max(n, 1))
 		if len(es) > 0 {
 			cookie = es[len(es)-1].Next
 		}
-		return es, cookie, more, nil
+		return es, cookie, more, err
 	}
 	from := min(cookie, uint64(len(d.list)))
 	to := min(from+uint64(max(n, 1)), uint64(len(d.list)))

@@ -1,74 +1,180 @@
 package kernel
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/treekit"
 )
 
-// procDir is /proc: a directory per proc of the realm, also of ended ones while they are remembered.
+// procDir is /proc: a directory per proc of the realm, also of ended ones while they are remembered, wherever they are at home. Another machine is shown those of this one.
 func (r *root) procDir() sigma.File {
-	k := r.tree.k
-	return &dir{path: "/proc",
-		page: func(cookie uint64, n int) (es []sigma.DirEntry, more bool) {
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			for seq, p := range k.core.After(r.realm, cookie) {
-				if len(es) == min(n, listProcs) {
-					return es, true
+	return &dir{path: "/proc", page: r.procPage,
+		open: func(ctx context.Context, name string) (sigma.File, error) {
+			k, id := r.tree.k, sigma.ProcID(name)
+			if _, ok := k.placeHere(r.realm, id); ok {
+				return r.oneProcDir(id), nil
+			}
+			if !r.tree.far {
+				if _, ok := k.find(ctx, r.realm, id); ok {
+					return r.oneProcDir(id), nil
 				}
-				name := string(p.ID)
-				es = append(es, sigma.DirEntry{Name: name, ID: sigma.FileID{Kind: sigma.KindDir, Path: idOf(sigma.JoinPath(sigma.NameProc, name))}, Next: seq})
 			}
-			return es, false
-		},
-		open: func(_ context.Context, name string) (sigma.File, error) {
-			id := sigma.ProcID(name)
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			if k.core.Proc(r.realm, id) == nil {
-				return nil, &sigma.Error{Op: "kernel.proc", Path: sigma.JoinPath(sigma.NameProc, name), Kind: sigma.KindNotFound, Hint: "sigma ps -a lists the realm's procs"}
-			}
-			return r.oneProcDir(id), nil
+			return nil, &sigma.Error{Op: "kernel.proc", Path: sigma.JoinPath(sigma.NameProc, name), Kind: sigma.KindNotFound, Hint: "sigma ps -a lists the realm's procs"}
 		}}
 }
 
-// oneProcDir is /proc/PID.
+// seqBits are those of a cookie of /proc that say which proc of a machine; the ones above, which machine: by its incarnation, so that machines that come are met last.
+const seqBits = 40
+
+// procPage gives the procs of one machine after the other.
+func (r *root) procPage(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, bool, error) {
+	k := r.tree.k
+	self := k.self()
+	lives := []identity.Subject{self}
+	if !r.tree.far && k.registered() {
+		for _, m := range k.id.Roster().Members() {
+			if !m.Lost && m.Machine != self.Machine {
+				lives = append(lives, identity.Subject{Machine: m.Machine, Incarnation: m.Incarnation})
+			}
+		}
+	}
+	slices.SortFunc(lives, func(a, b identity.Subject) int { return cmp.Compare(a.Incarnation, b.Incarnation) })
+	for i, l := range lives {
+		if uint64(l.Incarnation) < cookie>>seqBits {
+			continue
+		}
+		from := uint64(0)
+		if uint64(l.Incarnation) == cookie>>seqBits {
+			from = cookie & (1<<seqBits - 1)
+		}
+		var es []sigma.DirEntry
+		var more bool
+		if l.Machine == self.Machine {
+			es, more = r.procsHere(from, n)
+		} else {
+			es, more = r.procsAt(ctx, l.Machine, from, n)
+		}
+		for j := range es {
+			es[j].Next = es[j].Next&(1<<seqBits-1) | uint64(l.Incarnation)<<seqBits
+		}
+		if len(es) > 0 {
+			return es, more || i < len(lives)-1, nil
+		}
+	}
+	return nil, false, nil
+}
+
+// procsHere gives those that are at home here. The numbers are good for a far machine's cookies and ours.
+func (r *root) procsHere(after uint64, n int) (es []sigma.DirEntry, more bool) {
+	k := r.tree.k
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for seq, p := range k.core.After(r.realm, after) {
+		if len(es) == min(n, listProcs) {
+			return es, true
+		}
+		es = append(es, sigma.DirEntry{Name: string(p.ID), ID: sigma.FileID{Kind: sigma.KindDir, Path: idOf(sigma.JoinPath(sigma.NameProc, string(p.ID)))}, Next: seq})
+	}
+	return es, false
+}
+
+// procsAt gives those that are at home at another machine. One that does not answer is left out, as it is of sigma ps.
+func (r *root) procsAt(ctx context.Context, m sigma.MachineID, after uint64, n int) ([]sigma.DirEntry, bool) {
+	known, _ := r.tree.k.member(m)
+	at, err := r.farAt(ctx, m, sigma.NameProc)
+	if at == nil || err != nil {
+		return nil, false
+	}
+	d, _, err := at.walk(ctx, nil)
+	if err != nil {
+		return nil, false
+	}
+	defer d.Close()
+	if d.Open(ctx, sigma.OpenRead) != nil {
+		return nil, false
+	}
+	es, _, more, err := d.ReadDir(ctx, after|uint64(known.Incarnation)<<seqBits, n)
+	if err != nil {
+		return nil, false
+	}
+	for i := range es {
+		es[i].ID = sigma.FileID{Kind: sigma.KindDir, Path: idOf(sigma.JoinPath(sigma.NameProc, es[i].Name))}
+	}
+	return es, more
+}
+
+// oneProcDir is /proc/PID. What the proc printed is where it runs, its status at its home.
 func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
 	k, path := r.tree.k, sigma.JoinPath(sigma.NameProc, string(id))
 	return &dir{path: path,
 		names: func(context.Context) ([]string, error) { return []string{"status", "stdout", "stderr"}, nil },
-		open: func(_ context.Context, name string) (sigma.File, error) {
-			file := path + "/" + name
-			switch name {
-			case "status":
-				return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: idOf(file)}, Name: name, Perm: 0o444,
-					Content: func(context.Context) ([]byte, error) { return k.statusText(r.realm, id) }}, nil
-			case "stdout", "stderr":
-				k.mu.Lock()
-				p := k.core.Proc(r.realm, id)
-				if p == nil {
-					k.mu.Unlock()
-					return nil, unknownProc(id)
-				}
-				l := k.newLogsLocked(r.realm, id) // if it is not started yet, the same are used then
-				neverRan := p.Ended() && p.Launch == 0
-				k.mu.Unlock()
-				if neverRan {
-					l.out.End()
-					l.err.End()
-				}
-				if name == "stdout" {
-					return l.out.File(name, idOf(file)), nil
-				}
-				return l.err.File(name, idOf(file)), nil
+		open: func(ctx context.Context, name string) (sigma.File, error) {
+			if name != "status" && name != "stdout" && name != "stderr" {
+				return nil, sigma.PathError("kernel.proc", sigma.KindNotFound, path+"/"+name)
 			}
-			return nil, sigma.PathError("kernel.proc", sigma.KindNotFound, file)
+			if r.tree.far {
+				return r.procFile(id, name)
+			}
+			at, ok := k.find(ctx, r.realm, id)
+			if !ok {
+				return nil, unknownProc(id)
+			}
+			m := at.home
+			if name != "status" {
+				if m = at.runs; m == "" && len(k.others()) > 0 { // it may be placed anywhere
+					return emptyFile(path, name), nil
+				}
+			}
+			if m == "" || m == k.cfg.Machine {
+				return r.procFile(id, name)
+			}
+			far, err := r.farAt(ctx, m, sigma.NameProc, string(id), name)
+			if err != nil {
+				return nil, err
+			}
+			if far == nil {
+				return nil, unknownProc(id)
+			}
+			f, _, err := far.walk(ctx, nil)
+			return f, err
 		}}
+}
+
+func emptyFile(dir, name string) sigma.File {
+	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindFile, Path: idOf(dir + "/" + name)}, Name: name, Perm: 0o444, Content: func(context.Context) ([]byte, error) { return nil, nil }}
+}
+
+// procFile is a file of /proc/PID that is here.
+func (r *root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
+	k, file := r.tree.k, sigma.JoinPath(sigma.NameProc, string(id), name)
+	if name == "status" {
+		return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: idOf(file)}, Name: name, Perm: 0o444,
+			Content: func(context.Context) ([]byte, error) { return k.statusText(r.realm, id) }}, nil
+	}
+	k.mu.Lock()
+	p := k.core.Proc(r.realm, id)
+	if p == nil {
+		k.mu.Unlock()
+		return nil, unknownProc(id)
+	}
+	l := k.newLogsLocked(r.realm, id) // if it is not started yet, the same are used then
+	neverRan := p.Ended() && p.Launch == 0
+	k.mu.Unlock()
+	if neverRan {
+		l.out.End()
+		l.err.End()
+	}
+	if name == "stdout" {
+		return l.out.File(name, idOf(file)), nil
+	}
+	return l.err.File(name, idOf(file)), nil
 }
 
 // statusText is /proc/PID/status: one "key value" a line, times in RFC 3339, durations in microseconds.
