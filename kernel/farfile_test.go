@@ -102,8 +102,8 @@ func TestFarUX(t *testing.T) {
 	}
 }
 
-// TestFarLost: whoever waits for a machine that is lost gets an answer that names it, and so does who comes later.
-func TestFarLost(t *testing.T) {
+// TestFarFilesLost: whoever waits for a machine that is lost gets an answer that names it, and so does who comes later.
+func TestFarFilesLost(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"})
 	ctx, here := t.Context(), w.machines["m1"].names(sigma.DefaultRealm, "p")
 	if _, err := here.Put(ctx, "/ux/m2/f", []byte("x"), sigma.PutOptions{}); err != nil {
@@ -150,8 +150,8 @@ func TestFarLost(t *testing.T) {
 	}
 }
 
-// TestFarProc: procs at other machines are in /proc, with what they print.
-func TestFarProc(t *testing.T) {
+// TestFarProcFiles: procs at other machines are in /proc, with what they print.
+func TestFarProcFiles(t *testing.T) {
 	w := newWorld(t, control, part{name: "m2"})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	ctx := t.Context()
