@@ -61,10 +61,10 @@ func ParseGrant(payload []byte) (*Grant, error) {
 	return g, nil
 }
 
-// CodeMembers is the layout of members in payloads: a count, then of each name, key, address, incarnation, lost, control.
+// CodeMembers is the layout of members in payloads: a count, then of each name, key, address, incarnation, lost, control, cordoned, draining.
 func CodeMembers(c *sigmap.Coder, ms *[]Member) {
 	n := len(*ms)
-	c.Count(&n, 2+4+len(Fingerprint{})+2+8+2)
+	c.Count(&n, 2+4+len(Fingerprint{})+2+8+4)
 	if c.Decoding() {
 		*ms = make([]Member, n)
 	}
@@ -77,6 +77,8 @@ func CodeMembers(c *sigmap.Coder, ms *[]Member) {
 		c.U64((*uint64)(&m.Incarnation))
 		c.Bool(&m.Lost)
 		c.Bool(&m.Control)
+		c.Bool(&m.Cordoned)
+		c.Bool(&m.Draining)
 		if !c.Decoding() {
 			continue // what is encoded may be shared, and is not written
 		}

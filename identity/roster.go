@@ -21,6 +21,8 @@ type Member struct {
 	Incarnation sigma.Incarnation // of its last registration
 	Lost        bool              // that life was ended
 	Control     bool              // it answers for the control plane
+	Cordoned    bool              // it gets no new procs
+	Draining    bool              // its procs are to go; then it is cordoned too
 }
 
 // Roster is who is a member, as far as this machine has heard: the list that revokes, since a machine that is not on it is refused whatever certificate it shows. It is replaced as a whole, by
@@ -65,6 +67,9 @@ func (r *Roster) Epoch() uint64 {
 	defer r.mu.Unlock()
 	return r.epoch
 }
+
+// Complete says whether the list is one of all members, and not that of a Grant, which names the control machines only.
+func (r *Roster) Complete() bool { return r.Epoch() > partialEpoch }
 
 // Members lists them by name.
 func (r *Roster) Members() []Member {

@@ -107,15 +107,18 @@ type Kernel struct {
 
 	nextLaunch atomic.Uint64
 
-	enrolled chan struct{}      // closed when id and node are set, for good
-	id       *identity.Identity // see enrolled
-	node     *link.Node         // see enrolled
+	enrolled  chan struct{}      // closed when id and node are set, for good
+	id        *identity.Identity // see enrolled
+	node      *link.Node         // see enrolled
+	own       *membership
+	changes   []membersChanged // complete before Run
+	inherited int              // procs that ran before this sigmad; after known is closed
 
 	mu       sync.Mutex
 	young    young
 	nothing  int                                 // a pipe that has ended
 	keeping  sync.Mutex                          // makes looking at a proc and telling the launcher of it one act; taken before mu
-	adopted  func()                              // says that what ran before this sigmad is known
+	adopted  func(n int)                         // says that what ran before this sigmad is known: n procs
 	known    chan struct{}                       // closed then
 	launcher *launch.Launcher                    // mu; nil between the death of one and the start of the next
 	comes    chan struct{}                       // mu; closed when there is a launcher
@@ -181,7 +184,10 @@ func New(cfg Config) (*Kernel, error) {
 	k.peerCalls[callService] = k.serviceCall
 	k.enrolled = make(chan struct{})
 	k.known = make(chan struct{})
-	k.adopted = sync.OnceFunc(func() { close(k.known) })
+	var first sync.Once
+	k.adopted = func(n int) { first.Do(func() { k.inherited = n; close(k.known) }) }
+	k.own = newMembership(cfg.Data)
+	k.beats = k.hear
 	for i, p := range cfg.Programs {
 		k.services[p.Name] = newService(k, p, cfg.UIDBase+2+uint32(i)) // base+1 is sigmad's own
 	}
@@ -225,9 +231,6 @@ func (k *Kernel) Run(ctx context.Context) error {
 	defer stopWork()
 	go func() { events <- k.launchers(work) }()
 
-	for _, s := range k.services {
-		k.sessions.Go(func() { s.supervise(ctx) })
-	}
 	k.sessions.Go(func() { k.sched.run(ctx) })
 	k.sessions.Go(func() { k.followRoster(ctx) })
 	k.sessions.Go(k.ready.Run)
@@ -258,21 +261,6 @@ func (k *Kernel) Run(ctx context.Context) error {
 
 // Down ends Run.
 func (k *Kernel) Down() { k.down() }
-
-// boot waits for the services, makes what must exist, and opens the admin sockets.
-func (k *Kernel) boot(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, bootMax)
-	defer cancel()
-	for _, s := range k.services {
-		if err := s.waitReady(ctx); err != nil {
-			return sigma.Errorf("kernel.boot", sigma.KindUnavailable, "%s did not come up: %v", s.name, err)
-		}
-	}
-	if err := k.realms(nil).Create(ctx, sigma.DefaultRealm); err != nil && sigma.KindOf(err) != sigma.KindExists {
-		return err
-	}
-	return k.listenAdmin()
-}
 
 // serve answers one program's session until it ends.
 func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal) {

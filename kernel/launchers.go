@@ -18,11 +18,14 @@ func (k *Kernel) launchers(ctx context.Context) error {
 			return err
 		}
 		var unknown []uint64
+		inherited := 0
 		err = l.Adopt(func(e launch.Event) {
 			if a, ok := e.(launch.Adopted); !ok {
 				k.launchEvent(e)
 			} else if !k.adopt(a) {
 				unknown = append(unknown, a.ID)
+			} else {
+				inherited++
 			}
 		})
 		if err == nil {
@@ -33,7 +36,7 @@ func (k *Kernel) launchers(ctx context.Context) error {
 			k.launcher = l
 			close(k.comes)
 			k.mu.Unlock()
-			k.adopted()
+			k.adopted(inherited)
 			err = l.Run(ctx, k.launchEvent)
 		}
 		k.mu.Lock()

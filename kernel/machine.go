@@ -1,10 +1,36 @@
 package kernel
 
-import "sigmaos.dev/identity"
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"time"
 
-// self is this machine in its present life. Its incarnation is 0 before it is registered.
+	"sigmaos.dev/identity"
+	"sigmaos.dev/link"
+	"sigmaos.dev/machines"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+)
+
+// How a machine becomes a member and begins its lives. A machine that founds a system asks its own machined; one that joins shows a token to any machine; one that is a member is registered anew by its own
+// machined or another's, with its key, when nothing of its former life runs. If something does (ADR 11), the life goes on.
+
+const (
+	registerMost  = 5 * time.Second // that one control machine may take to register this one while there are others to ask
+	registerAgain = 100 * time.Millisecond
+	registerLater = 2 * time.Second // between attempts when they have failed for long
+)
+
+// self is this machine in its present life. Its incarnation is 0 before it is registered, and between the end of a life and the next.
 func (k *Kernel) self() identity.Subject {
-	if !k.registered() {
+	if !k.registered() || k.own.between.Load() {
 		return identity.Subject{Machine: k.cfg.Machine}
 	}
 	return k.id.Self()
@@ -18,4 +44,337 @@ func (k *Kernel) registered() bool {
 	default:
 		return false
 	}
+}
+
+// become makes this machine a member, as far as that must come before its services are started. It returns whether it is one in a life that goes on; if not, there is still to be registered (enter).
+func (k *Kernel) become(ctx context.Context) (alive bool, err error) {
+	m := k.own
+	member, err := m.keeper.load()
+	if err != nil {
+		return false, err
+	}
+	if !member {
+		if k.cfg.Join == nil {
+			return false, nil
+		}
+		return true, k.joinSystem(ctx)
+	}
+	os.Remove(filepath.Join(k.cfg.Data, joinFile)) // the machine has joined, only this was left to be done
+	now := m.keeper.get()
+	if err := k.begin(now.grant(), true); err != nil {
+		return false, err
+	}
+	self := k.id.Self()
+	if k.inherited > 0 && time.Now().Before(self.NotAfter) {
+		k.cfg.Log.Info("the machine's life goes on", "machine", self.Machine, "incarnation", self.Incarnation, "procs", k.inherited)
+		return true, nil
+	}
+	if k.inherited > 0 {
+		k.cfg.Log.Warn("the machine's life has ended with its certificate", "machine", self.Machine, "incarnation", self.Incarnation)
+		if err := k.endLife(ctx); err != nil {
+			return false, err
+		}
+	}
+	m.setBetween(true)
+	if k.local(serviceMachined) != nil { // control machines need each other's links before anybody can be registered
+		return false, nil
+	}
+	return true, k.registerAnew(ctx)
+}
+
+// joinSystem joins the system with a token. Its errors are the system's own words.
+func (k *Kernel) joinSystem(ctx context.Context) error {
+	const op = "kernel.join"
+	j := k.cfg.Join
+	token, err := identity.ParseToken(j.Token)
+	if err != nil {
+		return err
+	}
+	now := k.own.keeper.get()
+	key, err := now.key()
+	if err != nil {
+		return err
+	}
+	var grant *identity.Grant
+	for {
+		grant, _, err = link.Enrol(ctx, link.Join{Address: j.Address, Token: &token, Key: key, Ask: k.enrolment(), Connect: k.cfg.Connect})
+		if err == nil || sigma.KindOf(err) != sigma.KindBusy { // others are being registered just now
+			break
+		}
+		select {
+		case <-time.After(registerAgain):
+		case <-ctx.Done():
+			return err
+		}
+	}
+	if err != nil {
+		return sigma.Wrap(op, "", err)
+	}
+	if err := k.begin(grant, true); err != nil {
+		return err
+	}
+	if err := k.own.keeper.change(func(x *kept) {
+		x.Certificate, x.Authorities, x.Control, x.Joined = grant.Certificate, grant.Authorities, grant.Control, true
+	}); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(k.cfg.Data, joinFile)); err != nil && !os.IsNotExist(err) {
+		return sigma.Wrap(op, joinFile, err)
+	}
+	self := k.id.Self()
+	k.cfg.Log.Info("the machine has joined", "machine", self.Machine, "system", self.System, "incarnation", self.Incarnation, "at", j.Address)
+	return nil
+}
+
+// enter founds the system, or registers this control machine anew, when its services run.
+func (k *Kernel) enter(ctx context.Context) error {
+	if k.registered() {
+		return k.registerAnew(ctx)
+	}
+	now := k.own.keeper.get()
+	key, err := now.key()
+	if err != nil {
+		return err
+	}
+	var grant *identity.Grant
+	for {
+		err = k.withMachined(ctx, k.cfg.Machine, func(ctx context.Context, c *machines.Client) (err error) {
+			grant, err = c.Found(ctx, k.enrolment(), key)
+			return err
+		})
+		if err == nil {
+			break
+		}
+		kind := sigma.KindOf(err)
+		if kind == sigma.KindExists {
+			return &sigma.Error{Op: "kernel.found", Kind: kind, Msg: "the data directory holds a system of several machines, and this machine's identity in it is lost", Err: err,
+				Hint: "restore the file identity of sigmad's data directory from a backup, or let this machine join again with a fresh data directory"}
+		}
+		if kind != sigma.KindUnavailable && kind != sigma.KindLost && kind != sigma.KindTimeout {
+			return err
+		}
+		select {
+		case <-time.After(registerAgain / 4):
+		case <-ctx.Done():
+			return err
+		}
+	}
+	if err := k.begin(grant, false); err != nil {
+		return err
+	}
+	self := k.id.Self()
+	k.cfg.Log.Info("the system was founded", "machine", self.Machine, "system", self.System, "incarnation", self.Incarnation)
+	return nil
+}
+
+// enrolment is what this machine says of itself.
+func (k *Kernel) enrolment() identity.Enrolment {
+	e := identity.Enrolment{Machine: k.cfg.Machine, Address: k.cfg.Address, CPU: k.cfg.CPU, Memory: k.cfg.Memory, Version: Version, Clock: time.Now()}
+	if e.CPU == 0 {
+		e.CPU = sigma.MilliCPU(1000 * runtime.NumCPU())
+	}
+	for _, name := range slices.Sorted(maps.Keys(k.cfg.Labels)) {
+		e.Labels = append(e.Labels, name+"="+k.cfg.Labels[name])
+	}
+	return e
+}
+
+// begin makes this machine's identity and its end of links of what was granted, and takes other machines' links from then on.
+func (k *Kernel) begin(g *identity.Grant, known bool) error {
+	now := k.own.keeper.get()
+	key, err := now.key()
+	if err != nil {
+		return err
+	}
+	id, err := identity.New(identity.Config{Key: key, Certificate: g.Certificate, Authorities: g.Authorities, Roster: g.Roster()})
+	if err != nil {
+		return err
+	}
+	if self := id.Self(); self.Machine != k.cfg.Machine {
+		return &sigma.Error{Op: "kernel.begin", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("the data directory is that of machine %s, and this machine is to be %s", self.Machine, k.cfg.Machine), Hint: "give it its name: --machine " + string(self.Machine)}
+	}
+	if !known {
+		if err := k.keepGrant(g); err != nil {
+			return err
+		}
+	}
+	node, err := link.New(link.Config{Identity: id, Serve: k.serveLink, Authorise: k.authorise, Enrol: enroller{k}, Connect: k.cfg.Connect, Log: k.cfg.Log})
+	if err != nil {
+		return err
+	}
+	k.id, k.node = id, node
+	close(k.enrolled)
+	k.sessions.Go(func() { node.Watch(k.ctx) })
+	if k.cfg.Listener != nil {
+		k.sessions.Go(func() {
+			if err := node.Listen(k.ctx, k.cfg.Listener); err != nil {
+				k.cfg.Log.Error("other machines cannot connect any more", "err", err)
+			}
+		})
+	}
+	return nil
+}
+
+func (k *Kernel) keepGrant(g *identity.Grant) error {
+	return k.own.keeper.change(func(x *kept) {
+		x.Certificate, x.Authorities = g.Certificate, g.Authorities
+		if len(g.Control) > 0 {
+			x.Control = g.Control
+		}
+	})
+}
+
+// registerAnew begins a new life. Nothing of the one before may run. It asks the machined of this machine and those of the control machines, again and again until ctx ends.
+func (k *Kernel) registerAnew(ctx context.Context) error {
+	var said error
+	for wait := registerAgain; ; wait = min(2*wait, registerLater) {
+		grant, err := k.registerOnce(ctx)
+		if err == nil {
+			err = k.id.Install(grant.Certificate)
+		}
+		if err == nil {
+			err = k.keepGrant(grant)
+		}
+		if err == nil {
+			k.own.setBetween(false)
+			k.sched.close(k.cordoned())
+			self := k.id.Self()
+			k.cfg.Log.Info("the machine is registered", "machine", self.Machine, "incarnation", self.Incarnation)
+			return nil
+		}
+		if said == nil || said.Error() != err.Error() {
+			k.cfg.Log.Warn("the machine is not registered", "machine", k.cfg.Machine, "err", err)
+		}
+		said = err
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return said
+		}
+	}
+}
+
+// registerOnce asks each control machine once. The error is that of the one that knows best: who refuses knows more than who does not answer.
+func (k *Kernel) registerOnce(ctx context.Context) (*identity.Grant, error) {
+	now := k.own.keeper.get()
+	key, err := now.key()
+	if err != nil {
+		return nil, err
+	}
+	var refused, failed error
+	note := func(err error) {
+		if kind := sigma.KindOf(err); kind == sigma.KindUnavailable || kind == sigma.KindTimeout || kind == sigma.KindLost {
+			failed = err
+		} else {
+			refused = err
+		}
+	}
+	if k.local(serviceMachined) != nil {
+		var grant *identity.Grant
+		err := k.withMachined(ctx, k.cfg.Machine, func(ctx context.Context, c *machines.Client) (err error) {
+			grant, err = k.enrolAt(ctx, c, key)
+			return err
+		})
+		if err == nil {
+			return grant, nil
+		}
+		note(err)
+	}
+	for _, m := range now.Control {
+		if m.Machine == k.cfg.Machine || m.Address == "" || ctx.Err() != nil {
+			continue
+		}
+		within, cancel := context.WithTimeout(ctx, registerMost)
+		grant, _, err := link.Enrol(within, link.Join{Address: m.Address, Authority: sha256.Sum256(now.Authorities[0]), Key: key, Ask: k.enrolment(), Connect: k.cfg.Connect})
+		cancel()
+		if err == nil {
+			return grant, nil
+		}
+		note(err)
+	}
+	switch {
+	case refused != nil:
+		return nil, refused
+	case failed != nil:
+		return nil, failed
+	}
+	return nil, sigma.Errorf("kernel.register", sigma.KindUnavailable, "no control machine is known")
+}
+
+// enrolAt registers this machine with a machined that it can call.
+func (k *Kernel) enrolAt(ctx context.Context, c link.Enroller, key ed25519.PrivateKey) (*identity.Grant, error) {
+	e := k.enrolment()
+	var err error
+	if e.Challenge, err = c.Challenge(ctx); err != nil {
+		return nil, err
+	}
+	e.System = k.id.Self().System
+	if err := e.Sign(key, nil); err != nil {
+		return nil, err
+	}
+	return c.Enrol(ctx, &e)
+}
+
+// withMachined calls the machined of one machine.
+func (k *Kernel) withMachined(ctx context.Context, m sigma.MachineID, f func(context.Context, *machines.Client) error) error {
+	ctx, cancel := context.WithTimeout(ctx, registerMost)
+	defer cancel()
+	s, err := k.dialAt(ctx, m, serviceMachined)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	c, err := machinedOf(ctx, s)
+	if err != nil {
+		return err
+	}
+	return f(ctx, c)
+}
+
+func machinedOf(ctx context.Context, s *session.Client) (*machines.Client, error) {
+	root, err := s.Attach(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	c, ok := root.(sigma.Caller)
+	if !ok {
+		return nil, sigma.Errorf("kernel.machined", sigma.KindUnsupported, "machined answers no calls")
+	}
+	return machines.NewClient(c), nil
+}
+
+// judge asks the machined that decides, wherever it is. f is called again if another decides meanwhile.
+func (k *Kernel) judge(ctx context.Context, f func(context.Context, *machines.Client) error) error {
+	s, _, err := k.reach(ctx, serviceMachined, func(ctx context.Context, s *session.Client) error {
+		c, err := machinedOf(ctx, s)
+		if err != nil {
+			return err
+		}
+		return f(ctx, c)
+	})
+	if err == nil {
+		s.Close()
+	}
+	return err
+}
+
+// enroller takes machines in for the machined that decides.
+type enroller struct{ k *Kernel }
+
+// Challenge implements link.Enroller.
+func (e enroller) Challenge(ctx context.Context) (ch identity.Challenge, err error) {
+	err = e.k.judge(ctx, func(ctx context.Context, c *machines.Client) (err error) {
+		ch, err = c.Challenge(ctx)
+		return err
+	})
+	return ch, err
+}
+
+// Enrol implements link.Enroller.
+func (e enroller) Enrol(ctx context.Context, q *identity.Enrolment) (g *identity.Grant, err error) {
+	err = e.k.judge(ctx, func(ctx context.Context, c *machines.Client) (err error) {
+		g, err = c.Enrol(ctx, q)
+		return err
+	})
+	return g, err
 }

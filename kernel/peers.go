@@ -109,7 +109,7 @@ func (k *Kernel) followRoster(ctx context.Context) {
 	}
 	for ctx.Err() == nil {
 		changed := k.id.Roster().Changed() // before the look
-		k.procsOfMembers(nil, k.id.Roster().Members())
+		k.procsOfMembers(nil, k.members())
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -232,7 +232,11 @@ func (k *Kernel) peerResync(_ context.Context, from identity.Subject, payload []
 func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 	given, boot := false, k.bootNumber()
 	e := schedd.Arrived{Home: home}
-	err := k.insist(k.ctx, home, peerTake,
+	life, mine := k.life(), k.present()
+	ctx, cancel := context.WithCancel(k.ctx)
+	defer cancel()
+	defer context.AfterFunc(mine, cancel)()
+	err := k.insist(ctx, home, peerTake,
 		func(c *sigmap.Coder) { c.U64((*uint64)(&home.Incarnation)); c.ProcID(&id); c.U64(&boot) },
 		func(c *sigmap.Coder) {
 			if c.Bool(&given); given {
@@ -245,7 +249,15 @@ func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 		return
 	}
 	k.holders.hint(e.Info.Realm, e.Descriptor.Program, home.Machine)
-	k.step(e)
+	k.mu.Lock()
+	if k.life() == life { // else it was given to a life that is over, and whose procs have been ended
+		k.stepLocked(e)
+	} else {
+		k.stepLocked(schedd.NotTaken{ID: id})
+	}
+	for _, s := range k.unlock() {
+		k.sessions.Go(func() { k.startProc(s) })
+	}
 }
 
 func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {

@@ -36,6 +36,7 @@ type service struct {
 	name    string
 	program Program
 	uid     uint32
+	args    []string // besides its name; fixed before it is started
 
 	mu       sync.Mutex
 	id       sigma.ProcID   // mu; of this incarnation
@@ -111,7 +112,7 @@ func (s *service) run(ctx context.Context) error {
 	defer stop()
 	s.k.sessions.Go(func() { s.k.serve(serving, conn, p) })
 	err = s.k.launch(ctx, launch.Request{ID: id, Profile: launch.ProfileSystem, UID: s.uid, GID: s.uid, PidsMax: 256, CPUShares: 4096, NoFile: 65536,
-		Group: "system/" + s.name, Args: []string{s.name}, Program: s.program.File, Dir: s.program.Dir,
+		Group: "system/" + s.name, Args: append([]string{s.name}, s.args...), Program: s.program.File, Dir: s.program.Dir,
 		Passed: []launch.Passed{{File: os.Stderr, Target: 1}, {File: os.Stderr, Target: 2}, {File: serviceEnd, Target: 3}}})
 	if err != nil {
 		return err

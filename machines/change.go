@@ -102,6 +102,9 @@ func (c *Core) useToken(now time.Time, id identity.TokenID, proven bool) (*Token
 }
 
 func (c *Core) found(now time.Time, r Request) ([]Effect, error) {
+	if m := c.members[r.ID]; m != nil && m.Key == r.Key && len(c.members) == 1 { // it did not hear the answer
+		return c.enrol(now, Enrol{Request: r})
+	}
 	if len(c.members) > 0 {
 		return nil, sigma.Errorf("machines.Found", sigma.KindExists, "the system has machines already")
 	}
@@ -217,14 +220,16 @@ func (c *Core) change(now time.Time, e Event) ([]Effect, error) {
 			return nil, err
 		}
 		m.Cordoned, m.Draining = e.On, m.Draining && e.On
-		return []Effect{SaveMember{m.copy()}}, nil
+		_, save := c.next()
+		return []Effect{save, SaveMember{m.copy()}, c.publish()}, nil
 	case DrainStart:
 		m, err := find(e.ID)
 		if err != nil {
 			return nil, err
 		}
 		m.Cordoned, m.Draining = true, true
-		return []Effect{SaveMember{m.copy()}, Drain{m.ID}}, nil
+		_, save := c.next()
+		return []Effect{save, SaveMember{m.copy()}, c.publish(), Drain{m.ID}}, nil
 	case Label:
 		m, err := find(e.ID)
 		if err != nil {

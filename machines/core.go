@@ -371,7 +371,7 @@ func (c *Core) next() (uint64, Effect) {
 func (c *Core) publish() Effect {
 	p := Publish{Epoch: c.epoch}
 	for _, m := range c.sorted() {
-		p.Members = append(p.Members, identity.Member{Machine: m.ID, Key: m.Key, Address: m.Address, Incarnation: m.Incarnation, Lost: m.Lost, Control: m.Control})
+		p.Members = append(p.Members, identity.Member{Machine: m.ID, Key: m.Key, Address: m.Address, Incarnation: m.Incarnation, Lost: m.Lost, Control: m.Control, Cordoned: m.Cordoned, Draining: m.Draining})
 	}
 	return p
 }

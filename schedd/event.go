@@ -202,6 +202,8 @@ type (
 	}
 	// Reborn: this machine's own life is over, and its procs with it.
 	Reborn struct{}
+	// Drained: all that run here are to go.
+	Drained struct{ Grace time.Duration }
 )
 
 func (Offered) event()       {}
@@ -213,6 +215,7 @@ func (Reported) event()      {}
 func (Resynced) event()      {}
 func (Members) event()       {}
 func (Reborn) event()        {}
+func (Drained) event()       {}
 func (Largest) event()       {}
 func (Requeue) event()       {}
 func (Spawned) event()       {}

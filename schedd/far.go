@@ -124,6 +124,12 @@ func (c *Core) stepFar(now time.Time, e Event) []Effect {
 		return c.members(now, e.Least)
 	case Reborn:
 		return c.reborn(now)
+	case Drained:
+		var out []Effect
+		for _, p := range c.sorted(func(p *Proc) bool { return p.charged && !p.Ended() }) {
+			out = append(out, c.evict(now, p, e.Grace)...)
+		}
+		return out
 	}
 	return nil
 }

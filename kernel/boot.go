@@ -1,0 +1,169 @@
+package kernel
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/machines"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// boot makes this machine a member, starts the services, makes what must exist, and opens the admin sockets.
+func (k *Kernel) boot(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, bootMax)
+	defer cancel()
+	select {
+	case <-k.known: // what runs here decides whether a life goes on, and no launch must have the number of one that is adopted
+	case <-ctx.Done():
+		return sigma.Errorf("kernel.boot", sigma.KindUnavailable, "there is no launcher")
+	}
+	alive, given := true, k.registered() // the latter by a test
+	if !given {
+		var err error
+		if alive, err = k.become(ctx); err != nil {
+			return err
+		}
+	}
+	if alive && !given && k.registered() {
+		k.sessions.Go(func() { k.live(k.ctx) })
+	}
+	if err := k.startServices(ctx); err != nil {
+		return err
+	}
+	if !alive && k.local(serviceMachined) != nil {
+		if err := k.enter(ctx); err != nil {
+			return err
+		}
+		k.sessions.Go(func() { k.live(k.ctx) })
+	}
+	if k.local(serviceNamed) != nil && !k.own.keeper.get().Joined { // it founded the system
+		if err := k.realms(nil).Create(ctx, sigma.DefaultRealm); err != nil && sigma.KindOf(err) != sigma.KindExists {
+			return err
+		}
+	}
+	return k.listenAdmin()
+}
+
+// startServices starts the boot set and waits until it serves.
+func (k *Kernel) startServices(ctx context.Context) error {
+	if err := k.joinNames(ctx); err != nil {
+		return err
+	}
+	for _, p := range k.cfg.Programs {
+		s := k.services[p.Name]
+		k.sessions.Go(func() { s.supervise(k.ctx) })
+	}
+	for _, p := range k.cfg.Programs {
+		if err := k.services[p.Name].waitReady(ctx); err != nil {
+			return sigma.Errorf("kernel.boot", sigma.KindUnavailable, "%s did not come up: %v", p.Name, err)
+		}
+	}
+	return k.takeControl(ctx)
+}
+
+// until does something again while nobody answers.
+func (k *Kernel) until(ctx context.Context, do func() error) error {
+	for {
+		err := do()
+		switch sigma.KindOf(err) {
+		case sigma.KindUnavailable, sigma.KindLost, sigma.KindTimeout, sigma.KindBusy:
+			if err == nil {
+				return nil
+			}
+		default:
+			return err
+		}
+		select {
+		case <-time.After(restartMin):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// joinNames makes this machine's named a member of the store of names, if it joined as a control machine; what comes of that is an argument of named at each start.
+func (k *Kernel) joinNames(ctx context.Context) error {
+	s := k.local(serviceNamed)
+	now := k.own.keeper.get()
+	if s == nil || !now.Joined {
+		return nil
+	}
+	if now.Names == "" {
+		var text string
+		err := k.until(ctx, func() error {
+			c, _, err := k.reachElsewhere(ctx, serviceNamed, func(ctx context.Context, c *session.Client) (err error) {
+				text, err = memberAdd(ctx, c, k.cfg.Machine)
+				return err
+			})
+			if err == nil {
+				c.Close()
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if err := k.own.keeper.change(func(x *kept) { x.Names = text }); err != nil {
+			return err
+		}
+		now.Names = text
+	}
+	s.args = []string{"--initial", now.Names}
+	return nil
+}
+
+// reachElsewhere is reach without this machine's own service, which does not run yet.
+func (k *Kernel) reachElsewhere(ctx context.Context, name string, use func(context.Context, *session.Client) error) (*session.Client, sigma.MachineID, error) {
+	err := error(sigma.Errorf("kernel.boot", sigma.KindUnavailable, "no control machine answers for %s", name))
+	for _, m := range alive(k.id.Roster().Members()) {
+		if !m.Control || m.Machine == k.cfg.Machine {
+			continue
+		}
+		c, derr := k.reachAt(ctx, m.Machine, name, true)
+		if derr == nil {
+			if derr = use(ctx, c); derr == nil {
+				return c, m.Machine, nil
+			}
+			c.Close()
+		}
+		err = derr
+	}
+	return nil, "", err
+}
+
+func memberAdd(ctx context.Context, c *session.Client, m sigma.MachineID) (text string, err error) {
+	root, err := c.Attach(ctx, "")
+	if err != nil {
+		return "", err
+	}
+	caller, ok := root.(sigma.Caller)
+	if !ok {
+		return "", sigma.Errorf("kernel.boot", sigma.KindUnsupported, "named answers no calls")
+	}
+	payload, err := sigmap.Payload(func(e *sigmap.Coder) { e.MachineID(&m) })
+	if err != nil {
+		return "", err
+	}
+	reply, _, err := caller.Call(ctx, sigmap.CallMemberAdd, payload, nil)
+	if err != nil {
+		return "", err
+	}
+	return text, sigmap.Parse(reply, func(d *sigmap.Coder) { d.Str(&text) })
+}
+
+// takeControl has a machine that joined as one count as a control machine, now that its part of the store of names is there.
+func (k *Kernel) takeControl(ctx context.Context) error {
+	if !k.own.keeper.get().Joined || k.local(serviceMachined) == nil {
+		return nil
+	}
+	if slices.ContainsFunc(k.own.keeper.get().Control, func(m identity.Member) bool { return m.Machine == k.cfg.Machine }) {
+		return nil
+	}
+	return k.until(ctx, func() error {
+		return k.judge(ctx, func(ctx context.Context, c *machines.Client) error { return c.Control(ctx, k.cfg.Machine, true) })
+	})
+}

@@ -1,0 +1,150 @@
+package kernel
+
+import (
+	"crypto/ed25519"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/sigma"
+)
+
+// Files of the kernel's directory, of mode 0600, since each holds the machine's key.
+const (
+	identityFile = "identity"         // who this machine is; there once it is a member
+	pendingFile  = "identity.pending" // the key with which it is becoming one, so that an answer that was lost can be asked for again
+	joinFile     = "join"             // how it is to become one
+)
+
+// kept is what a machine must know when it is started again: who it is, and whom to ask.
+type kept struct {
+	Format      int
+	Key         string            // PEM
+	Certificate []byte            `json:",omitempty"` // DER; of its last life
+	Authorities [][]byte          `json:",omitempty"` // DER
+	Control     []identity.Member `json:",omitempty"` // the control machines it last knew
+	Joined      bool              `json:",omitempty"` // by a token; false = it founded the system
+	Names       string            `json:",omitempty"` // how this machine's named came to be a member of the store of names (sigmap.CallMemberAdd); "" = it is the first, or has none
+}
+
+const (
+	keptFormat = 1
+	keptMax    = 1 << 20
+)
+
+// identityKeeper writes kept down. Safe for concurrent use.
+type identityKeeper struct {
+	dir string
+
+	mu  sync.Mutex
+	now kept // mu
+}
+
+// load reads what is kept; false if this machine is no member yet. Then there is a key all the same.
+func (i *identityKeeper) load() (member bool, err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, name := range []string{identityFile, pendingFile} {
+		k, err := readKept(filepath.Join(i.dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		i.now = k
+		return name == identityFile, nil
+	}
+	i.now = kept{Format: keptFormat, Key: string(identity.MarshalKey(identity.NewKey()))}
+	return false, i.writeLocked(pendingFile)
+}
+
+func readKept(path string) (k kept, err error) {
+	const op = "kernel.identity"
+	info, err := os.Stat(path)
+	if err != nil {
+		return k, err
+	}
+	if info.Size() > keptMax {
+		return k, sigma.PathError(op, sigma.KindTooBig, path)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return k, sigma.Wrap(op, path, err)
+	}
+	if err := json.Unmarshal(text, &k); err != nil {
+		return k, &sigma.Error{Op: op, Path: path, Kind: sigma.KindInvalid, Msg: "the machine's identity cannot be read", Err: err, Hint: "restore the file from a backup, or let the machine join again with a fresh data directory"}
+	}
+	if k.Format != keptFormat {
+		return k, sigma.Errorf(op, sigma.KindUnsupported, "the machine's identity has format %d, this program knows %d", k.Format, keptFormat)
+	}
+	return k, nil
+}
+
+// get is what is kept now.
+func (i *identityKeeper) get() kept {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.now
+}
+
+// change writes down what f changes.
+func (i *identityKeeper) change(f func(*kept)) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	f(&i.now)
+	if err := i.writeLocked(identityFile); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(i.dir, pendingFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return sigma.Wrap("kernel.identity", pendingFile, err)
+	}
+	return nil
+}
+
+// setControl notes the control machines, if they are others than before.
+func (i *identityKeeper) setControl(members []identity.Member) error {
+	control := slices.DeleteFunc(slices.Clone(members), func(m identity.Member) bool { return !m.Control })
+	if len(control) == 0 || slices.Equal(control, i.get().Control) {
+		return nil
+	}
+	return i.change(func(k *kept) { k.Control = control })
+}
+
+// writeLocked replaces a file as a whole, durably: a machine that forgets that it is a member could come back by a new token only.
+func (i *identityKeeper) writeLocked(name string) error {
+	const op = "kernel.identity"
+	path := filepath.Join(i.dir, name)
+	text, err := json.MarshalIndent(&i.now, "", "\t")
+	if err != nil {
+		return sigma.Wrap(op, path, err)
+	}
+	f, err := os.OpenFile(path+"~", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return sigma.Wrap(op, path, err)
+	}
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(path+"~", path)
+	}
+	if err == nil {
+		var d *os.File
+		if d, err = os.Open(i.dir); err == nil {
+			err = errors.Join(d.Sync(), d.Close())
+		}
+	}
+	return sigma.Wrap(op, path, err)
+}
+
+// key is the machine's.
+func (k *kept) key() (ed25519.PrivateKey, error) { return identity.ParseKey([]byte(k.Key)) }
+
+// grant gives what is kept in the form in which it was granted.
+func (k *kept) grant() *identity.Grant {
+	return &identity.Grant{Certificate: k.Certificate, Authorities: k.Authorities, Control: k.Control}
+}
