@@ -22,7 +22,7 @@ const (
 )
 
 // bootPrograms are what the launcher is told of, sigmad first.
-var bootPrograms = []string{"sigmad", "named", "besched", "s3d"}
+var bootPrograms = []string{"sigmad", "named", "besched", "s3d", "machined"}
 
 type upOptions struct {
 	offer
