@@ -181,7 +181,7 @@ func New(cfg Config) (*Kernel, error) {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
 	k.links, k.peerCalls = newLinks(), map[string]peerCall{}
-	k.peerCalls[callService] = k.serviceCall
+	k.peerCalls[callService], k.peerCalls[callServiceOver] = k.serviceCall, k.serviceOverCall
 	k.enrolled = make(chan struct{})
 	k.known = make(chan struct{})
 	var first sync.Once

@@ -45,7 +45,7 @@ type links struct {
 	relayed int                               // mu; sum of relays
 	kept    map[farKey]*farSession            // mu
 	last    map[string]sigma.MachineID        // mu; which machine's service of a name was reached last
-	store   storeAt                           // mu
+	store   sigma.Endpoint                    // mu; where another machine's object store listens, as long as that is certain
 }
 
 // serving is what is counted of one machine's links.

@@ -2,24 +2,19 @@ package kernel
 
 import (
 	"context"
-	"time"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
 
-// callService asks a machine's sigmad where one of its services listens: name -> Endpoint. It waits for one that is being restarted.
-const callService = "service"
-
-// storeKept is how long another machine's answer to where its object store listens is believed without asking again. It changes when the store is restarted.
-const storeKept = time.Second
-
-// storeAt is what was answered last.
-type storeAt struct {
-	endpoint sigma.Endpoint
-	asked    time.Time
-}
+// What sigmads ask each other about services.
+const (
+	// callService: name -> Endpoint. It waits a while for one that is being restarted.
+	callService = "service"
+	// callServiceOver: name, Endpoint -> -. It waits until the service does not listen there any more.
+	callServiceOver = "service-over"
+)
 
 // storeEndpoint is where the object store listens, here or on another machine. fresh asks again whatever is known.
 func (k *Kernel) storeEndpoint(ctx context.Context, fresh bool) (sigma.Endpoint, error) {
@@ -30,8 +25,8 @@ func (k *Kernel) storeEndpoint(ctx context.Context, fresh bool) (sigma.Endpoint,
 	x.mu.Lock()
 	known := x.store
 	x.mu.Unlock()
-	if !fresh && known.endpoint.ID != "" && time.Since(known.asked) < storeKept {
-		return known.endpoint, nil
+	if !fresh && known.ID != "" {
+		return known, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
 	defer cancel()
@@ -39,13 +34,10 @@ func (k *Kernel) storeEndpoint(ctx context.Context, fresh bool) (sigma.Endpoint,
 	for {
 		ms := k.candidates(serviceS3)
 		for _, m := range ms {
-			asked := time.Now()
-			e, err := k.askStore(ctx, m)
+			e, p, err := k.askStore(ctx, m)
 			if err == nil {
 				x.note(serviceS3, m)
-				x.mu.Lock()
-				x.store = storeAt{e, asked}
-				x.mu.Unlock()
+				k.keepStore(e, p)
 				return e, nil
 			}
 			if ctx.Err() == nil || said[m] == nil {
@@ -58,16 +50,39 @@ func (k *Kernel) storeEndpoint(ctx context.Context, fresh bool) (sigma.Endpoint,
 	}
 }
 
-func (k *Kernel) askStore(ctx context.Context, m sigma.MachineID) (e sigma.Endpoint, err error) {
+// keepStore believes e until the machine there says that it is over, or cannot be asked any more.
+func (k *Kernel) keepStore(e sigma.Endpoint, p sigma.Caller) {
+	x := k.links
+	x.mu.Lock()
+	same := x.store == e
+	x.store = e
+	x.mu.Unlock()
+	if same {
+		return
+	}
+	k.sessions.Go(func() {
+		payload, err := sigmap.Payload(func(c *sigmap.Coder) { name := serviceS3; c.Str(&name); c.Endpoint(&e) })
+		if err == nil {
+			p.Call(k.ctx, callServiceOver, payload, nil) // whatever it says
+		}
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.store == e {
+			x.store = sigma.Endpoint{}
+		}
+	})
+}
+
+func (k *Kernel) askStore(ctx context.Context, m sigma.MachineID) (e sigma.Endpoint, p sigma.Caller, err error) {
 	dialling, cancel := context.WithTimeout(ctx, dialMost)
-	p, err := k.peer(dialling, m)
+	p, err = k.peer(dialling, m)
 	cancel()
 	if err != nil {
-		return e, err
+		return e, nil, err
 	}
 	payload, err := sigmap.Payload(func(c *sigmap.Coder) { name := serviceS3; c.Str(&name) })
 	if err != nil {
-		return e, err
+		return e, nil, err
 	}
 	reply, _, err := p.Call(ctx, callService, payload, nil)
 	if err == nil {
@@ -76,7 +91,30 @@ func (k *Kernel) askStore(ctx context.Context, m sigma.MachineID) (e sigma.Endpo
 	if err == nil && (e.Machine != m || e.Realm != sigma.SystemRealm || e.Form != sigma.FormTree) {
 		err = sigma.Errorf("kernel.askStore", sigma.KindInvalid, "machine %s says that its object store listens elsewhere", m)
 	}
-	return e, err
+	return e, p, err
+}
+
+// serviceOverCall answers callServiceOver.
+func (k *Kernel) serviceOverCall(ctx context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	var name string
+	var e sigma.Endpoint
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name); c.Endpoint(&e) }); err != nil {
+		return nil, err
+	}
+	s := k.local(name)
+	if s == nil || name != serviceS3 {
+		return nil, nil
+	}
+	over := s.ended() // before the look
+	if now, _ := s.listens(false); now != e {
+		return nil, nil
+	}
+	select {
+	case <-over:
+		return nil, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // serviceCall answers callService.
@@ -105,7 +143,7 @@ func (k *Kernel) isStore(ctx context.Context, e sigma.Endpoint) bool {
 	}
 	now, err := k.storeEndpoint(ctx, false)
 	if err == nil && e != now && now.Machine != k.cfg.Machine && e.Machine == now.Machine {
-		now, err = k.storeEndpoint(ctx, true) // it may have been restarted since
+		now, err = k.storeEndpoint(ctx, true) // it may have been restarted just now
 	}
 	return err == nil && e == now
 }
