@@ -72,6 +72,9 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 	if err != nil {
 		return err
 	}
+	if p.Guest() {
+		k.holders.hint(p.Realm, p.Descriptor.Program, p.Home.Machine)
+	}
 	program, release, err := k.bin.Open(ctx, p.Realm, tree, p.Descriptor.Program)
 	if sigma.KindOf(err) == sigma.KindCanceled && ctx.Err() == nil { // by no caller, but by the end of a service's session
 		err = sigma.Errorf("kernel.startProc", sigma.KindUnavailable, "%s: the service that has it ended while it was looked up", p.Descriptor.Program)
