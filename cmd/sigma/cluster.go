@@ -62,7 +62,9 @@ func isCluster(dir string) bool {
 }
 
 // machineDir is the DATA of the i-th machine, from 1.
-func machineDir(dir string, i int) string { return filepath.Join(dir, machinesName, fmt.Sprint("m", i)) }
+func machineDir(dir string, i int) string {
+	return filepath.Join(dir, machinesName, fmt.Sprint("m", i))
+}
 
 func (c *cluster) dirs(dir string) (all []string) {
 	for i := range c.Machines {

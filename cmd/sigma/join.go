@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -128,15 +130,15 @@ func prepareJoin(dir, instance string, j *kernel.Join) error {
 	case old != nil && old.Role == roleFounder, old == nil && used == nil:
 		return dataError(dir, sigma.KindExists, "is that of a system of its own", "choose another with --data DIR")
 	}
-	if old != nil { // of an attempt that failed
-		for _, p := range bootPrograms {
+	if old != nil { // of an attempt that failed; sigmad may have kept the key with which to ask for an answer that was lost
+		for _, p := range bootPrograms[1:] {
 			if err := os.RemoveAll(filepath.Join(dir, p)); err != nil {
 				return explainWrite(dir, err)
 			}
 		}
 	}
 	home := filepath.Join(dir, "sigmad")
-	if err := os.Mkdir(home, 0o700); err != nil {
+	if err := os.Mkdir(home, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return explainWrite(home, err)
 	}
 	text, err := json.Marshal(j)

@@ -177,4 +177,3 @@ func (a *app) stay(b *booting, signals <-chan os.Signal) error {
 	return &sigma.Error{Op: "sigma.up", Kind: sigma.KindLost, Msg: fmt.Sprintf("sigmaOS ended unexpectedly (%v)", b.cmd.ProcessState),
 		Hint: "see " + filepath.Join(b.dir, logName) + "; start it again with: sigma up"}
 }
-

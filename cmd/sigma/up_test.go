@@ -29,6 +29,7 @@ func fakeLauncher() int {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM)
 	behave, _ := os.ReadFile(filepath.Join(args["--data"], "behave"))
+	os.WriteFile(filepath.Join(args["--data"], "arguments"), []byte(strings.Join(os.Args[1:], " ")), 0o600)
 	ready := os.NewFile(uintptr(fd), "ready")
 	fmt.Println("this is the launcher's log, machine", args["--machine"])
 	switch string(behave) {
