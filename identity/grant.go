@@ -82,7 +82,7 @@ func CodeMembers(c *sigmap.Coder, ms *[]Member) {
 		if !c.Decoding() {
 			continue // what is encoded may be shared, and is not written
 		}
-		if len(key) != len(m.Key) || m.Machine.Check() != nil || CheckAddress(m.Address) != nil {
+		if len(key) != len(m.Key) || m.Machine.Check() != nil || m.Address != "" && CheckAddress(m.Address) != nil { // one that is alone needs no address
 			c.Fail("a member has no proper name, key or address")
 			return
 		}
