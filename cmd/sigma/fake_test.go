@@ -278,18 +278,18 @@ func (r *fakeRoot) spawn(ctx context.Context, payload []byte) ([]byte, error) {
 
 func (r *fakeRoot) list(payload []byte) ([]byte, error) {
 	var all, more bool
-	var skip uint32
-	sigmap.Parse(payload, func(c *sigmap.Coder) { c.Bool(&all); c.U32(&skip) })
+	var at string
+	var after uint64
+	sigmap.Parse(payload, func(c *sigmap.Coder) { c.Bool(&all); c.Str(&at); c.U64(&after) })
 	r.f.mu.Lock()
 	defer r.f.mu.Unlock()
-	var infos []sigma.ProcInfo
+	var infos []sigma.ProcInfo // all are on the first page
 	for _, p := range r.f.procs {
 		if p.info.Realm == r.realm && (all || p.info.State != sigma.ProcEnded) {
 			infos = append(infos, p.info)
 		}
 	}
-	infos = infos[skip:]
-	return sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfos(&infos); c.Bool(&more) })
+	return sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfos(&infos); c.Bool(&more); c.Str(&at); c.U64(&after) })
 }
 
 // usage says what each proc of the fake uses: a second more processor time with each question, so that the second one finds 100 % or more.

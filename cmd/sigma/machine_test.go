@@ -152,7 +152,7 @@ func TestMachine(t *testing.T) {
 	want(t, f.sigma("machine", "label", "m2", "zo ne=a"), 1, "", "is no label")
 	want(t, f.sigma("machine", "control", "m2", "maybe"), 2, "", "neither on nor off")
 	want(t, f.sigma("machine", "control", "m1", "off"), 1, "", "the last control machine")
-	want(t, f.sigma("machine", "rm", "m1"), 1, "", "hint: move it first: sigma machine control")
+	want(t, f.sigma("machine", "rm", "m1"), 1, "", "hint: have it give that up first: sigma machine control")
 	want(t, f.sigma("machine", "rm", "m2"), 1, "", "may run procs")
 	f.ok("machine", "rm", "--force", "m2")
 	want(t, f.sigma("machine", "inspect", "m2"), 1, "", "there is no machine")
