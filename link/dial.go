@@ -87,7 +87,7 @@ func (n *Node) greet(ctx context.Context, conn *tls.Conn, target Target, from si
 	}
 	peer, err := n.cfg.Identity.Admit(conn.ConnectionState())
 	if err != nil {
-		return nil, err
+		return nil, theirs(err)
 	}
 	h := Hello{VersionLeast, VersionMost, n.cfg.Identity.Now(), from, target}
 	payload, err := h.encode()
@@ -112,7 +112,16 @@ func (n *Node) greet(ctx context.Context, conn *tls.Conn, target Target, from si
 		return nil, sigma.Errorf("link.Dial", sigma.KindInvalid, "machine %s answers with version %d, which it was not offered", peer.Machine, version)
 	}
 	l := &Link{Conn: conn, Peer: peer, From: from, Target: target, Version: version, node: n}
-	return l, n.enter(l)
+	return l, theirs(n.enter(l))
+}
+
+// theirs makes KindStale of the other machine's life, which says that it cannot be reached now, what it is: for who dials, KindStale is the other's word that this machine's life is over.
+func theirs(err error) error {
+	var e *sigma.Error
+	if sigma.KindOf(err) != sigma.KindStale || !errors.As(err, &e) {
+		return err
+	}
+	return &sigma.Error{Op: "link.Dial", Kind: sigma.KindUnavailable, Msg: e.Msg, Hint: e.Hint, Err: e.Err}
 }
 
 // mayDial says no while a machine that did not answer is left alone.
