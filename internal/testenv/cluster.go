@@ -44,6 +44,8 @@ type ClusterOptions struct {
 	CPU      int             // cores that each machine offers; 0 = all of the host
 	Memory   sigma.Bytes     // memory that each machine offers; 0 = all of the host
 	Weaken   bool            // as in Options
+	// Unstarted: the test starts it itself, on Data, and then calls Started. Of kind Local only.
+	Unstarted bool
 }
 
 // Cluster is one system of several machines, for one test. What it does to the machines is noted with the time in a log, which is kept with those of the machines if the test fails.
@@ -153,7 +155,10 @@ func giveNumber(data string, number uint32) error {
 
 // start founds the system and lets the others join.
 func (c *Cluster) start() error {
-	if c.o.Kind == Local {
+	switch {
+	case c.o.Kind == Local && c.o.Unstarted:
+		return nil
+	case c.o.Kind == Local:
 		return c.startLocal()
 	}
 	first := c.machines[0]
@@ -181,14 +186,35 @@ func (c *Cluster) startLocal() error {
 		return fmt.Errorf("sigma %s: exit code %d, %v\n%s%s", strings.Join(args, " "), code, err, stdout, stderr)
 	}
 	c.Note("sigma up --machines %d", c.o.Machines)
+	if err := c.started(); err != nil {
+		return err
+	}
+	return c.makeRealms()
+}
+
+func (c *Cluster) started() error {
 	for _, m := range c.machines {
 		if err := m.booted(); err != nil {
 			return err
 		}
 		m.joined = true
 	}
-	return c.makeRealms()
+	return nil
 }
+
+// Started tells of machines that the test has started itself.
+func (c *Cluster) Started(tb testing.TB) {
+	tb.Helper()
+	if err := c.started(); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// Data is the data directory of a Local one as a whole.
+func (c *Cluster) Data() string { return c.data }
+
+// Bin is where the programs are that it is made of.
+func (c *Cluster) Bin() string { return c.bin }
 
 func (c *Cluster) makeRealms() error {
 	for _, r := range c.o.Realms {
