@@ -96,7 +96,6 @@ type label struct {
 	gid  uint32
 	said *sigma.Status
 	home sigma.Life // of a guest
-	life sigma.Life // this machine's when it was started
 }
 
 func (l *label) code(c *sigmap.Coder) {
@@ -109,10 +108,8 @@ func (l *label) code(c *sigmap.Coder) {
 		}
 		c.Status(l.said)
 	}
-	for _, life := range []*sigma.Life{&l.home, &l.life} {
-		c.Str((*string)(&life.Machine))
-		c.U64((*uint64)(&life.Incarnation))
-	}
+	c.Str((*string)(&l.home.Machine))
+	c.U64((*uint64)(&l.home.Incarnation))
 }
 
 // keep tells the launcher what a successor will know of a proc, and hands it what the successor needs: the ends of its output and of its session. Without them it only renews
@@ -127,7 +124,7 @@ func (k *Kernel) keep(realm sigma.RealmID, id sigma.ProcID, fds ...int) {
 		k.mu.Unlock()
 		return
 	}
-	what, launched := label{p.ProcInfo, gid, p.Said(), p.Home, k.life()}, p.Launch
+	what, launched := label{p.ProcInfo, gid, p.Said(), p.Home}, p.Launch
 	k.mu.Unlock()
 	for i := range fds {
 		if fds[i] < 0 { // what it prints there is complete

@@ -104,3 +104,60 @@ func (k *Kernel) peerEndRealm(ctx context.Context, _ identity.Subject, payload [
 	k.forgetRealm(realm)
 	return nil, nil
 }
+
+// countProcs says how many procs each realm has on all machines. Those of a machine that does not answer are not counted.
+func (k *Kernel) countProcs(ctx context.Context, realms []sigma.RealmInfo) {
+	ids := make([]string, len(realms))
+	for i := range realms {
+		ids[i] = string(realms[i].ID)
+		realms[i].Procs = k.procsOf(realms[i].ID)
+	}
+	ctx, cancel := context.WithTimeout(ctx, findMax)
+	defer cancel()
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	for _, m := range k.others() {
+		all.Go(func() {
+			var counts []uint64
+			if k.ask(ctx, m, peerCount, func(c *sigmap.Coder) { c.Strs(&ids) }, func(c *sigmap.Coder) { codeCounts(c, &counts) }) != nil {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for i := range counts[:min(len(counts), len(realms))] {
+				realms[i].Procs += int(min(counts[i], schedd.QueuedMax))
+			}
+		})
+	}
+	all.Wait()
+}
+
+// procsOf counts the procs of a realm that are at home here.
+func (k *Kernel) procsOf(realm sigma.RealmID) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.core.Live(realm)
+}
+
+func codeCounts(c *sigmap.Coder, counts *[]uint64) {
+	n := len(*counts)
+	c.Count(&n, 8)
+	if c.Decoding() {
+		*counts = make([]uint64, n)
+	}
+	for i := range *counts {
+		c.U64(&(*counts)[i])
+	}
+}
+
+func (k *Kernel) peerCount(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	var ids []string
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Strs(&ids) }); err != nil {
+		return nil, err
+	}
+	counts := make([]uint64, len(ids))
+	for i, id := range ids {
+		counts[i] = uint64(k.procsOf(sigma.RealmID(id)))
+	}
+	return sigmap.Payload(func(c *sigmap.Coder) { codeCounts(c, &counts) })
+}

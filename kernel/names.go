@@ -303,10 +303,6 @@ func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
 		return nil, err
 	}
 	out = slices.DeleteFunc(out, func(i sigma.RealmInfo) bool { return i.ID == sigma.SystemRealm }) // no tenant's
-	r.k.mu.Lock()
-	defer r.k.mu.Unlock()
-	for i := range out {
-		out[i].Procs = r.k.core.Live(out[i].ID)
-	}
+	r.k.countProcs(ctx, out)
 	return out, nil
 }

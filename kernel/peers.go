@@ -24,6 +24,7 @@ import (
 //	usage     realm, []ProcID -> [](known, Usage)
 //	have      realm, ProcID -> has, home, where it runs
 //	end-realm realm -> -
+//	count     []realm -> []u64
 const (
 	peerTake     = "take"
 	peerDecline  = "decline"
@@ -35,6 +36,7 @@ const (
 	peerUsage    = "usage"
 	peerHave     = "have"
 	peerEndRealm = "end-realm"
+	peerCount    = "count"
 )
 
 // act is what can be done to a proc from afar.
@@ -95,7 +97,7 @@ func (k *Kernel) others() (out []sigma.MachineID) {
 // registerPeerCalls adds the methods about procs to what other machines may call.
 func (k *Kernel) registerPeerCalls() {
 	for name, f := range map[string]peerCall{peerTake: k.peerTake, peerDecline: k.peerDecline, peerReport: k.peerReport, peerResync: k.peerResync, peerTell: k.peerTell, peerWait: k.peerWait, peerList: k.peerList,
-		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm} {
+		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount} {
 		k.peerCalls[name] = f
 	}
 }
@@ -109,7 +111,7 @@ func (k *Kernel) followRoster(ctx context.Context) {
 	}
 	for ctx.Err() == nil {
 		changed := k.id.Roster().Changed() // before the look
-		k.procsOfMembers(nil, k.members())
+		k.procsOfMembers(k.members())
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -158,7 +160,7 @@ func (k *Kernel) insist(ctx context.Context, to sigma.Life, method string, put, 
 }
 
 // procsOfMembers tells schedd which lives are over, and machines that are new to this sigmad what it runs.
-func (k *Kernel) procsOfMembers(_, after []identity.Member) {
+func (k *Kernel) procsOfMembers(after []identity.Member) {
 	least := map[sigma.MachineID]sigma.Incarnation{}
 	for _, m := range after {
 		least[m.Machine] = m.Incarnation
@@ -186,9 +188,20 @@ func (k *Kernel) procsOfMembers(_, after []identity.Member) {
 	}
 	x.mu.Unlock()
 	for _, l := range fresh {
-		k.sessions.Go(func() { k.resync(k.ctx, l) })
+		k.sessions.Go(func() {
+			ctx, cancel := k.presently()
+			defer cancel()
+			k.resync(ctx, l)
+		})
 	}
 	poke(k.sched.moved)
+}
+
+// presently is a context that ends with this sigmad, and with the machine's present life.
+func (k *Kernel) presently() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(k.ctx)
+	stop := context.AfterFunc(k.present(), cancel)
+	return ctx, func() { stop(); cancel() }
 }
 
 // resync tells another machine of all guests from there, and then that these are all; which also asks it for the same.
@@ -232,10 +245,9 @@ func (k *Kernel) peerResync(_ context.Context, from identity.Subject, payload []
 func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 	given, boot := false, k.bootNumber()
 	e := schedd.Arrived{Home: home}
-	life, mine := k.life(), k.present()
-	ctx, cancel := context.WithCancel(k.ctx)
+	life := k.life()
+	ctx, cancel := k.presently()
 	defer cancel()
-	defer context.AfterFunc(mine, cancel)()
 	err := k.insist(ctx, home, peerTake,
 		func(c *sigmap.Coder) { c.U64((*uint64)(&home.Incarnation)); c.ProcID(&id); c.U64(&boot) },
 		func(c *sigmap.Coder) {
@@ -267,10 +279,16 @@ func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []by
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&home)); c.ProcID(&id); c.U64(&boot) }); err != nil {
 		return nil, err
 	}
-	k.mu.Lock()
-	info, d, err := k.core.Give(time.Now(), id, lifeOf(from), boot)
-	k.mu.Unlock()
-	given := err == nil && home == k.life().Incarnation
+	given := home == k.life().Incarnation
+	var info sigma.ProcInfo
+	var d sigma.Descriptor
+	var err error
+	if given {
+		k.mu.Lock()
+		info, d, err = k.core.Give(time.Now(), id, lifeOf(from), boot)
+		k.mu.Unlock()
+		given = err == nil
+	}
 	if !given {
 		k.cfg.Log.Debug("a proc was not given", "proc", id, "machine", from.Machine, "err", err)
 	}
@@ -319,6 +337,8 @@ func (k *Kernel) owe(id sigma.ProcID, home sigma.Life) {
 
 // pay reports to a home until nothing is owed to it.
 func (k *Kernel) pay(home sigma.Life, d *debt) {
+	ctx, cancel := k.presently()
+	defer cancel()
 	x := k.peers
 	for {
 		x.mu.Lock()
@@ -334,7 +354,7 @@ func (k *Kernel) pay(home sigma.Life, d *debt) {
 			return
 		}
 		x.mu.Unlock()
-		if err := k.reportTo(k.ctx, home, ids); err != nil { // its life is over, or this sigmad ends
+		if err := k.reportTo(ctx, home, ids); err != nil { // its life is over, or ours
 			k.cfg.Log.Debug("a home was not told of its procs", "machine", home.Machine, "err", err)
 		}
 	}

@@ -89,8 +89,12 @@ func (s *scheduler) run(ctx context.Context) {
 			}
 			continue
 		}
+		begun := time.Now()
 		s.session(ctx, c, life)
 		c.Close()
+		if time.Since(begun) < restartMin { // besched does not want this machine yet
+			sleep(ctx, restartMin)
+		}
 		if ctx.Err() == nil {
 			s.mu.Lock()
 			s.queue, s.cancels = nil, nil // before the step, which has all that is queued sent again

@@ -158,10 +158,9 @@ func (c *Core) unexpect(id sigma.ProcID) bool {
 	return true
 }
 
-// arrived enters a guest and has it started. If its home ended since it gave the proc, this is its home.
+// arrived enters a guest and has it started. If its home ended since it gave the proc, this is its home. One that is not expected was asked for in a life that is over.
 func (c *Core) arrived(now time.Time, e Arrived) []Effect {
-	c.unexpect(e.Info.ID)
-	if c.procs[e.Info.ID] != nil {
+	if !c.unexpect(e.Info.ID) || c.procs[e.Info.ID] != nil {
 		return nil
 	}
 	if c.Over(e.Home) {
@@ -260,6 +259,9 @@ func (c *Core) members(now time.Time, least map[sigma.MachineID]sigma.Incarnatio
 // reborn begins a new life: what others took is theirs now, what was queued is lost, and what runs here is killed.
 func (c *Core) reborn(now time.Time) (out []Effect) {
 	c.leased = false
+	for id := range c.expected {
+		c.unexpect(id)
+	}
 	out = c.lose(now, "this machine was taken for lost; the proc may run on elsewhere", (*Proc).Away)
 	out = append(out, c.lose(now, "this machine was taken for lost with the proc in its queue", func(p *Proc) bool { return p.State == sigma.ProcQueued })...)
 	for _, p := range c.sorted(func(p *Proc) bool { return p.charged }) {

@@ -100,7 +100,12 @@ func TestGuest(t *testing.T) {
 		t.Error("a guest whose home has been told is kept for ever")
 	}
 	c.Step(now, Members{map[sigma.MachineID]sigma.Incarnation{"home": 2, "r": 1}})
-	c.Step(now, Arrived{Info: sigma.ProcInfo{ID: "late", Realm: "a", Memory: 1}, Home: home})
+	late := Arrived{Info: sigma.ProcInfo{ID: "late", Realm: "a", Memory: 1}, Home: home}
+	if got := c.Step(now, late); got != nil {
+		t.Errorf("a proc that was not expected: %v", got)
+	}
+	c.expected["late"] = 1
+	c.Step(now, late)
 	if p := c.Proc("a", "late"); p.Guest() || c.Live("a") != 2 {
 		t.Errorf("a proc whose home is lost: %+v, %d live", p, c.Live("a"))
 	}
