@@ -136,7 +136,13 @@ func (k *Kernel) controls() (out []sigma.MachineID) {
 
 // beat tells the control machines that this one lives.
 func (k *Kernel) beat(ctx context.Context) {
-	machines.NewBeater(machines.BeaterConfig{Timing: k.own.timing, Controls: k.controls, Dial: k.dialBeat, Over: k.own.isOver}).Run(ctx)
+	machines.NewBeater(machines.BeaterConfig{Timing: k.own.timing, Controls: k.controls, Dial: k.dialBeat, Over: k.own.isOver, Silent: k.silent}).Run(ctx)
+}
+
+// silent ends the sessions with a control machine that does not answer, so that whoever waits there asks another.
+func (k *Kernel) silent(m sigma.MachineID) {
+	k.cfg.Log.Warn("a control machine does not answer", "machine", m)
+	k.node.Drop(m)
 }
 
 func (k *Kernel) dialBeat(ctx context.Context, m sigma.MachineID) (net.Conn, error) {

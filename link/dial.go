@@ -23,7 +23,7 @@ type dialling struct {
 	last     error
 }
 
-// Dial connects to target on machine m for from, whose Machine is set to this one. An attempt that comes too soon after failed ones fails at once, with the reason of the last (KindUnavailable).
+// Dial connects to target on machine m for from, whose Machine is set to this one. An attempt that comes too soon after failed ones fails at once, with the reason of the last (KindUnavailable). KindStale: the other machine says that this one's life is over.
 func (n *Node) Dial(ctx context.Context, m sigma.MachineID, target Target, from sigma.Principal) (*Link, error) {
 	const op = "link.Dial"
 	member, ok := n.cfg.Identity.Roster().Member(m)
@@ -51,7 +51,7 @@ func (n *Node) Dial(ctx context.Context, m sigma.MachineID, target Target, from 
 	tune(raw)
 	raw.SetDeadline(time.Now().Add(handshakeMax))
 	conn := tls.Client(whole{raw}, n.cfg.Identity.ClientConfig(m))
-	l, err := n.greet(ctx, conn, target, from)
+	l, err := n.greet(ctx, conn, m, target, from)
 	if err != nil {
 		raw.Close()
 		return nil, n.failed(ctx, member, err)
@@ -81,11 +81,14 @@ func (n *Node) turn(ctx context.Context, m sigma.MachineID) (done func(), err er
 }
 
 // greet makes the handshake and has the other side agree.
-func (n *Node) greet(ctx context.Context, conn *tls.Conn, target Target, from sigma.Principal) (*Link, error) {
+func (n *Node) greet(ctx context.Context, conn *tls.Conn, want sigma.MachineID, target Target, from sigma.Principal) (*Link, error) {
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
 	peer, err := n.cfg.Identity.Admit(conn.ConnectionState())
+	if sigma.KindOf(err) == sigma.KindStale { // of the peer; from here on, that kind is about the life of this machine
+		return nil, &sigma.Error{Op: "link.Dial", Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("the life in which machine %s answers is over", want), Err: err, Hint: sigma.HintOf(err)}
+	}
 	if err != nil {
 		return nil, theirs(err)
 	}

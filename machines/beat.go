@@ -29,6 +29,8 @@ type BeaterConfig struct {
 	Dial func(ctx context.Context, m sigma.MachineID) (net.Conn, error)
 	// Over is called once, if a control machine says that this machine's life was ended (KindStale): by loss, or because the machine was removed. Its procs must be killed, and it must register again.
 	Over func(err error)
+	// Silent is called, if set, once a control machine has not answered for Timing.Lost, and again only after it has answered. Connections with it may hang for long: its sigmad may stand still while its host takes what is sent.
+	Silent func(m sigma.MachineID)
 }
 
 // Beater sends this machine's beats to all control machines, each by a goroutine of its own, so that one that hangs does not keep beats from the others.
@@ -93,6 +95,7 @@ func (b *Beater) keep(ctx context.Context, m sigma.MachineID) {
 		}
 	}()
 	dials, patient := 0, false
+	ear := &answers{heard: time.Now(), looked: time.Now()}
 	tick := time.NewTicker(b.cfg.Timing.Interval)
 	defer tick.Stop()
 	dial := func() {
@@ -122,6 +125,9 @@ func (b *Beater) keep(ctx context.Context, m sigma.MachineID) {
 			return
 		case <-tick.C:
 			dial()
+			if ear.silent(time.Now(), now, b.cfg.Timing) && b.cfg.Silent != nil {
+				b.cfg.Silent(m)
+			}
 		case p := <-made:
 			dials--
 			patient = patient && !p.long
@@ -136,6 +142,32 @@ func (b *Beater) keep(ctx context.Context, m sigma.MachineID) {
 			all.Go(func() { p.write(ctx, b.cfg.Timing.Interval) })
 		}
 	}
+}
+
+// answers is how long ago one machine answered. Time in which this machine stood still itself does not count.
+type answers struct {
+	heard, looked time.Time
+	told          bool
+}
+
+// silent reports that the machine has become silent, once.
+func (a *answers) silent(now time.Time, p *pulse, t Timing) bool {
+	if now.Sub(a.looked) > t.Suspect {
+		a.heard = now
+	}
+	a.looked = now
+	if p != nil {
+		p.mu.Lock()
+		if p.last.After(a.heard) {
+			a.heard, a.told = p.last, false
+		}
+		p.mu.Unlock()
+	}
+	if a.told || now.Sub(a.heard) < t.Lost {
+		return false
+	}
+	a.told = true
+	return true
 }
 
 // dialsMax bounds the links to one machine that are tried at once. One of them is patient, for a network whose ways are long; the others are given up so soon that with each tick a new one can begin, for a
