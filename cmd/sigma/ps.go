@@ -130,7 +130,7 @@ func newPsCommand(a *app) *cobra.Command {
 		Use:   "ps [-a] [-q]",
 		Short: "List the realm's procs",
 		Long: `List the realm's procs that have not ended, oldest first; with -a also those that have
-ended and are still remembered.
+ended and are still remembered. MACHINE is where a proc runs, or ran.
 
 CPU is the processor time used so far by all processes of a proc. MEMORY is what it uses
 now, of one that has ended the most it used; LIMIT what it may use. TASKS are its
@@ -169,9 +169,9 @@ func (a *app) ps(ctx context.Context, all, quiet bool) error {
 		}
 		return a.printJSON(list)
 	}
-	t := a.table("PROC", "NAME", "STATE", "AGE", "CPU", "MEMORY", "LIMIT", "TASKS", "COMMAND")
+	t := a.table("PROC", "NAME", "MACHINE", "STATE", "AGE", "CPU", "MEMORY", "LIMIT", "TASKS", "COMMAND")
 	for _, p := range procs {
-		t.row(p.ID, clip(p.Name, 24), stateWords(p), ago(p.Times.Spawned), cpuWords(p), memoryWords(p), p.Memory, tasksWords(p), clip(strings.Join(append([]string{p.Program}, p.Args...), " "), 48))
+		t.row(p.ID, clip(p.Name, 24), orElse(string(p.Machine), "-"), stateWords(p), ago(p.Times.Spawned), cpuWords(p), memoryWords(p), p.Memory, tasksWords(p), clip(strings.Join(append([]string{p.Program}, p.Args...), " "), 48))
 	}
 	return t.print()
 }
