@@ -365,7 +365,7 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 			} else if !alone {
 				m.know(seen.machine)
 			}
-			v := outlook{now: now, term: seen, raftLeader: raftLeader, alone: alone, learner: s.etcd.Server.IsLearner(), abstains: m.abstains(now),
+			v := outlook{now: now, term: seen, raftLeader: raftLeader, alone: alone, learner: learning(s), abstains: m.abstains(now),
 				first: s.etcd.Server.Leader() == s.etcd.Server.MemberID(), heard: m.net.lastHeard(seen.machine)}
 			if w.due(v) {
 				began := time.Now()
@@ -387,6 +387,12 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 		case <-time.After(pollPause):
 		}
 	}
+}
+
+// learning tells whether this member has no vote yet. One that was stopped right after it joined does not find itself among the members at first, and etcd panics when it is asked then.
+func learning(s *etcdStore) bool {
+	me := s.etcd.Server.Cluster().Member(s.etcd.Server.MemberID())
+	return me == nil || me.IsLearner
 }
 
 func (m *Member) abstains(now time.Time) bool {

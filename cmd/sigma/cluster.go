@@ -151,13 +151,18 @@ func (a *app) upSeveral(ctx context.Context, dir string, c *cluster, o upOptions
 	if len(ms) == 0 {
 		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindExists, Msg: fmt.Sprintf("all machines of %s are running", dir), Hint: "stop them with: " + commandOn("down", dir)}
 	}
-	s := &starting{a: a, dir: dir, hub: hubOf, progress: a.progress("starting machines", int64(len(ms))), plain: terminalWidth(a.err) == 0 || a.json}
+	s := &starting{a: a, dir: dir}
+	if terminalWidth(a.err) > 0 && !a.json {
+		s.bar = a.progress("starting machines", int64(len(ms)))
+	}
 	defer s.close()
 	stop := make(chan struct{})
 	go s.fanOut(signals, stop)
 	err = s.all(ctx, c, ms)
 	close(stop)
-	s.progress.Done()
+	if s.bar != nil {
+		s.bar.Done()
+	}
 	if err != nil {
 		a.stopAll(ms)
 		return err
@@ -261,13 +266,10 @@ func (c *cluster) firstInstance(dir string) (uint32, error) {
 
 // starting is several machines on their way.
 type starting struct {
-	a        *app
-	dir      string
-	hub      func(machines string) (*os.File, error)
-	progress progress
-	plain    bool // a line for each, since there is no bar
-
-	first *os.File // the hub
+	a   *app
+	dir string
+	bar progress // nil = a line for each machine
+	hub *os.File
 
 	mu          sync.Mutex
 	interrupted []chan os.Signal // mu
@@ -275,8 +277,8 @@ type starting struct {
 }
 
 func (s *starting) close() {
-	if s.first != nil {
-		s.first.Close()
+	if s.hub != nil {
+		s.hub.Close()
 	}
 }
 
@@ -308,7 +310,7 @@ func (s *starting) signals() <-chan os.Signal {
 
 // all starts the machines: first the members of a system and, if there is none, its founder; then by a token those that have to join.
 func (s *starting) all(ctx context.Context, c *cluster, ms []*member) (err error) {
-	if s.first, err = s.hub(filepath.Join(s.dir, machinesName)); err != nil {
+	if s.hub, err = hubOf(filepath.Join(s.dir, machinesName)); err != nil {
 		return err
 	}
 	var members, joiners []*member
@@ -353,8 +355,9 @@ func (s *starting) each(ctx context.Context, ms []*member) error {
 				failed.Store(true)
 				return
 			}
-			s.progress.Add(1)
-			if s.plain && !s.a.json {
+			if s.bar != nil {
+				s.bar.Add(1)
+			} else if !s.a.json {
 				s.a.remark("machine %s is up (%.1f s)", m.name, time.Since(began).Seconds())
 			}
 		})
@@ -384,7 +387,7 @@ func (s *starting) one(ctx context.Context, m *member) error {
 	if err != nil {
 		return err
 	}
-	hub, err := syscall.Dup(int(s.first.Fd()))
+	hub, err := syscall.Dup(int(s.hub.Fd()))
 	if err != nil {
 		return err
 	}
