@@ -79,7 +79,7 @@ func (k *Kernel) become(ctx context.Context) (alive bool, err error) {
 	if k.local(serviceMachined) != nil { // control machines need each other's links before anybody can be registered
 		return false, nil
 	}
-	return true, k.registerAnew(ctx)
+	return true, k.registerAnew(ctx, true)
 }
 
 // joinSystem joins the system with a token. Its errors are the system's own words.
@@ -129,7 +129,7 @@ func (k *Kernel) joinSystem(ctx context.Context) error {
 // enter founds the system, or registers this control machine anew, when its services run.
 func (k *Kernel) enter(ctx context.Context) error {
 	if k.registered() {
-		return k.registerAnew(ctx)
+		return k.registerAnew(ctx, true)
 	}
 	now := k.own.keeper.get()
 	key, err := now.key()
@@ -224,11 +224,12 @@ func (k *Kernel) keepGrant(g *identity.Grant) error {
 	})
 }
 
-// registerAnew begins a new life. Nothing of the one before may run. It asks the machined of this machine and those of the control machines, again and again until ctx ends.
-func (k *Kernel) registerAnew(ctx context.Context) error {
+// registerAnew begins a new life. Nothing of the one before may run. It asks the machined of this machine and those of the control machines, again and again until ctx ends; this machine's last unless it
+// boots, since a machine that was declared lost does not decide.
+func (k *Kernel) registerAnew(ctx context.Context, boot bool) error {
 	var said error
 	for wait := registerAgain; ; wait = min(2*wait, registerLater) {
-		grant, err := k.registerOnce(ctx)
+		grant, err := k.registerOnce(ctx, boot)
 		if err == nil {
 			err = k.id.Install(grant.Certificate)
 		}
@@ -255,7 +256,7 @@ func (k *Kernel) registerAnew(ctx context.Context) error {
 }
 
 // registerOnce asks each control machine once. The error is that of the one that knows best: who refuses knows more than who does not answer.
-func (k *Kernel) registerOnce(ctx context.Context) (*identity.Grant, error) {
+func (k *Kernel) registerOnce(ctx context.Context, boot bool) (*identity.Grant, error) {
 	now := k.own.keeper.get()
 	key, err := now.key()
 	if err != nil {
@@ -269,16 +270,23 @@ func (k *Kernel) registerOnce(ctx context.Context) (*identity.Grant, error) {
 			refused = err
 		}
 	}
-	if k.local(serviceMachined) != nil {
+	here := func() *identity.Grant {
 		var grant *identity.Grant
-		err := k.withMachined(ctx, k.cfg.Machine, func(ctx context.Context, c *machines.Client) (err error) {
-			grant, err = k.enrolAt(ctx, c, key)
-			return err
-		})
-		if err == nil {
+		if k.local(serviceMachined) != nil {
+			if err := k.withMachined(ctx, k.cfg.Machine, func(ctx context.Context, c *machines.Client) (err error) {
+				grant, err = k.enrolAt(ctx, c, key)
+				return err
+			}); err != nil {
+				note(err)
+				return nil
+			}
+		}
+		return grant
+	}
+	if boot {
+		if grant := here(); grant != nil {
 			return grant, nil
 		}
-		note(err)
 	}
 	for _, m := range now.Control {
 		if m.Machine == k.cfg.Machine || m.Address == "" || ctx.Err() != nil {
@@ -291,6 +299,11 @@ func (k *Kernel) registerOnce(ctx context.Context) (*identity.Grant, error) {
 			return grant, nil
 		}
 		note(err)
+	}
+	if !boot {
+		if grant := here(); grant != nil {
+			return grant, nil
+		}
 	}
 	switch {
 	case refused != nil:

@@ -33,15 +33,16 @@ type membership struct {
 	over chan error // takes one: why the present life is over
 
 	mu      sync.Mutex
-	present context.Context    // mu; ends with the present life
-	end     context.CancelFunc // mu; of present
+	present context.Context          // mu; ends with the present life
+	end     context.CancelFunc       // mu; of present
+	silent  map[sigma.MachineID]bool // mu
 
 	following sync.Mutex        // makes a change of the roster and telling of it one act
 	told      []identity.Member // following; the roster that was told of last
 }
 
 func newMembership(dir string) *membership {
-	m := &membership{keeper: identityKeeper{dir: dir}, ear: machines.NewEar(), timing: machines.DefaultTiming(), over: make(chan error, 1)}
+	m := &membership{keeper: identityKeeper{dir: dir}, ear: machines.NewEar(), timing: machines.DefaultTiming(), over: make(chan error, 1), silent: map[sigma.MachineID]bool{}}
 	m.present, m.end = context.WithCancel(context.Background())
 	return m
 }
@@ -89,7 +90,7 @@ func (k *Kernel) live(ctx context.Context) {
 		self := k.id.Self()
 		k.own.lives.Add(1)
 		k.cfg.Log.Warn("the machine's life was ended; it ends its procs", "machine", self.Machine, "incarnation", self.Incarnation, "err", why)
-		if k.endLife(ctx) != nil || k.registerAnew(ctx) != nil {
+		if k.endLife(ctx) != nil || k.registerAnew(ctx, false) != nil {
 			return
 		}
 	}
@@ -140,9 +141,23 @@ func (k *Kernel) beat(ctx context.Context) {
 }
 
 // silent ends the sessions with a control machine that does not answer, so that whoever waits there asks another.
-func (k *Kernel) silent(m sigma.MachineID) {
+func (k *Kernel) silent(m sigma.MachineID, silent bool) {
+	k.own.mu.Lock()
+	k.own.silent[m] = silent
+	k.own.mu.Unlock()
+	if !silent {
+		k.cfg.Log.Info("a control machine answers again", "machine", m)
+		return
+	}
 	k.cfg.Log.Warn("a control machine does not answer", "machine", m)
 	k.node.Drop(m)
+}
+
+// isSilent says whether a control machine has not answered this one for a while. It may be alive all the same.
+func (k *Kernel) isSilent(m sigma.MachineID) bool {
+	k.own.mu.Lock()
+	defer k.own.mu.Unlock()
+	return k.own.silent[m]
 }
 
 func (k *Kernel) dialBeat(ctx context.Context, m sigma.MachineID) (net.Conn, error) {

@@ -146,6 +146,9 @@ func (k *Kernel) candidates(name string) []sigma.MachineID {
 	}
 	last := k.links.noted(name)
 	rank := func(m sigma.MachineID) int {
+		if k.isSilent(m) {
+			return 3
+		}
 		switch m {
 		case last:
 			return 0

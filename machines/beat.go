@@ -29,8 +29,8 @@ type BeaterConfig struct {
 	Dial func(ctx context.Context, m sigma.MachineID) (net.Conn, error)
 	// Over is called once, if a control machine says that this machine's life was ended (KindStale): by loss, or because the machine was removed. Its procs must be killed, and it must register again.
 	Over func(err error)
-	// Silent is called, if set, once a control machine has not answered for Timing.Lost, and again only after it has answered. Connections with it may hang for long: its sigmad may stand still while its host takes what is sent.
-	Silent func(m sigma.MachineID)
+	// Silent is called, if set, with true once a control machine has not answered for Timing.Lost, and with false when it answers again. Connections with it may hang for long: its sigmad may stand still while its host takes what is sent.
+	Silent func(m sigma.MachineID, silent bool)
 }
 
 // Beater sends this machine's beats to all control machines, each by a goroutine of its own, so that one that hangs does not keep beats from the others.
@@ -96,6 +96,11 @@ func (b *Beater) keep(ctx context.Context, m sigma.MachineID) {
 	}()
 	dials, patient := 0, false
 	ear := &answers{heard: time.Now(), looked: time.Now()}
+	defer func() {
+		if ear.silent && b.cfg.Silent != nil { // nobody looks any more
+			b.cfg.Silent(m, false)
+		}
+	}()
 	tick := time.NewTicker(b.cfg.Timing.Interval)
 	defer tick.Stop()
 	dial := func() {
@@ -125,8 +130,8 @@ func (b *Beater) keep(ctx context.Context, m sigma.MachineID) {
 			return
 		case <-tick.C:
 			dial()
-			if ear.silent(time.Now(), now, b.cfg.Timing) && b.cfg.Silent != nil {
-				b.cfg.Silent(m)
+			if ear.changed(time.Now(), now, b.cfg.Timing) && b.cfg.Silent != nil {
+				b.cfg.Silent(m, ear.silent)
 			}
 		case p := <-made:
 			dials--
@@ -147,27 +152,26 @@ func (b *Beater) keep(ctx context.Context, m sigma.MachineID) {
 // answers is how long ago one machine answered. Time in which this machine stood still itself does not count.
 type answers struct {
 	heard, looked time.Time
-	told          bool
+	silent        bool
 }
 
-// silent reports that the machine has become silent, once.
-func (a *answers) silent(now time.Time, p *pulse, t Timing) bool {
-	if now.Sub(a.looked) > t.Suspect {
+// changed looks whether the machine has become silent, or answers again.
+func (a *answers) changed(now time.Time, p *pulse, t Timing) bool {
+	if !a.silent && now.Sub(a.looked) > t.Suspect {
 		a.heard = now
 	}
 	a.looked = now
+	before := a.heard
 	if p != nil {
 		p.mu.Lock()
 		if p.last.After(a.heard) {
-			a.heard, a.told = p.last, false
+			a.heard = p.last
 		}
 		p.mu.Unlock()
 	}
-	if a.told || now.Sub(a.heard) < t.Lost {
-		return false
-	}
-	a.told = true
-	return true
+	was := a.silent
+	a.silent = was && !a.heard.After(before) || now.Sub(a.heard) >= t.Lost
+	return a.silent != was
 }
 
 // dialsMax bounds the links to one machine that are tried at once. One of them is patient, for a network whose ways are long; the others are given up so soon that with each tick a new one can begin, for a
