@@ -1,0 +1,124 @@
+//go:build system
+
+package cluster
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+// Goal: procs that are spawned at one machine run on all, and from each machine they are waited for, read and killed wherever they are. Who waits for a proc of a machine that dies hears so, also
+// at another machine; what that machine was the home of goes on elsewhere.
+func TestProcsEverywhere(t *testing.T) {
+	ctx := testContext(t)
+	cluster := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3})
+	clients := map[sigma.MachineID]*sdk.Client{}
+	for _, m := range cluster.Machines() {
+		c, err := m.Client(ctx, sigma.DefaultRealm)
+		must(t, err)
+		defer c.Close()
+		clients[m.Name] = c
+	}
+	program := cluster.Machine(0).Install(ctx, t, clients["m1"], testenv.BuildC(t, t.TempDir(), "../machine/testdata/probe.c"))
+	spawn := func(at sigma.MachineID, n int) []sigma.ProcID {
+		ds := make([]sigma.Descriptor, n)
+		for i := range ds {
+			ds[i] = sigma.Descriptor{Program: program, Args: []string{"stay"}, Memory: 8 * sigma.MiB}
+		}
+		ids, err := clients[at].Spawn(ctx, ds...)
+		must(t, err)
+		for _, id := range ids {
+			must(t, clients["m2"].WaitStart(ctx, id))
+		}
+		return ids
+	}
+	spawned := spawn("m1", 100)
+	on := runs(ctx, t, clients["m3"], spawned)
+	for name := range clients {
+		if len(on[name]) < 10 {
+			t.Errorf("%d of 100 procs run on %s", len(on[name]), name)
+		}
+	}
+
+	// From a machine that is neither the home nor the one that runs it.
+	far := on["m2"][0]
+	if out, _, err := clients["m3"].Get(ctx, "/proc/"+string(far)+"/status"); err != nil || !strings.Contains(string(out), "machine m2\n") {
+		t.Errorf("status of %s at m3: %q, %v", far, out, err)
+	}
+	waited := make(chan sigma.Status, 1)
+	go func() { waited <- exit(ctx, t, clients["m3"], far) }()
+	must(t, clients["m1"].Kill(ctx, far))
+	if s := <-waited; s.Code != sigma.StatusEvicted {
+		t.Errorf("a proc that was killed from afar: %+v", s)
+	}
+
+	// m3 dies: with it what it ran of m1, and not what the others run of it.
+	elsewhere := runs(ctx, t, clients["m3"], spawn("m3", 30))
+	kept := slices.Concat(elsewhere["m1"], elsewhere["m2"])
+	if len(kept) == 0 {
+		t.Fatal("no other machine runs anything of m3")
+	}
+	lost := make(chan sigma.Status)
+	for _, id := range on["m3"] {
+		for _, at := range []sigma.MachineID{"m1", "m2"} {
+			go func() { lost <- exit(ctx, t, clients[at], id) }()
+		}
+	}
+	must(t, cluster.Machine(2).Kill())
+	for range 2 * len(on["m3"]) {
+		if s := <-lost; s.Code != sigma.StatusLost || !strings.Contains(s.Msg, "m3") {
+			t.Errorf("a proc of the machine that died: %+v", s)
+		}
+	}
+	testenv.Eventually(t, "what was at home at m3 is listed where it runs", func() error {
+		now := runs(ctx, t, clients["m2"], kept)
+		if n := len(now["m1"]) + len(now["m2"]); n != len(kept) {
+			return sigma.Errorf("test", sigma.KindOther, "%d of %d are listed", n, len(kept))
+		}
+		return nil
+	})
+	for i, id := range kept {
+		at := []sigma.MachineID{"m1", "m2"}[i%2]
+		must(t, clients[at].Kill(ctx, id))
+		if s := exit(ctx, t, clients[at], id); s.Code != sigma.StatusEvicted {
+			t.Errorf("a proc whose home died, killed: %+v", s)
+		}
+	}
+
+	// It comes back in a new life, and runs procs again.
+	must(t, cluster.Machine(2).Restart())
+	testenv.Eventually(t, "m3 runs procs again", func() error {
+		if on := runs(ctx, t, clients["m1"], spawn("m1", 20)); len(on["m3"]) == 0 {
+			return sigma.Errorf("test", sigma.KindOther, "%v", on)
+		}
+		return nil
+	})
+}
+
+// runs groups those of ids that are listed as not ended by the machine that they run on.
+func runs(ctx context.Context, t *testing.T, c *sdk.Client, ids []sigma.ProcID) map[sigma.MachineID][]sigma.ProcID {
+	t.Helper()
+	infos, err := c.List(ctx, false)
+	must(t, err)
+	on := map[sigma.MachineID][]sigma.ProcID{}
+	for _, p := range infos {
+		if slices.Contains(ids, p.ID) {
+			on[p.Machine] = append(on[p.Machine], p.ID)
+		}
+	}
+	return on
+}
+
+func exit(ctx context.Context, t *testing.T, c *sdk.Client, id sigma.ProcID) sigma.Status {
+	s, err := c.WaitExit(ctx, id)
+	if err != nil {
+		t.Errorf("wait for %s: %v", id, err)
+	}
+	return s
+}
