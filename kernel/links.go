@@ -44,6 +44,7 @@ type links struct {
 	turns   map[sigma.MachineID]chan struct{} // mu; tenantDials places for each machine that procs dialled
 	relayed int                               // mu; sum of relays
 	kept    map[farKey]*farSession            // mu
+	notes   chan struct{}                     // mu; closed and replaced with each change of last
 	last    map[string]sigma.MachineID        // mu; which machine's service of a name was reached last
 	store   sigma.Endpoint                    // mu; where another machine's object store listens, as long as that is certain
 }
@@ -56,7 +57,7 @@ type serving struct {
 }
 
 func newLinks() *links {
-	return &links{serving: map[serving]int{}, relays: map[sigma.RealmID]int{}, asking: map[sigma.RealmID]int{}, turns: map[sigma.MachineID]chan struct{}{}, kept: map[farKey]*farSession{}, last: map[string]sigma.MachineID{}}
+	return &links{serving: map[serving]int{}, relays: map[sigma.RealmID]int{}, asking: map[sigma.RealmID]int{}, turns: map[sigma.MachineID]chan struct{}{}, kept: map[farKey]*farSession{}, notes: make(chan struct{}), last: map[string]sigma.MachineID{}}
 }
 
 // opened is what was opened for a link of another machine.

@@ -213,10 +213,11 @@ func TestLeader(t *testing.T) {
 	}
 }
 
-// lostOnce does f again for as long as it goes over a session that is just ending.
+// lostOnce does f again for as long as it goes to a service that is just ending.
 func lostOnce(f func() error) error {
 	for {
-		if err := f(); sigma.KindOf(err) != sigma.KindLost {
+		err := f()
+		if kind := sigma.KindOf(err); err == nil || kind != sigma.KindLost && kind != sigma.KindCanceled {
 			return err
 		}
 	}

@@ -77,12 +77,7 @@ func (k *Kernel) connectNames(ctx context.Context, realm sigma.RealmID, n *realm
 }
 
 func (k *Kernel) dialNamed(ctx context.Context, realm sigma.RealmID) (*session.Client, *followed, error) {
-	var root *followed
-	s, _, err := k.reach(ctx, serviceNamed, func(ctx context.Context, s *session.Client) (err error) {
-		root, err = attachFollowed(ctx, s, realm)
-		return err
-	})
-	return s, root, err
+	return k.reachRoot(ctx, serviceNamed, realm)
 }
 
 // dropNames forgets a realm that is gone, and ends the sessions for it.
@@ -126,11 +121,7 @@ func (k *Kernel) mount(ctx context.Context, realm sigma.RealmID, e sigma.Endpoin
 	if !k.isStore(ctx, e) { // another of the system's cannot be: each would cost a session that lasts
 		return nil, nil, &sigma.Error{Op: "kernel.mount", Kind: sigma.KindNoExec, Msg: "programs are started from /bin and /s3 only", Hint: "copy the program to /bin"}
 	}
-	var root *followed
-	s, _, err := k.reach(ctx, serviceS3, func(ctx context.Context, s *session.Client) (err error) {
-		root, err = attachFollowed(ctx, s, realm)
-		return err
-	})
+	s, root, err := k.reachRoot(ctx, serviceS3, realm)
 	if err != nil {
 		return nil, nil, err
 	}

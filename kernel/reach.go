@@ -19,8 +19,12 @@ import (
 // answered last before the others. A machine that does not run the service, or whose named does not lead, says so and the next is asked. besched is chosen otherwise: everybody uses that of the first live control
 // machine, since what one besched knows another does not.
 
-// dialMost is how long one machine may take to answer while there are others to ask.
-const dialMost = 3 * time.Second
+// How long a search takes its time.
+const (
+	dialMost  = 3 * time.Second        // for one machine to take a link, while there are others to ask
+	slowMost  = 150 * time.Millisecond // before the next machine is asked as well: a round trip across the world, and half of what it takes to suspect one
+	pauseMost = time.Second            // between rounds; it is cut short when somebody else has found the service
+)
 
 // local is a service of this machine's boot set; nil if others run it.
 func (k *Kernel) local(name string) *service {
@@ -54,49 +58,149 @@ func (k *Kernel) dialAt(ctx context.Context, m sigma.MachineID, name string) (*s
 	return session.Dial(ctx, l.Session())
 }
 
+// reach opens a session to a service for use, which is asked of one machine after another. If use says KindUnavailable or KindLost, that machine is passed over for now; its other errors are the answer. The session is the caller's; it
+// ends when its machine is lost.
+func (k *Kernel) reach(ctx context.Context, name string, use func(context.Context, *session.Client) error) (*session.Client, sigma.MachineID, error) {
+	r := search[struct{}]{k: k, name: name, use: use}
+	found, err := r.run(ctx)
+	return found.client, found.machine, err
+}
+
 // dial opens a session to a service, wherever it is, waiting a while for one that is being restarted.
 func (k *Kernel) dial(ctx context.Context, name string) (*session.Client, error) {
-	c, _, err := k.reach(ctx, name, func(context.Context, *session.Client) error { return nil })
+	c, _, err := k.reach(ctx, name, nil)
 	return c, err
 }
 
-// reach opens a session to a service for use. If use says KindUnavailable or KindLost, that machine's is passed over for now; its other errors are the answer. The session is the caller's; it ends when its machine is lost.
-func (k *Kernel) reach(ctx context.Context, name string, use func(context.Context, *session.Client) error) (*session.Client, sigma.MachineID, error) {
+// reachRoot is reach that attaches to a realm, of several machines at once if need be.
+func (k *Kernel) reachRoot(ctx context.Context, name string, realm sigma.RealmID) (*session.Client, *followed, error) {
+	r := search[*followed]{k: k, name: name, open: func(ctx context.Context, s *session.Client) (*followed, error) { return attachFollowed(ctx, s, realm) }}
+	found, err := r.run(ctx)
+	return found.client, found.value, err
+}
+
+// search looks for the machine whose service answers.
+type search[T any] struct {
+	k    *Kernel
+	name string
+	open func(context.Context, *session.Client) (T, error) // nil = nothing; may run for several machines at once
+	use  func(context.Context, *session.Client) error      // nil = nothing; one at a time
+
+	said    map[sigma.MachineID]error // what they said last
+	asked   map[sigma.MachineID]bool  // who has not answered yet
+	answers chan found[T]
+}
+
+// found is what one machine answers.
+type found[T any] struct {
+	machine sigma.MachineID
+	client  *session.Client
+	value   T
+	err     error
+	final   bool // the error is the answer
+}
+
+// run asks until somebody answers, for reconnectMax at most: each machine when the one before has said no, or nothing for a while; all that said no again after a pause.
+func (r *search[T]) run(ctx context.Context) (found[T], error) {
 	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
-	defer cancel()
-	var said map[sigma.MachineID]error
-	for round := 0; ; round++ {
-		ms := k.candidates(name)
+	r.said, r.asked, r.answers = map[sigma.MachineID]error{}, map[sigma.MachineID]bool{}, make(chan found[T])
+	defer func() { r.leave(cancel) }()
+	for pause := restartMin; ; pause = min(2*pause, pauseMost) {
+		comes := r.k.links.noteComes() // before the look
+		if !r.k.registered() {
+			comes = r.k.enrolled
+		}
+		ms := r.k.candidates(r.name)
 		for _, m := range ms {
-			c, err := k.reachAt(ctx, m, name, len(ms) > 1)
-			if err == nil {
-				using, stop := ctx, context.CancelFunc(func() {})
-				if round == 0 && len(ms) > 1 { // one that waits for something may be cut off from the others, who have it
-					using, stop = context.WithTimeout(ctx, dialMost)
-				}
-				err = use(using, c)
-				late := using.Err() != nil && ctx.Err() == nil
-				stop()
-				if err == nil {
-					k.links.note(name, m)
-					return c, m, nil
-				}
-				c.Close()
-				if kind := sigma.KindOf(err); kind != sigma.KindUnavailable && kind != sigma.KindLost && !late {
-					return nil, m, err
-				}
+			if r.asked[m] {
+				continue
 			}
-			if ctx.Err() == nil || said[m] == nil {
-				if said == nil {
-					said = map[sigma.MachineID]error{}
-				}
-				said[m] = err
+			r.asked[m] = true
+			r.k.sessions.Go(func() { r.answers <- r.ask(ctx, m, len(ms) > 1) })
+			if f, over := r.await(ctx, slowMost, nil); over {
+				return f, f.err
 			}
 		}
-		if err := k.pause(ctx); err != nil {
-			return nil, "", k.nobodyAnswers(name, ms, said)
+		if f, over := r.await(ctx, pause, comes); over {
+			return f, f.err
+		}
+		if ctx.Err() != nil {
+			return found[T]{}, r.k.nobodyAnswers(r.name, ms, r.said)
 		}
 	}
+}
+
+// await waits for an answer (over), for a time, or until comes is closed; if comes is nil, until anybody who was asked says no.
+func (r *search[T]) await(ctx context.Context, d time.Duration, comes <-chan struct{}) (f found[T], over bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for {
+		select {
+		case f = <-r.answers:
+			delete(r.asked, f.machine)
+			if f, over = r.judge(ctx, f); over || comes == nil {
+				return f, over
+			}
+		case <-comes:
+			return f, false
+		case <-timer.C:
+			return f, false
+		case <-ctx.Done():
+			return f, false
+		}
+	}
+}
+
+// leave gives up those who have not answered yet.
+func (r *search[T]) leave(cancel context.CancelFunc) {
+	cancel()
+	n := len(r.asked)
+	if n == 0 {
+		return
+	}
+	r.k.sessions.Go(func() {
+		for range n {
+			if f := <-r.answers; f.client != nil {
+				f.client.Close()
+			}
+		}
+	})
+}
+
+// ask opens a session to the service of m.
+func (r *search[T]) ask(ctx context.Context, m sigma.MachineID, others bool) found[T] {
+	f := found[T]{machine: m}
+	if f.client, f.err = r.k.reachAt(ctx, m, r.name, others); f.err != nil || r.open == nil {
+		return f
+	}
+	if f.value, f.err = r.open(ctx, f.client); f.err != nil {
+		f.client.Close()
+		f.client, f.final = nil, ctx.Err() == nil && isAnswer(f.err) && sigma.KindOf(f.err) != sigma.KindCanceled // not by us: the service ends just now
+	}
+	return f
+}
+
+// judge uses what m answered, if it did.
+func (r *search[T]) judge(ctx context.Context, f found[T]) (answer found[T], over bool) {
+	if f.err == nil && r.use != nil {
+		if f.err = r.use(ctx, f.client); f.err != nil {
+			f.client.Close()
+			f.client, f.final = nil, isAnswer(f.err)
+		}
+	}
+	if f.err != nil && (ctx.Err() == nil || r.said[f.machine] == nil) {
+		r.said[f.machine] = f.err
+	}
+	if f.err == nil {
+		r.k.links.note(r.name, f.machine)
+	}
+	return f, f.err == nil || f.final
+}
+
+// isAnswer says that a service's error is no word about itself.
+func isAnswer(err error) bool {
+	kind := sigma.KindOf(err)
+	return kind != sigma.KindUnavailable && kind != sigma.KindLost
 }
 
 // reachAt is dialAt, which waits for this machine's own service if it is the only one.
@@ -112,15 +216,13 @@ func (k *Kernel) reachAt(ctx context.Context, m sigma.MachineID, name string, ot
 	return k.dialAt(ctx, m, name)
 }
 
-// pause waits a little, or until this machine is registered.
-func (k *Kernel) pause(ctx context.Context) error {
-	var comes <-chan struct{}
-	if !k.registered() {
-		comes = k.enrolled
-	}
+// pause waits a little, or until something comes.
+func (k *Kernel) pause(ctx context.Context, comes <-chan struct{}) error {
+	timer := time.NewTimer(restartMin)
+	defer timer.Stop()
 	select {
 	case <-comes:
-	case <-time.After(restartMin):
+	case <-timer.C:
 	case <-ctx.Done():
 	}
 	return ctx.Err()
@@ -168,10 +270,22 @@ func alive(members []identity.Member) []identity.Member {
 	return slices.DeleteFunc(slices.Clone(members), func(m identity.Member) bool { return m.Lost })
 }
 
+// note says where a service was found.
 func (x *links) note(name string, m sigma.MachineID) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.last[name] = m
+	if x.last[name] != m {
+		x.last[name] = m
+		close(x.notes)
+		x.notes = make(chan struct{})
+	}
+}
+
+// noteComes is closed when a service is found elsewhere than before.
+func (x *links) noteComes() <-chan struct{} {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.notes
 }
 
 func (x *links) noted(name string) sigma.MachineID {
@@ -219,12 +333,12 @@ func (k *Kernel) dialScheduler(ctx context.Context) (*session.Client, error) {
 				return c, nil
 			}
 		}
-		if k.pause(wait) != nil {
+		if k.pause(wait, changed) != nil {
 			break
 		}
 	}
 	first, changed := k.firstBesched()
-	c, _, err := k.reach(ctx, serviceBesched, func(context.Context, *session.Client) error { return nil })
+	c, err := k.dial(ctx, serviceBesched)
 	if err != nil {
 		return nil, err
 	}

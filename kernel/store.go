@@ -44,7 +44,7 @@ func (k *Kernel) storeEndpoint(ctx context.Context, fresh bool) (sigma.Endpoint,
 				said[m] = err
 			}
 		}
-		if err := k.pause(ctx); err != nil {
+		if err := k.pause(ctx, nil); err != nil {
 			return sigma.Endpoint{}, k.nobodyAnswers(serviceS3, ms, said)
 		}
 	}
