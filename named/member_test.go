@@ -285,3 +285,33 @@ func TestWatcher(t *testing.T) {
 		}
 	}
 }
+
+// What being a member costs when there is no other: to be compared with BenchmarkEtcdPut and BenchmarkGet.
+func BenchmarkMemberAlone(b *testing.B) {
+	m, stop := alone(b, b.TempDir())
+	defer stop()
+	if err := ask(b, m, sigmap.CallCreate, func(c *sigmap.Coder) { r := testRealm; c.RealmID(&r) }, nil); err != nil {
+		b.Fatal(err)
+	}
+	f, err := m.Attach(b.Context(), sigma.Principal{Realm: testRealm}, "")
+	if err != nil {
+		b.Fatal(err)
+	}
+	data, names := make([]byte, 100), []string{"a"}
+	b.Run("put", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, _, err := f.(*file).Put(context.Background(), names, data, sigma.PutOptions{}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("get", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, _, err := f.(*file).Get(context.Background(), names, 0, 100); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
