@@ -2,6 +2,7 @@ package named
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -105,6 +106,9 @@ func OpenMember(cfg MemberConfig) (*Member, error) {
 	cfg.Config = cfg.Config.withDefaults()
 	m := &Member{cfg: cfg, log: cfg.Log, changed: make(chan struct{}), sessions: map[*tie]bool{}}
 	m.net = newNetwork(cfg.Machine, cfg.Peers, cfg.Log)
+	if err := restorePending(context.Background(), cfg.Config); err != nil {
+		return nil, err
+	}
 	if cfg.Initial != "" {
 		var err error
 		if m.initial, err = parseInitial(cfg.Initial); err != nil {
@@ -135,7 +139,11 @@ func founding(c *embed.Config, machine sigma.MachineID, own string) {
 	c.AdvertisePeerUrls = c.AdvertisePeerUrls[:0:0]
 	c.AdvertisePeerUrls = append(c.AdvertisePeerUrls, u)
 	c.InitialCluster = c.Name + "=" + own
+	c.InitialClusterToken = clusterToken()
 }
+
+// clusterToken makes the members of one store refuse those of another, also of one that was restored from the same snapshot. It is used when a store is founded.
+func clusterToken() string { return rand.Text() }
 
 // joinedName is the file that says which membership the store is of.
 const joinedName = "joined"

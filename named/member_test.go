@@ -202,6 +202,17 @@ func TestSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := ask(t, m, sigmap.CallCreate, func(c *sigmap.Coder) { r := sigma.RealmID(sigma.SystemRealm); c.RealmID(&r) }, nil); err != nil {
+		t.Fatal(err)
+	}
+	system, err := m.Attach(t.Context(), sigma.Principal{Realm: sigma.SystemRealm}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := system.Mkdir(t.Context(), "machines", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	put(t, walk(t, system.(*file), "machines"), "state", "m1")
 	big := bytes.Repeat([]byte("names "), 30_000)
 	put(t, f.(*file), "a", "1")
 	put(t, f.(*file), "big", string(big))
@@ -230,20 +241,32 @@ func TestSnapshot(t *testing.T) {
 	}
 	_, err = CheckSnapshot(bytes.NewReader(append(bytes.Clone(text), 0)))
 	wantKind(t, err, sigma.KindInvalid)
-	fresh := filepath.Join(t.TempDir(), "named")
-	if err := os.MkdirAll(fresh, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Restore(t.Context(), Config{Dir: fresh}, bytes.NewReader(text), nil); err != nil {
-		t.Fatal(err)
-	}
-	m, _ = alone(t, fresh)
-	f, err = m.Attach(t.Context(), sigma.Principal{Realm: testRealm}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if names := list(t, f.(*file), 10); len(names) != 2 || get(t, f.(*file), "a") != "1" || get(t, f.(*file), "big") != string(big) {
-		t.Errorf("restored: %q", names)
+	// A start finds a snapshot in the directory: over the store that is there, and, as another system, in an empty one.
+	for _, c := range []struct {
+		dir, name string
+		machines  bool
+	}{{dir, RestoreName, true}, {t.TempDir(), RestoreFreshName, false}} {
+		if err := os.WriteFile(filepath.Join(c.dir, c.name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			m, stop := alone(t, c.dir)
+			f, err = m.Attach(t.Context(), sigma.Principal{Realm: testRealm}, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if names := list(t, f.(*file), 10); len(names) != 2 || get(t, f.(*file), "a") != "1" || get(t, f.(*file), "big") != string(big) {
+				t.Errorf("restored: %q", names)
+			}
+			f, err = m.Attach(t.Context(), sigma.Principal{Realm: sigma.SystemRealm}, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if names := list(t, walk(t, f.(*file), "machines"), 10); len(names) == 1 != c.machines {
+				t.Errorf("%s: the record of the machines: %q", c.name, names)
+			}
+			stop()
+		}
 	}
 }
 

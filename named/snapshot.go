@@ -13,6 +13,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -305,11 +306,14 @@ const (
 // Restore makes a store of one member in cfg.Dir, which must have none, of a snapshot. progress may be nil. A store that was not restored to the end is of no use: remove cfg.Dir and begin again.
 func Restore(ctx context.Context, cfg Config, r io.Reader, progress func(keys, total uint64)) (keys uint64, err error) {
 	const op = "named.Restore"
-	s, err := openEtcd(ctx, cfg.withDefaults())
+	s, err := startEtcd(cfg.withDefaults(), func(c *embed.Config) { c.InitialClusterToken = clusterToken() })
 	if err != nil {
 		return 0, err
 	}
 	defer s.Close()
+	if err := s.awaitReady(ctx); err != nil {
+		return 0, err
+	}
 	if _, n, err := s.snapshotAt(ctx); err != nil || n > 0 {
 		return 0, &sigma.Error{Op: op, Path: cfg.Dir, Kind: sigma.KindExists, Msg: "there are names already", Hint: "restore into a directory without names", Err: err}
 	}

@@ -1,7 +1,7 @@
 // Command named is the name service of the boot set of control machines: each keeps a member of one store (an embedded etcd) in its data directory, and one of them leads and serves the roots of all realms.
 //
 //	named [--initial TEXT]           TEXT is what member-add of the leading named answered, for a machine that joins
-//	named --restore FILE --data DIR  makes a store of one member in DIR of a snapshot; FILE - is standard input. For sigma snapshot restore
+//	named --check FILE               reads a snapshot to its end and prints how many keys it has, for sigma snapshot
 package main
 
 import (
@@ -9,7 +9,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -32,16 +31,19 @@ func main() {
 	defer stop()
 	flags := flag.NewFlagSet("named", flag.ExitOnError)
 	initial := flags.String("initial", "", "what member-add of the leading named answered")
-	file := flags.String("restore", "", "make a store of this snapshot and end")
-	data := flags.String("data", "", "with --restore: where")
+	file := flags.String("check", "", "check this snapshot and end")
 	flags.Parse(os.Args[1:])
 	var err error
 	if *file != "" {
-		err = restore(ctx, log, *file, *data)
+		err = check(*file)
 	} else {
 		err = run(ctx, log, *initial)
 	}
 	if err != nil {
+		if *file != "" {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 		log.Error("named ends", "err", err)
 		os.Exit(1)
 	}
@@ -98,22 +100,15 @@ func (p peers) Listen(ctx context.Context) (sigma.Listener, error) {
 	return p.c.Listen(ctx, sigma.FormStream)
 }
 
-func restore(ctx context.Context, log *slog.Logger, file, data string) error {
-	var in io.Reader = os.Stdin
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		in = f
+func check(file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
 	}
-	if data == "" {
-		return errors.New("--restore needs --data DIR")
-	}
-	keys, err := named.Restore(ctx, named.Config{Dir: data, Log: log}, in, func(done, total uint64) { fmt.Printf("%d %d\n", done, total) })
+	defer f.Close()
+	keys, err := named.CheckSnapshot(f)
 	if err == nil {
-		fmt.Printf("%d %d\n", keys, keys)
+		fmt.Println(keys)
 	}
 	return err
 }

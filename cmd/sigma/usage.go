@@ -170,7 +170,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		id, title string
 		commands  []*cobra.Command
 	}{
-		{"machine", "The system on this machine:", []*cobra.Command{newUpCommand(a), newJoinCommand(a), newDownCommand(a), newStatusCommand(a), newDoctorCommand(a), newTokenCommand(a), newMachineCommand(a), newRealmCommand(a), newVersionCommand(a)}},
+		{"machine", "The system on this machine:", []*cobra.Command{newUpCommand(a), newJoinCommand(a), newDownCommand(a), newStatusCommand(a), newDoctorCommand(a), newTokenCommand(a), newMachineCommand(a), newRealmCommand(a), newSnapshotCommand(a), newVersionCommand(a)}},
 		{"procs", "Procs:", []*cobra.Command{newRunCommand(a), newPsCommand(a), newLogsCommand(a), newWaitCommand(a), newKillCommand(a), newEvictCommand(a), newFreezeCommand(a), newThawCommand(a), newInspectCommand(a), newTopCommand(a)}},
 		{"files", "Files of the realm:", []*cobra.Command{newLsCommand(a), newCatCommand(a), newPutCommand(a), newGetCommand(a), newRmCommand(a), newMkdirCommand(a), newMvCommand(a), newStatCommand(a), newLnCommand(a)}},
 		{"apps", "Apps:", []*cobra.Command{newMRCommand(a)}},

@@ -1,0 +1,298 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// What named calls a snapshot in its data directory that is to replace its store at the next start; see named.RestoreName. The fresh one begins another system.
+const (
+	restoreName      = "restore"
+	restoreFreshName = "restore.fresh"
+	namedName        = "named"
+)
+
+// snapshotTries is how often a snapshot is begun again when the named that takes it is replaced.
+const snapshotTries = 4
+
+type snapshotJSON struct {
+	File  string `json:"file"`
+	Keys  uint64 `json:"keys"` // of the store of names
+	Bytes int64  `json:"bytes"`
+}
+
+func newSnapshotCommand(a *app) *cobra.Command {
+	return a.group("snapshot", "Save and restore the names of all realms", `A snapshot is the names of all realms as they were at one moment: directories, small
+files, links, and the record of the machines. Objects (/s3) and scratch files (/ux) are
+files below DATA, and saved as files are.`,
+		newSnapshotSaveCommand(a), newSnapshotRestoreCommand(a))
+}
+
+func newSnapshotSaveCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "save FILE",
+		Short: "Save the names of all realms to a file",
+		Long: `Save the names of all realms, as they are at one moment, to FILE, which is replaced
+once the snapshot is complete and its checksum is right. It has every change that was
+acknowledged before. Work goes on meanwhile.`,
+		Example: `  sudo sigma snapshot save /backup/names.$(date +%F)`,
+		Args:    between(1, 1),
+		RunE:    func(cmd *cobra.Command, args []string) error { return a.snapshotSave(cmd.Context(), args[0]) },
+	}
+}
+
+func newSnapshotRestoreCommand(a *app) *cobra.Command {
+	var replace bool
+	cmd := &cobra.Command{
+		Use:   "restore [--replace] FILE",
+		Short: "Make the names of a stopped system those of a snapshot",
+		Long: `Check FILE, and have the system on DATA, which must be stopped, begin with its names
+at the next "sigma up". It then has one control machine, this one; the others must stay
+down, be removed with "sigma machine rm" and join again.
+
+A DATA that had a system before stays the machine that it was. Its names are kept aside
+in DATA/named/etcd.old, and replaced only with --replace. On a fresh DATA a new system
+begins with the names of the old; machines must join it anew.`,
+		Example: `  sudo sigma snapshot restore /backup/names.2026-11-20 --data /srv/sigma
+  sudo sigma up --data /srv/sigma --detach`,
+		Args: between(1, 1),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.snapshotRestore(cmd.Context(), args[0], replace) },
+	}
+	cmd.Flags().BoolVar(&replace, "replace", false, "also if there are names already")
+	return cmd
+}
+
+func (a *app) snapshotSave(ctx context.Context, file string) error {
+	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	f, _, err := c.Root().Walk(ctx, []string{sigma.NameSys, sigmap.FileNames})
+	if err != nil {
+		return err
+	}
+	names, ok := f.(sigma.Caller)
+	if !ok {
+		return sigma.PathError("sigma.snapshot", sigma.KindNotFound, "/sys/"+sigmap.FileNames)
+	}
+	defer f.Close()
+	var keys uint64
+	var size int64
+	for try := 1; ; try++ {
+		keys, size, err = a.snapshotOnce(ctx, names, file)
+		kind := sigma.KindOf(err)
+		again := kind == sigma.KindStale || kind == sigma.KindLost || kind == sigma.KindUnavailable
+		if err == nil || !again || try == snapshotTries {
+			break
+		}
+		a.remark("beginning again: %v", err)
+	}
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(snapshotJSON{file, keys, size})
+	}
+	fmt.Fprintf(a.out, "%s: %s, %s\n", file, count(int(keys), "key"), sigma.Bytes(size))
+	return nil
+}
+
+// snapshotOnce writes one snapshot beside file, and puts it there when it is whole.
+func (a *app) snapshotOnce(ctx context.Context, names sigma.Caller, file string) (keys uint64, size int64, err error) {
+	var number uint64
+	reply, _, err := names.Call(ctx, sigmap.CallSnapshotOpen, nil, nil)
+	if err == nil {
+		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.U64(&number); c.U64(&keys) })
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() {
+		payload, perr := sigmap.Payload(func(c *sigmap.Coder) { c.U64(&number) })
+		if perr == nil {
+			names.Call(context.WithoutCancel(ctx), sigmap.CallSnapshotClose, payload, nil)
+		}
+	}()
+	out, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*~") // readable by its owner only: names may hold secrets
+	if err != nil {
+		return 0, 0, explainWrite(file, err)
+	}
+	defer os.Remove(out.Name())
+	defer out.Close()
+	sum := &tailSum{sum: sha256.New()}
+	if size, err = a.copySnapshot(ctx, names, number, io.MultiWriter(out, sum)); err != nil {
+		return 0, 0, err
+	}
+	if !sum.right() {
+		return 0, 0, sigma.Errorf("sigma.snapshot", sigma.KindLost, "the snapshot's checksum is wrong")
+	}
+	if err = out.Sync(); err == nil {
+		err = os.Rename(out.Name(), file)
+	}
+	if err != nil {
+		return 0, 0, explainWrite(file, err)
+	}
+	return keys, size, nil
+}
+
+func (a *app) copySnapshot(ctx context.Context, names sigma.Caller, number uint64, w io.Writer) (size int64, err error) {
+	bar := a.progressBytes("saving names", 0)
+	defer bar.Done()
+	for {
+		offset := uint64(size)
+		payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.U64(&number); c.U64(&offset) })
+		if err != nil {
+			return 0, err
+		}
+		reply, _, err := names.Call(ctx, sigmap.CallSnapshotRead, payload, nil)
+		if err != nil {
+			return 0, err
+		}
+		var piece []byte
+		if err := sigmap.Parse(reply, func(c *sigmap.Coder) { c.Data(&piece) }); err != nil {
+			return 0, err
+		}
+		if len(piece) == 0 {
+			return size, nil
+		}
+		if _, err := w.Write(piece); err != nil {
+			return 0, err
+		}
+		size += int64(len(piece))
+		bar.Set(size)
+	}
+}
+
+// tailSum compares the last 32 bytes of what is written with the SHA-256 of all before.
+type tailSum struct {
+	sum  hash.Hash
+	tail []byte
+}
+
+func (t *tailSum) Write(b []byte) (int, error) {
+	t.tail = append(t.tail, b...)
+	if n := len(t.tail) - sha256.Size; n > 0 {
+		t.sum.Write(t.tail[:n])
+		t.tail = append(t.tail[:0], t.tail[n:]...)
+	}
+	return len(b), nil
+}
+
+func (t *tailSum) right() bool { return string(t.tail) == string(t.sum.Sum(nil)) }
+
+func (a *app) snapshotRestore(ctx context.Context, file string, replace bool) error {
+	dir, err := a.dataDir()
+	if err != nil {
+		return err
+	}
+	dir = homeOf(dir)
+	keys, err := checkSnapshot(ctx, file)
+	if err != nil {
+		return err
+	}
+	if err := prepareData(dir); err != nil {
+		return err
+	}
+	lock, err := lockData(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	size, err := putSnapshot(dir, file, replace)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(snapshotJSON{file, keys, size})
+	}
+	fmt.Fprintf(a.out, "%s, %s: restored at the next start: %s\n", count(int(keys), "key"), sigma.Bytes(size), commandOn("up", dir))
+	return nil
+}
+
+// checkSnapshot has named read the snapshot to its end.
+func checkSnapshot(ctx context.Context, file string) (keys uint64, err error) {
+	const op = "sigma.snapshot"
+	if _, err := os.Stat(file); err != nil {
+		return 0, sigma.Wrap(op, file, err)
+	}
+	programs, err := findPrograms()
+	if err != nil {
+		return 0, err
+	}
+	cmd := exec.CommandContext(ctx, programs[namedName], "--check", file)
+	var said strings.Builder
+	cmd.Stderr = &said
+	text, err := cmd.Output()
+	if err == nil {
+		keys, err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	}
+	if err != nil {
+		return 0, &sigma.Error{Op: op, Path: file, Kind: sigma.KindInvalid, Msg: orElse(strings.TrimSpace(said.String()), err.Error()), Hint: "make snapshots with: sigma snapshot save FILE"}
+	}
+	return keys, nil
+}
+
+// putSnapshot gives named the snapshot for its next start. Who named is is known then.
+func putSnapshot(dir, file string, replace bool) (size int64, err error) {
+	const op = "sigma.snapshot"
+	own := filepath.Join(dir, namedName)
+	if err := os.Mkdir(own, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return 0, explainWrite(own, err)
+	}
+	exists := func(name string) bool {
+		_, err := os.Lstat(name)
+		return err == nil
+	}
+	if exists(filepath.Join(own, "etcd")) && !replace {
+		return 0, &sigma.Error{Op: op, Path: own, Kind: sigma.KindExists, Msg: "has names already", Hint: "replace them, and keep them aside, with --replace; or choose a fresh --data DIR"}
+	}
+	name := restoreName
+	if !exists(filepath.Join(dir, "machined", "authority")) {
+		name = restoreFreshName
+	}
+	for _, former := range []string{restoreName, restoreFreshName} { // of a restore before that was not followed by a start
+		if err := os.Remove(filepath.Join(own, former)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return 0, explainWrite(own, err)
+		}
+	}
+	in, err := os.Open(file)
+	if err != nil {
+		return 0, sigma.Wrap(op, file, err)
+	}
+	defer in.Close()
+	out, err := os.CreateTemp(own, name+".*~")
+	if err != nil {
+		return 0, explainWrite(own, err)
+	}
+	defer os.Remove(out.Name())
+	defer out.Close()
+	if size, err = io.Copy(out, in); err == nil {
+		err = out.Chmod(0o644) // named's own user reads it; the directory keeps others out
+	}
+	if err == nil {
+		err = out.Sync()
+	}
+	if err == nil {
+		err = os.Rename(out.Name(), filepath.Join(own, name))
+	}
+	if err != nil {
+		return 0, explainWrite(own, err)
+	}
+	return size, nil
+}
