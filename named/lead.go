@@ -154,7 +154,7 @@ func (l *leadership) beat() {
 func (l *leadership) lookRound(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	several := len(l.store.etcd.Server.Cluster().Members()) > 1 || len(l.changing) == 0
+	several := !l.store.alone() || len(l.changing) == 0
 	l.store.several.Store(several)
 	if !several {
 		l.renew(now)

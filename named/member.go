@@ -176,7 +176,7 @@ func (m *Member) setStore(s *etcdStore) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.store = s
-	s.several.Store(len(s.etcd.Server.Cluster().Members()) > 1)
+	s.alone()
 }
 
 // Run is a member until ctx ends, upon which it hands over to another, or its store stops by itself, which is the error then. It may be called once.
@@ -267,7 +267,6 @@ func (m *Member) joinOnce(ctx context.Context) error {
 		return sigma.Wrap(op, "", err)
 	}
 	m.setStore(s)
-	s.several.Store(true)
 	return sigma.Wrap(op, "", m.net.serve(ctx, s.etcd.Server))
 }
 
@@ -367,7 +366,7 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 	for {
 		seen, err := s.look(ctx)
 		if err == nil {
-			now, alone, raftLeader := time.Now(), !s.several.Load(), uint64(s.etcd.Server.Leader())
+			now, alone, raftLeader := time.Now(), s.alone(), uint64(s.etcd.Server.Leader())
 			if raftLeader == 0 {
 				m.know("")
 			} else if !alone {
@@ -382,6 +381,10 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 				cancel()
 				if ok {
 					t.began = began
+					if alone && !s.alone() { // the log told of others only now; one that led among them may still answer from memory
+						t.began = time.Now().Add(m.cfg.Timing.Patience)
+						return t, sleep(ctx, m.cfg.Timing.Patience)
+					}
 					return t, true
 				}
 			}
@@ -394,6 +397,24 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 			return t, false
 		case <-time.After(pollPause):
 		}
+	}
+}
+
+// alone looks whether this member is the only one, and notes it.
+func (s *etcdStore) alone() bool {
+	ms := s.etcd.Server.Cluster().Members()
+	alone := len(ms) == 1 && ms[0].ID == s.etcd.Server.MemberID()
+	s.several.Store(!alone)
+	return alone
+}
+
+// sleep is false if ctx ended before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
 	}
 }
 
