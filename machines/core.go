@@ -104,6 +104,8 @@ type Config struct {
 	Remote bool
 	// Heard is when this judge, as an observer before it became the judge, last heard machines. Those not in it count as heard now.
 	Heard map[sigma.MachineID]time.Time
+	// Heir is what this judge was before it took over; nil = none. What it knows of the observers need not be learnt again.
+	Heir *Heir
 }
 
 // Core is the state. Not safe for concurrent use.
@@ -151,6 +153,9 @@ func New(now time.Time, cfg Config) (*Core, error) {
 	}
 	for _, t := range cfg.State.Tokens {
 		c.tokens[t.ID] = &t
+	}
+	if h := cfg.Heir; h != nil {
+		c.reported, c.majority = maps.Clone(h.core.reported), h.core.majority
 	}
 	return c, nil
 }

@@ -38,6 +38,7 @@ type Daemon struct {
 	service *Service        // mu; nil unless this is the judge
 	judge   sigma.MachineID // mu; who is, if not this machine
 	heir    *Heir           // mu; nil unless this is one
+	turned  chan struct{}   // mu; closed and replaced when one of these changes
 }
 
 var _ sigma.Tree = (*Daemon)(nil)
@@ -62,7 +63,7 @@ func NewDaemon(cfg DaemonConfig) (*Daemon, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Daemon{cfg: cfg, ear: NewEar()}, nil
+	return &Daemon{cfg: cfg, ear: NewEar(), turned: make(chan struct{})}, nil
 }
 
 // Run is the judge or an heir, in turn, until ctx ends.
@@ -71,9 +72,11 @@ func (d *Daemon) Run(ctx context.Context) {
 		state, judge, err := Look(ctx, d.cfg.Namespace, d.cfg.Path)
 		switch {
 		case sigma.KindOf(err) == sigma.KindNotFound || err == nil && judge == d.cfg.Self:
-			err = d.preside(ctx, state, "")
-		case err == nil && d.inherit(ctx, state, judge):
-			err = d.preside(ctx, state, judge)
+			err = d.preside(ctx, state, "", nil)
+		case err == nil:
+			if heir := d.inherit(ctx, state, judge); heir != nil {
+				err = d.preside(ctx, state, judge, heir)
+			}
 		}
 		if err != nil && ctx.Err() == nil {
 			d.cfg.Log.Warn("this machine does not decide about membership", "machine", d.cfg.Self, "err", err)
@@ -86,7 +89,7 @@ func (d *Daemon) Run(ctx context.Context) {
 }
 
 // preside takes over and is the judge until another is, or the state cannot be saved.
-func (d *Daemon) preside(ctx context.Context, seen State, former sigma.MachineID) error {
+func (d *Daemon) preside(ctx context.Context, seen State, former sigma.MachineID, heir *Heir) error {
 	authority, err := d.cfg.Authority(len(seen.Members) == 0)
 	if err != nil {
 		return err
@@ -96,7 +99,7 @@ func (d *Daemon) preside(ctx context.Context, seen State, former sigma.MachineID
 		return err
 	}
 	s, err := NewService(time.Now(), ServiceConfig{Authority: authority, Store: store, Log: d.cfg.Log,
-		Names: d.cfg.Names, Core: Config{Self: d.cfg.Self, Remote: true, Timing: d.cfg.Timing, State: state, Heard: d.ear.Heard()}})
+		Names: d.cfg.Names, Core: Config{Self: d.cfg.Self, Remote: true, Timing: d.cfg.Timing, State: state, Heard: d.ear.Heard(), Heir: heir}})
 	if err != nil {
 		return err
 	}
@@ -109,11 +112,11 @@ func (d *Daemon) preside(ctx context.Context, seen State, former sigma.MachineID
 	return s.Run(ctx)
 }
 
-// inherit waits as an heir until the state changes (false), or the judge's machine is silent (true).
-func (d *Daemon) inherit(ctx context.Context, state State, judge sigma.MachineID) bool {
+// inherit waits as an heir until the state changes (nil), or the judge's machine is silent.
+func (d *Daemon) inherit(ctx context.Context, state State, judge sigma.MachineID) *Heir {
 	h, err := NewHeir(time.Now(), Config{Self: d.cfg.Self, Timing: d.cfg.Timing, State: state, Heard: d.ear.Heard()}, judge)
 	if err != nil {
-		return false
+		return nil
 	}
 	d.become(nil, h, judge)
 	defer d.become(nil, nil, "")
@@ -130,15 +133,15 @@ func (d *Daemon) inherit(ctx context.Context, state State, judge sigma.MachineID
 	for {
 		select {
 		case <-ctx.Done():
-			return false
+			return nil
 		case <-changed:
-			return false
+			return nil
 		case now := <-tick.C:
 			d.mu.Lock()
 			silent := h.Tick(now)
 			d.mu.Unlock()
 			if silent {
-				return true
+				return h
 			}
 		}
 	}
@@ -189,6 +192,8 @@ func (d *Daemon) become(s *Service, h *Heir, judge sigma.MachineID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.service, d.heir, d.judge = s, h, judge
+	close(d.turned)
+	d.turned = make(chan struct{})
 }
 
 // Attach implements sigma.Tree; only the provider's programs may.
@@ -222,9 +227,7 @@ func (d *Daemon) call(ctx context.Context, p sigma.Principal, method string, pay
 			return nil, nil
 		}
 	}
-	d.mu.Lock()
-	s, judge := d.service, d.judge
-	d.mu.Unlock()
+	s, judge := d.decides(ctx, method == CallRoster || method == CallErrands)
 	switch {
 	case s == nil && judge != "":
 		return nil, &sigma.Error{Op: "machines.Daemon", Kind: sigma.KindUnavailable, Msg: "machine " + string(judge) + " decides about membership"}
@@ -234,6 +237,22 @@ func (d *Daemon) call(ctx context.Context, p sigma.Principal, method string, pay
 		return s.found(ctx, p, d.cfg.Self, payload)
 	}
 	return s.call(ctx, p, method, payload)
+}
+
+// decides gives the service, if this machine is the judge, else who is. Who waits for news is not sent away: when this machine takes over it is told at once.
+func (d *Daemon) decides(ctx context.Context, wait bool) (*Service, sigma.MachineID) {
+	for {
+		d.mu.Lock()
+		s, judge, turned := d.service, d.judge, d.turned
+		d.mu.Unlock()
+		if s != nil || !wait || ctx.Err() != nil {
+			return s, judge
+		}
+		select {
+		case <-turned:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // found makes the first machine of what it says of itself.

@@ -1,0 +1,102 @@
+//go:build system
+
+package identity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/link"
+	"sigmaos.dev/sigma"
+)
+
+// Goal: when the machine that decides about membership is gone, another control machine decides within seconds, with the authority that it was handed before: it lists, makes tokens and certifies. An
+// ordinary machine is never handed it, and it is in no other file. The machine that comes back is a member again, and decides no more.
+func TestHeir(t *testing.T) {
+	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 4, Control: 3})
+	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
+	defer cancel()
+	w := &world{t: t, ctx: ctx, m1: c.Machine(1), m2: c.Machine(3)} // commands are run at m2; the test's machines are where m4 is
+	defer w.all.Wait()
+	defer cancel()
+	authority := func(i int) ([]byte, error) { return os.ReadFile(filepath.Join(c.Machine(i).DataDir, "machined", "authority")) }
+	first, err := authority(0)
+	w.must(err)
+	for i := 1; i < 3; i++ {
+		testenv.Eventually(t, "an heir has the authority", func() error {
+			got, err := authority(i)
+			if err == nil && string(got) != string(first) {
+				err = errors.New("it is another")
+			}
+			return err
+		})
+	}
+	if _, err := authority(3); err == nil {
+		t.Error("an ordinary machine has the authority")
+	}
+	secret := strings.Split(string(first), "\n")
+	if found := holders(t, c, secret[len(secret)-3]); len(found) != 3 {
+		t.Errorf("the authority's key is in %q", found)
+	}
+	died := time.Now()
+	w.must(c.Machine(0).PowerOff())
+	testenv.Eventually(t, "m1 is lost", func() error {
+		out, stderr, code := w.m1.CLI(t, "machine", "ls")
+		if code != 0 || !strings.Contains(out, "m1        lost") {
+			return fmt.Errorf("%s%s", out, stderr)
+		}
+		return nil
+	})
+	t.Logf("m1 was known to be lost after %v", time.Since(died))
+	tok, key := w.token(), identity.NewKey()
+	g, err := w.enrol(&tok, "late", key, nil)
+	w.must(err)
+	if err := w.dial(w.peer("late", key, g), "m2"); err != nil {
+		t.Errorf("the machine that the heir certified is not admitted: %v", err)
+	}
+	w.must(c.Machine(0).Restart())
+	testenv.Eventually(t, "m1 is back", func() error {
+		out, stderr, code := c.Machine(0).CLI(t, "machine", "ls")
+		if code != 0 || !strings.Contains(out, "m1*       alive") {
+			return fmt.Errorf("%s%s", out, stderr)
+		}
+		return nil
+	})
+}
+
+// holders lists the files of all machines that contain text.
+func holders(t *testing.T, c *testenv.Cluster, text string) (found []string) {
+	t.Helper()
+	for _, m := range c.Machines() {
+		err := filepath.WalkDir(m.DataDir, func(path string, d os.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return nil // it went meanwhile
+			}
+			if b, err := os.ReadFile(path); err == nil && strings.Contains(string(b), text) {
+				found = append(found, path)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	return found
+}
+
+// dial has p reach the machined of a machine.
+func (w *world) dial(p *peer, m sigma.MachineID) error {
+	l, err := p.node.Dial(w.ctx, m, link.Target{Kind: link.ToService, Name: "machined"}, provider)
+	if err == nil {
+		l.Close()
+	}
+	return err
+}
