@@ -3,6 +3,7 @@ package schedd
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -121,7 +122,9 @@ func (c *Core) stepFar(now time.Time, e Event) []Effect {
 		}
 		return c.lose(now, fmt.Sprintf("the sigmad of machine %s was restarted, and the proc did not outlive it", e.From.Machine), func(p *Proc) bool { return p.Runner == e.From && p.boot != e.Boot })
 	case Members:
-		return c.members(now, e.Least)
+		least := make(map[sigma.MachineID]sigma.Incarnation, len(e.Least)) // a copy, because an event that is kept would have to be on the heap, each of them
+		maps.Copy(least, e.Least)
+		return c.members(now, least)
 	case Reborn:
 		return c.reborn(now)
 	case Drained:
@@ -232,9 +235,6 @@ func lost(why string) sigma.Status {
 
 // members ends what was given to lives that are over, makes this the home of guests whose home is one of them, and has what is queued sent again, as it may have been granted to one.
 func (c *Core) members(now time.Time, least map[sigma.MachineID]sigma.Incarnation) (out []Effect) {
-	if least == nil {
-		least = map[sigma.MachineID]sigma.Incarnation{}
-	}
 	c.least = least
 	ended := false
 	for l := range c.boots {
