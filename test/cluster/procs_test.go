@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -121,4 +122,55 @@ func exit(ctx context.Context, t *testing.T, c *sdk.Client, id sigma.ProcID) sig
 		t.Errorf("wait for %s: %v", id, err)
 	}
 	return s
+}
+
+// Goal: a sigmad that dies is followed by one that knows all again: what it ran for others goes on and is reported, and what others run for it is listed and waited for there. No proc is lost, but for
+// those that a machine's sigmad has not kept yet.
+func TestSigmadRestarts(t *testing.T) {
+	ctx := testContext(t)
+	cluster := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3})
+	home, runner, other := cluster.Machine(0), cluster.Machine(1), cluster.Machine(2)
+	client := func(m *testenv.Machine) (c *sdk.Client) {
+		testenv.Eventually(t, string(m.Name)+" answers", func() (err error) {
+			c, err = m.Client(ctx, sigma.DefaultRealm)
+			return err
+		})
+		t.Cleanup(c.Close)
+		return c
+	}
+	c := client(home)
+	d := sigma.Descriptor{Program: home.Install(ctx, t, c, testenv.BuildC(t, t.TempDir(), "../machine/testdata/probe.c")), Args: []string{"stay"}, Memory: 8 * sigma.MiB}
+	ids, err := c.Spawn(ctx, slices.Repeat([]sigma.Descriptor{d}, 30)...)
+	must(t, err)
+	for _, id := range ids {
+		must(t, c.WaitStart(ctx, id))
+	}
+	before := runs(ctx, t, c, ids)
+	for _, m := range cluster.Machines() {
+		testenv.Eventually(t, string(m.Name)+" has kept its procs", func() error {
+			text, _, err := client(m).Get(ctx, "/sys/metrics")
+			if want := fmt.Sprintf("sigma_kernel_procs_kept_total %d\n", len(before[m.Name])); err == nil && !strings.Contains(string(text), want) {
+				err = sigma.Errorf("test", sigma.KindOther, "not yet %s", want)
+			}
+			return err
+		})
+	}
+	for _, m := range []*testenv.Machine{runner, home} {
+		m.Kill9(t, "sigmad")
+		testenv.Eventually(t, "all is known again", func() error {
+			if now := runs(ctx, t, client(other), ids); len(slices.Concat(now["m1"], now["m2"], now["m3"])) != len(ids) {
+				return sigma.Errorf("test", sigma.KindOther, "%d, %d and %d are listed", len(now["m1"]), len(now["m2"]), len(now["m3"]))
+			}
+			return nil
+		})
+		for _, from := range []*testenv.Machine{home, runner, other} { // one of the runner's, each
+			id := before[runner.Name][0]
+			before[runner.Name] = before[runner.Name][1:]
+			must(t, client(from).Kill(ctx, id))
+			if s := exit(ctx, t, client(home), id); s.Code != sigma.StatusEvicted {
+				t.Errorf("a proc killed from %s after sigmad of %s died: %+v", from.Name, m.Name, s)
+			}
+			ids = slices.DeleteFunc(ids, func(x sigma.ProcID) bool { return x == id })
+		}
+	}
 }
