@@ -22,15 +22,18 @@ import (
 
 // machine is a Kernel whose launcher is this test: system services are goroutines that serve trees in memory, procs are sessions that the test talks through.
 type machine struct {
-	t       *testing.T
-	k       *Kernel
-	keeper  *net.UnixConn // the keeper's end
-	realms  *memRealms    // named's
-	objects *memRealms    // s3d's
-	procs   chan *fakeProc
-	leads   func() bool // whether its named answers; nil = it does
-	down    context.CancelFunc
-	over    chan error // closed when Run has returned
+	t        *testing.T
+	k        *Kernel
+	keeper   *net.UnixConn // the keeper's end
+	realms   *memRealms    // named's
+	objects  *memRealms    // s3d's
+	procs    chan *fakeProc
+	leads    func() bool // whether its named answers; nil = it does
+	down     context.CancelFunc
+	over     chan error // closed when Run has returned
+	end      func()     // ends Run, and returns when all is over
+	machined sigma.Tree // nil = there is none
+	adopt    [][]byte   // records of what an earlier sigmad has started
 
 	mu      sync.Mutex
 	control *net.UnixConn        // mu; of the launcher that lives
@@ -115,6 +118,16 @@ func boot(t *testing.T) *machine {
 // bootAs starts a machine of several, with some of the services. prepare is called before it runs.
 func bootAs(t *testing.T, cfg Config, prepare func(*machine), services ...string) *machine {
 	t.Helper()
+	m, err := tryBoot(t, cfg, prepare, services...)
+	if err != nil {
+		t.Fatalf("Run returned %v", err)
+	}
+	return m
+}
+
+// tryBoot is bootAs for a machine that may say why it does not come up.
+func tryBoot(t *testing.T, cfg Config, prepare func(*machine), services ...string) (*machine, error) {
+	t.Helper()
 	ours, theirs, err := session.FilePair(syscall.SOCK_SEQPACKET)
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +142,10 @@ func bootAs(t *testing.T, cfg Config, prepare func(*machine), services ...string
 		t.Fatal(err)
 	}
 	ready := make(chan struct{})
-	cfg.Keeper, cfg.Data, cfg.Memory, cfg.Ready = launch.NewKeeper(keeper), t.TempDir(), sigma.GiB, func() { close(ready) }
+	cfg.Keeper, cfg.Memory, cfg.Ready = launch.NewKeeper(keeper), sigma.GiB, func() { close(ready) }
+	if cfg.Data == "" {
+		cfg.Data = t.TempDir()
+	}
 	for _, name := range services {
 		null, err := os.Open(os.DevNull)
 		if err != nil {
@@ -146,12 +162,7 @@ func bootAs(t *testing.T, cfg Config, prepare func(*machine), services ...string
 	ctx, down := context.WithCancel(context.Background())
 	m.down = down
 	go func() { m.over <- m.k.Run(ctx); close(m.over) }()
-	select {
-	case <-ready:
-	case err := <-m.over:
-		t.Fatalf("Run returned %v", err)
-	}
-	t.Cleanup(func() {
+	m.end = sync.OnceFunc(func() {
 		down()
 		<-m.over
 		m.keeper.Close()
@@ -159,7 +170,13 @@ func bootAs(t *testing.T, cfg Config, prepare func(*machine), services ...string
 		defer m.mu.Unlock()
 		m.control.Close()
 	})
-	return m
+	t.Cleanup(m.end)
+	select {
+	case <-ready:
+		return m, nil
+	case err := <-m.over:
+		return nil, err
+	}
 }
 
 // launcher starts a launcher.
@@ -180,7 +197,10 @@ func (m *machine) launcher() {
 	if _, _, err := m.keeper.WriteMsgUnix([]byte{32, 0, 1, 0}, syscall.UnixRights(int(theirs.Fd())), nil); err != nil {
 		m.t.Fatal(err)
 	}
-	m.send(append([]byte{26, 0, 1, 0}, make([]byte, 8)...)) // nothing is there to be adopted
+	for _, r := range m.adopt {
+		m.send(r)
+	}
+	m.send(append([]byte{26, 0, 1, 0}, make([]byte, 8)...)) // nothing else is there to be adopted
 	go m.launch(control)
 }
 
@@ -371,6 +391,8 @@ func (p *fakeProc) serve() {
 		tree = standby{treekit.Admin{Tree: p.m.realms, Realms: p.m.realms}, p.m}
 	case serviceS3:
 		tree = treekit.Admin{Tree: p.m.objects, Realms: p.m.objects}
+	case serviceMachined:
+		tree = p.m.machined
 	case serviceBesched:
 		s := besched.NewService()
 		p.m.mu.Lock()

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"crypto/ed25519"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -147,4 +148,12 @@ func (k *kept) key() (ed25519.PrivateKey, error) { return identity.ParseKey([]by
 // grant gives what is kept in the form in which it was granted.
 func (k *kept) grant() *identity.Grant {
 	return &identity.Grant{Certificate: k.Certificate, Authorities: k.Authorities, Control: k.Control}
+}
+
+// authorityOf is the fingerprint of the authority that this machine knows its system by.
+func authorityOf(k *kept) (f identity.Fingerprint) {
+	if len(k.Authorities) > 0 {
+		f = sha256.Sum256(k.Authorities[0])
+	}
+	return f
 }

@@ -3,7 +3,6 @@ package kernel
 import (
 	"context"
 	"crypto/ed25519"
-	"crypto/sha256"
 	"fmt"
 	"maps"
 	"os"
@@ -293,7 +292,7 @@ func (k *Kernel) registerOnce(ctx context.Context, boot bool) (*identity.Grant, 
 			continue
 		}
 		within, cancel := context.WithTimeout(ctx, registerMost)
-		grant, _, err := link.Enrol(within, link.Join{Address: m.Address, Authority: sha256.Sum256(now.Authorities[0]), Key: key, Ask: k.enrolment(), Connect: k.cfg.Connect})
+		grant, _, err := link.Enrol(within, link.Join{Address: m.Address, Authority: authorityOf(&now), Key: key, Ask: k.enrolment(), Connect: k.cfg.Connect})
 		cancel()
 		if err == nil {
 			return grant, nil

@@ -3,6 +3,8 @@ package kernel
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -65,6 +67,37 @@ func (h *histogram) text(b *strings.Builder, name, label string) {
 	fmt.Fprintf(b, "%s_sum%s %g\n%s_count%s %d\n", name, label, time.Duration(h.sum.Load()).Seconds(), name, label, count)
 }
 
+// memberMetrics prints this machine's place in its system, when it has one.
+func (k *Kernel) memberMetrics(b *strings.Builder) {
+	if !k.registered() {
+		return
+	}
+	registered := 1
+	if k.own.between.Load() {
+		registered = 0
+	}
+	fmt.Fprintf(b, "# TYPE sigma_machine_registered gauge\nsigma_machine_registered %d\n# TYPE sigma_machine_incarnation gauge\nsigma_machine_incarnation %d\n", registered, k.id.Self().Incarnation)
+	fmt.Fprintf(b, "# TYPE sigma_machine_lives_ended_total counter\nsigma_machine_lives_ended_total %d\n", k.own.lives.Load())
+	fmt.Fprintf(b, "# TYPE sigma_identity_expiry_seconds gauge\n")
+	for _, e := range k.id.Expiries() {
+		fmt.Fprintf(b, "sigma_identity_expiry_seconds{what=%q} %d\n", e.What, int64(time.Until(e.At).Seconds()))
+	}
+	alive, lost := 0, 0
+	for _, m := range k.members() {
+		if m.Lost {
+			lost++
+		} else {
+			alive++
+		}
+	}
+	fmt.Fprintf(b, "# TYPE sigma_machines gauge\nsigma_machines{state=\"alive\"} %d\nsigma_machines{state=\"lost\"} %d\n", alive, lost)
+	fmt.Fprintf(b, "# TYPE sigma_link_open gauge\n")
+	links := k.node.Count()
+	for _, m := range slices.Sorted(maps.Keys(links)) {
+		fmt.Fprintf(b, "sigma_link_open{machine=%q} %d\n", m, links[m])
+	}
+}
+
 func (k *Kernel) metricsText(context.Context) ([]byte, error) {
 	k.mu.Lock()
 	free, capacity := k.core.Free(), k.core.Capacity()
@@ -99,6 +132,7 @@ func (k *Kernel) metricsText(context.Context) ([]byte, error) {
 	} {
 		fmt.Fprintf(&b, "# TYPE %s %s\n%s %d\n", m.name, m.kind, m.name, m.value)
 	}
+	k.memberMetrics(&b)
 	const start, phase = "sigma_schedd_start_seconds", "sigma_schedd_start_phase_seconds"
 	fmt.Fprintf(&b, "# TYPE %s histogram\n", start)
 	k.metrics.total.text(&b, start, "")

@@ -119,7 +119,11 @@ func run(log *slog.Logger) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	if err := k.Run(ctx); err != nil {
-		say("error: " + err.Error())
+		text := "error: " + err.Error()
+		if hint := sigma.HintOf(err); hint != "" { // of the system that this machine would join, for one
+			text += " (" + hint + ")"
+		}
+		say(text)
 		return err
 	}
 	return nil
