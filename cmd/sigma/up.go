@@ -119,6 +119,9 @@ func (a *app) up(ctx context.Context, o upOptions) error {
 // upRecord is what the machine of DATA is from now on.
 func upRecord(ctx context.Context, dir string, o *offer) (record, error) {
 	r := record{Machine: sigma.MachineID(machineName()), Role: roleFounder}
+	if o.machine != "" && sigma.MachineID(o.machine).Check() != nil {
+		return r, o.apply(ctx, &r)
+	}
 	old, err := readRecord(dir)
 	if err != nil {
 		return r, err

@@ -232,7 +232,7 @@ func lines(t *testing.T, out string) (ls []line) {
 
 // daemonNames are those that nothing may harm.
 func daemonNames() []string {
-	return []string{"keeper", "launcher", "sigmad", "named", "besched", "s3d"}
+	return []string{"keeper", "launcher", "sigmad", "named", "besched", "s3d", "machined"}
 }
 
 // daemons gives their processes.

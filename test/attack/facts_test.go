@@ -36,7 +36,7 @@ func TestContainment(t *testing.T) {
 	defer cancel()
 	a := newArena(ctx, t, build(t), testenv.Options{})
 	processes := map[string]int{"a proc": a.hostPID(t, a.sibling), "a proc of another realm": a.hostPID(t, a.stranger)}
-	for _, name := range []string{"sigmad", "named", "besched", "s3d"} {
+	for _, name := range []string{"sigmad", "named", "besched", "s3d", "machined"} {
 		processes[name] = a.PID(name)
 	}
 	uids := map[string]string{}

@@ -134,7 +134,7 @@ func (x *tenant) works() {
 func unharmed(t *testing.T, s *testenv.System, but ...string) {
 	t.Helper()
 	before := map[string]int{}
-	for _, name := range []string{"launcher", "sigmad", "named", "besched", "s3d"} {
+	for _, name := range []string{"launcher", "sigmad", "named", "besched", "s3d", "machined"} {
 		before[name] = s.PID(name)
 	}
 	for _, name := range but {

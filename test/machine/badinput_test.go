@@ -13,7 +13,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-var daemons = []string{"keeper", "launcher", "sigmad", "named", "besched", "s3d"}
+var daemons = []string{"keeper", "launcher", "sigmad", "named", "besched", "s3d", "machined"}
 
 // unharmed runs f and checks that no daemon died of it and nothing is left.
 func unharmed(t *testing.T, s *testenv.System, f func()) {

@@ -388,7 +388,7 @@ func TestUpInForeground(t *testing.T) {
 		{"kill -9 of the keeper", "unexpectedly", func(s *testenv.System, _ *os.Process) { s.Kill9(t, "keeper"); s.WaitStopped(t) }, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := testenv.New(t, testenv.Options{})
+			s := testenv.New(t, testenv.Options{Machine: "front"})
 			up := s.Command(testContext(t), "up", "--machine", "front")
 			out, errs := &lines{seen: make(chan string, 10)}, &bytes.Buffer{}
 			up.Stdout, up.Stderr = out, errs

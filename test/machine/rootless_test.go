@@ -54,7 +54,7 @@ func TestWallsOfOrdinaryUser(t *testing.T) {
 			}
 		}
 		var all []string
-		for _, name := range []string{"sigmad", "named", "besched", "s3d"} {
+		for _, name := range []string{"sigmad", "named", "besched", "s3d", "machined"} {
 			if len(uids[name]) != 1 {
 				return fmt.Errorf("there are %d of %s", len(uids[name]), name)
 			}
@@ -65,8 +65,8 @@ func TestWallsOfOrdinaryUser(t *testing.T) {
 			all = append(all, procs...)
 		}
 		slices.Sort(all)
-		if distinct := len(slices.Compact(slices.Clone(all))); distinct != len(all) || distinct != 6 {
-			return errors.New("the uids of four services and two procs are " + strings.Join(all, ", "))
+		if distinct := len(slices.Compact(slices.Clone(all))); distinct != len(all) || distinct != 7 {
+			return errors.New("the uids of five services and two procs are " + strings.Join(all, ", "))
 		}
 		return nil
 	})
