@@ -22,9 +22,10 @@ import (
 // machined or another's, with its key, when nothing of its former life runs. If something does (ADR 11), the life goes on.
 
 const (
-	registerMost  = 5 * time.Second // that one control machine may take to register this one while there are others to ask
-	registerAgain = 100 * time.Millisecond
-	registerLater = 2 * time.Second // between attempts when they have failed for long
+	registerElsewhere = 3 * time.Second // that a control machine asks the others before it starts its own part of the control plane
+	registerMost      = 5 * time.Second // that one control machine may take to register this one while there are others to ask
+	registerAgain     = 100 * time.Millisecond
+	registerLater     = 2 * time.Second // between attempts when they have failed for long
 )
 
 // self is this machine in its present life. Its incarnation is 0 before it is registered, and between the end of a life and the next.
@@ -75,8 +76,10 @@ func (k *Kernel) become(ctx context.Context) (alive bool, err error) {
 		}
 	}
 	m.setBetween(true)
-	if k.local(serviceMachined) != nil { // control machines need each other's links before anybody can be registered
-		return false, nil
+	if k.local(serviceMachined) != nil { // if none of the others can, control machines need each other's links before anybody can be registered
+		within, cancel := context.WithTimeout(ctx, registerElsewhere)
+		defer cancel()
+		return len(now.Control) > 1 && k.tryRegister(within, false) == nil, nil
 	}
 	return true, k.registerAnew(ctx, true)
 }
@@ -228,18 +231,8 @@ func (k *Kernel) keepGrant(g *identity.Grant) error {
 func (k *Kernel) registerAnew(ctx context.Context, boot bool) error {
 	var said error
 	for wait := registerAgain; ; wait = min(2*wait, registerLater) {
-		grant, err := k.registerOnce(ctx, boot)
+		err := k.tryRegister(ctx, boot)
 		if err == nil {
-			err = k.id.Install(grant.Certificate)
-		}
-		if err == nil {
-			err = k.keepGrant(grant)
-		}
-		if err == nil {
-			k.own.setBetween(false)
-			k.sched.close(k.cordoned())
-			self := k.id.Self()
-			k.cfg.Log.Info("the machine is registered", "machine", self.Machine, "incarnation", self.Incarnation)
 			return nil
 		}
 		if said == nil || said.Error() != err.Error() {
@@ -252,6 +245,25 @@ func (k *Kernel) registerAnew(ctx context.Context, boot bool) error {
 			return said
 		}
 	}
+}
+
+// tryRegister begins a new life if a machined can be asked now.
+func (k *Kernel) tryRegister(ctx context.Context, boot bool) error {
+	grant, err := k.registerOnce(ctx, boot)
+	if err == nil {
+		err = k.id.Install(grant.Certificate)
+	}
+	if err == nil {
+		err = k.keepGrant(grant)
+	}
+	if err != nil {
+		return err
+	}
+	k.own.setBetween(false)
+	k.sched.close(k.cordoned())
+	self := k.id.Self()
+	k.cfg.Log.Info("the machine is registered", "machine", self.Machine, "incarnation", self.Incarnation)
+	return nil
 }
 
 // registerOnce asks each control machine once. The error is that of the one that knows best: who refuses knows more than who does not answer.
