@@ -477,10 +477,69 @@ func TestMembersSurviveLosses(t *testing.T) {
 	m = leader()
 	lost(m, "is stopped in an orderly way", func() { c.end(m, syscall.SIGTERM) }, func() { c.start(m) })
 	text := <-backup
+	c.quorumLost(ctx, x)
+	progress()
+	for _, m := range []sigma.MachineID{leader(), "m1", "m2", "m3"} { // the last of which there is, or which is gone already
+		if ms := x.members(ctx, t); len(ms) > 1 {
+			if err := x.ask(ctx, sigmap.CallMemberRemove, machineArg(m), nil); err != nil {
+				t.Fatalf("removing %s of %+v: %v", m, ms, err)
+			}
+			c.kill(m)
+			progress()
+		}
+	}
+	if ms := x.members(ctx, t); len(ms) != 1 || !ms[0].Leads {
+		t.Errorf("after the removal of all others: %+v", ms)
+	}
 	endLoad()
 	load.Wait()
 	checkNames(ctx, t, x, writers)
 	checkBackup(t, text, before)
+}
+
+// quorumLost cuts all members from each other: what they are asked is refused in words, and goes on afterwards.
+func (c *testCluster) quorumLost(ctx context.Context, x *testClient) {
+	c.t.Helper()
+	x.close()
+	if err := x.do(ctx, func(context.Context) error { return nil }); err != nil {
+		c.t.Fatal(err)
+	}
+	all := []sigma.MachineID{"m1", "m2", "m3"}
+	for _, m := range all {
+		c.setCut(m, true)
+	}
+	read := func() error {
+		_, err := x.root.Stat(ctx)
+		return err
+	}
+	write := func() error {
+		_, _, err := x.root.(sigma.Putter).Put(ctx, []string{"without-quorum"}, nil, sigma.PutOptions{})
+		return err
+	}
+	for _, f := range []func() error{read, write} {
+		for { // while the leader's lease lasts it may answer, and a change on its way has an outcome that nobody knows
+			if err := f(); err != nil && sigma.KindOf(err) == sigma.KindUnavailable {
+				if !strings.Contains(err.Error(), "quorum is lost") {
+					c.t.Errorf("without quorum: %v", err)
+				}
+				break
+			} else if err != nil && sigma.KindOf(err) != sigma.KindLost {
+				c.t.Errorf("without quorum: %v", err)
+				break
+			}
+			if ctx.Err() != nil {
+				c.t.Fatal("requests are answered without quorum")
+			}
+		}
+	}
+	for _, m := range all {
+		c.setCut(m, false)
+	}
+	began := time.Now()
+	if err := x.do(ctx, func(ctx context.Context) error { _, err := x.root.Stat(ctx); return err }); err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Logf("quorum came back: reads go on after %v", time.Since(began).Round(time.Millisecond))
 }
 
 // checkNames compares what the writers were told with what is there.

@@ -193,7 +193,7 @@ type authority struct {
 	start time.Time
 	until atomic.Int64 // nanoseconds after start; forever = no limit
 	over  <-chan struct{}
-	most  time.Duration // that a request waits
+	most  time.Duration // that requests wait after the leader had to stop answering
 
 	mu      sync.Mutex
 	renewed chan struct{} // mu; closed with the next extension
@@ -236,7 +236,8 @@ func (a *authority) held() bool {
 
 func (a *authority) wait(ctx context.Context) error {
 	const op = "named.hold"
-	late := time.NewTimer(a.most)
+	lapsed := a.start.Add(time.Duration(a.until.Load())) // one that has lapsed for long answers at once
+	late := time.NewTimer(time.Until(lapsed.Add(a.most)))
 	defer late.Stop()
 	for {
 		a.mu.Lock()
@@ -284,6 +285,7 @@ func (s *termStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 	if err := s.admit(ctx); err != nil {
 		return 0, err
 	}
+	began := time.Now()
 	for doubt := false; ; doubt = true {
 		rev, err := s.attempt(ctx, b)
 		if err == nil || errors.Is(err, errStoreFull) || errors.Is(err, errConflict) && !doubt {
@@ -292,11 +294,17 @@ func (s *termStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 		if ctx.Err() == nil && !errors.Is(err, errConflict) {
 			s.log.Debug("looking for a commit whose outcome is unknown", "err", err)
 		}
-		if !s.authority.held() { // not even the beats come through: whoever waits is told that it is not known, and the realm is loaded again when there is a quorum
-			return 0, errors.Join(err, errors.New("quorum is lost"))
+		// If not even the beats come through for long, whoever waits is told that it is not known. The realm is loaded again when there is a quorum.
+		soon, cancel := context.WithDeadline(ctx, began.Add(s.authority.most))
+		herr := s.authority.hold(soon)
+		cancel()
+		if herr != nil {
+			return 0, errors.Join(err, herr)
 		}
 		done, rev, lerr := s.lookFor(ctx, b)
 		switch {
+		case lerr != nil && !errors.Is(lerr, errOvertaken) && ctx.Err() == nil && time.Since(began) < s.authority.most:
+			continue
 		case lerr != nil:
 			return 0, errors.Join(err, lerr)
 		case done:
@@ -324,7 +332,12 @@ func (s *termStore) attempt(ctx context.Context, b Batch) (Revision, error) {
 	return s.commitIf(ctx, b, s.term.holds())
 }
 
-// lookFor says whether a batch has taken effect. An error says that this cannot be known.
+var errOvertaken = errors.New("somebody else has written since")
+
+// lookMax is how long one look takes at most.
+const lookMax = time.Second
+
+// lookFor says whether a batch has taken effect. An error says that this cannot be known now.
 func (s *termStore) lookFor(ctx context.Context, b Batch) (done bool, at Revision, err error) {
 	for {
 		select {
@@ -332,9 +345,11 @@ func (s *termStore) lookFor(ctx context.Context, b Batch) (done bool, at Revisio
 			return false, 0, ctx.Err()
 		case <-time.After(commitPause):
 		}
-		value, at, found, err := s.Get(ctx, b.Guard)
+		once, cancel := context.WithTimeout(ctx, lookMax)
+		value, at, found, err := s.Get(once, b.Guard)
+		cancel()
 		switch {
-		case err != nil && ctx.Err() == nil:
+		case err != nil && ctx.Err() == nil && s.authority.held():
 			continue
 		case err != nil:
 			return false, 0, err
@@ -351,7 +366,7 @@ func (s *termStore) lookFor(ctx context.Context, b Batch) (done bool, at Revisio
 				return true, at, nil
 			}
 		}
-		return false, 0, errors.New("somebody else has written since")
+		return false, 0, errOvertaken
 	}
 }
 
