@@ -236,7 +236,7 @@ func daemonNames() []string {
 }
 
 // daemons gives their processes.
-func (a *arena) daemons() (pids [6]int) {
+func (a *arena) daemons() (pids [7]int) {
 	for i, name := range daemonNames() {
 		pids[i] = a.PID(name)
 	}
