@@ -2,6 +2,8 @@ package kernel
 
 import (
 	"context"
+	"fmt"
+	"strings"
 
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
@@ -199,5 +201,22 @@ func (k *Kernel) awaitNode(ctx context.Context) (*link.Node, error) {
 		return k.node, nil
 	case <-ctx.Done():
 		return nil, &sigma.Error{Op: "kernel.links", Kind: sigma.KindUnavailable, Msg: "this machine is not registered with its system yet", Hint: "sigma doctor says why"}
+	}
+}
+
+// linksText prints what goes over links: connections of procs that are relayed, and sessions that are kept.
+func (k *Kernel) linksText(b *strings.Builder) {
+	if !k.registered() {
+		return
+	}
+	x := k.links
+	x.mu.Lock()
+	relayed, kept := x.relayed, len(x.kept)
+	x.mu.Unlock()
+	for _, g := range []struct {
+		name  string
+		value int
+	}{{"sigma_link_relays", relayed}, {"sigma_link_sessions_kept", kept}} {
+		fmt.Fprintf(b, "# TYPE %s gauge\n%s %d\n", g.name, g.name, g.value)
 	}
 }

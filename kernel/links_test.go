@@ -2,9 +2,11 @@ package kernel
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"strings"
@@ -620,6 +622,63 @@ func TestStreamsAcross(t *testing.T) {
 	}
 	if _, err := m1.connect("default").List(ctx, true); err != nil { // its sessions still go where they went
 		t.Error(err)
+	}
+}
+
+// TestHostileMember: whatever a member's sigmad sends after it was let in, the others are served, and nothing of it is left when it goes.
+func TestHostileMember(t *testing.T) {
+	w := newWorld(t, control, part{name: "m2"}, part{name: "m3"})
+	m1, m2 := w.machines["m1"], w.machines["m2"]
+	ctx := t.Context()
+	server := m1.proc(sigma.Principal{Realm: "default", Proc: "server"})
+	tree, stream := listen(t, server, sigma.FormTree), listen(t, server, sigma.FormStream)
+	own := m2.k.provider()
+	targets := []link.Target{{Kind: link.ToEndpoint, Name: tree.String()}, {Kind: link.ToEndpoint, Name: stream.String()}, {Kind: link.ToBeat, Name: "beat"}}
+	for _, name := range []string{serviceNamed, serviceBesched, serviceS3, targetPeer, targetSigmad} {
+		targets = append(targets, link.Target{Kind: link.ToService, Name: name})
+	}
+	r := rand.New(rand.NewPCG(3, 4))
+	version, err := sigmap.Encode(nil, sigmap.NoTag, &sigmap.Tversion{Msize: sigmap.MessageMax, Version: sigmap.VersionSigma})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m2.k.peer(ctx, "m1"); err != nil { // so that it is there before the count
+		t.Fatal(err)
+	}
+	eventually(t, "it has its session to besched", func() bool { return m1.served("m2", serviceBesched) == 1 })
+	before := m1.k.node.Count()["m2"]
+	for _, target := range targets {
+		for i := range 12 {
+			l := rawLink(t, m2, "m1", target, own)
+			b := make([]byte, 7+r.IntN(300))
+			for i := range b {
+				b[i] = byte(r.Uint32())
+			}
+			switch i % 4 {
+			case 0: // a message that claims to be long, and is not
+				b = []byte{0xff, 0xff, 0, 0, 100, 0, 0}
+			case 1: // rubbish
+			case 2: // rubbish in a frame
+				binary.LittleEndian.PutUint32(b, uint32(len(b)))
+			case 3: // the same, within a session
+				binary.LittleEndian.PutUint32(b, uint32(len(b)))
+				b = append(version, b...)
+			}
+			l.Write(b)
+			l.Close()
+		}
+	}
+	m1.k.proxy.CloseProc("server") // until it accepts, what was said to it waits there, as it does on one machine
+	eventually(t, "its links are gone", func() bool { return m1.k.node.Count()["m2"] <= before })
+	if _, err := w.machines["m3"].connect("default").Put(ctx, "/x", []byte("x"), sigma.PutOptions{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := m2.connect("default").Put(ctx, "/s3/bin/y", []byte("y"), sigma.PutOptions{}); err != nil {
+		t.Error(err)
+	}
+	text, err := m1.k.metricsText(ctx)
+	if err != nil || !strings.Contains(string(text), "sigma_link_relays 0\n") {
+		t.Errorf("got %s, %v", text, err)
 	}
 }
 

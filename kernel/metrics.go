@@ -133,6 +133,7 @@ func (k *Kernel) metricsText(context.Context) ([]byte, error) {
 		fmt.Fprintf(&b, "# TYPE %s %s\n%s %d\n", m.name, m.kind, m.name, m.value)
 	}
 	k.memberMetrics(&b)
+	k.linksText(&b)
 	const start, phase = "sigma_schedd_start_seconds", "sigma_schedd_start_phase_seconds"
 	fmt.Fprintf(&b, "# TYPE %s histogram\n", start)
 	k.metrics.total.text(&b, start, "")
