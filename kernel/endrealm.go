@@ -40,10 +40,7 @@ func (k *Kernel) leaveRealm(ctx context.Context, realm sigma.RealmID, by *tree) 
 	if err := k.endSessions(ctx, realm, by); err != nil {
 		return err
 	}
-	if err := k.ux.RemoveRealm(ctx, realm); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
-		return err
-	}
-	return nil
+	return k.scratch.remove(ctx, realm)
 }
 
 // forgetRealm drops what is remembered of a realm that is gone.

@@ -60,6 +60,7 @@ type fakeProc struct {
 type memRealms struct {
 	mu    sync.Mutex
 	trees map[sigma.RealmID]*memfs.Tree // mu
+	made  map[sigma.RealmID]time.Time   // mu
 	auto  bool                          // realms appear with their first use, as s3d's do
 }
 
@@ -86,6 +87,10 @@ func (r *memRealms) Create(_ context.Context, id sigma.RealmID) error {
 		return sigma.Errorf("test", sigma.KindExists, "there")
 	}
 	r.trees[id] = memfs.New(memfs.Config{})
+	if r.made == nil {
+		r.made = map[sigma.RealmID]time.Time{}
+	}
+	r.made[id] = time.Now()
 	return nil
 }
 
@@ -104,7 +109,7 @@ func (r *memRealms) List(context.Context) (out []sigma.RealmInfo, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id := range r.trees {
-		out = append(out, sigma.RealmInfo{ID: id})
+		out = append(out, sigma.RealmInfo{ID: id, Created: r.made[id]})
 	}
 	return out, nil
 }

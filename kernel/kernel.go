@@ -100,6 +100,7 @@ type Kernel struct {
 	sessions  sync.WaitGroup
 	links     *links
 	holders   *holders
+	scratch   *scratch
 	peers     *peers
 	roster    rosterText
 	peerCalls map[string]peerCall                     // what other machines' sigmads may call here; complete before Run
@@ -198,6 +199,9 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.sched = newScheduler(k)
 	k.holders = newHolders(k)
+	if k.scratch, err = newScratch(k); err != nil {
+		return nil, err
+	}
 	k.peers = newPeers()
 	k.registerPeerCalls()
 	k.bin, err = binfs.New(binfs.Config{Dir: filepath.Join(cfg.Data, "bin"), Max: cfg.ProgramsMax, Mount: cfg.Mount, Log: cfg.Log, Peers: k.holders, Tree: func(realm sigma.RealmID) (binfs.Tree, error) { return k.tree(realm) }})

@@ -128,7 +128,7 @@ func Cores(ctx context.Context, names sigma.Namespace, otherwise int) int {
 	sum := sigma.MilliCPU(0)
 	for line := range strings.Lines(string(data)) {
 		words := strings.Fields(line)
-		if len(words) < 2 || words[1] != sigma.MachineAlive.String() || slices.Contains(words, "cordoned") {
+		if len(words) < 2 || words[1] != sigma.MachineAlive.String() || slices.Contains(words, "cordoned") || slices.Contains(words, "draining") {
 			continue
 		}
 		for _, w := range words[2:] {
