@@ -381,119 +381,141 @@ func (w *writer) run(ctx context.Context, t testing.TB) {
 	}
 }
 
+// trial is three members under a write load.
+type trial struct {
+	*testCluster
+	ctx     context.Context
+	x       *testClient
+	writers []*writer
+	endLoad context.CancelFunc
+	load    sync.WaitGroup
+}
+
+// newTrial grows a store from one member to three while clients write.
+func newTrial(ctx context.Context, t *testing.T) *trial {
+	r := &trial{testCluster: newTestCluster(t), ctx: ctx, writers: make([]*writer, 4)}
+	r.start("m1")
+	r.x = &testClient{c: r.testCluster}
+	if err := r.x.ask(ctx, sigmap.CallCreate, func(d *sigmap.Coder) { r := testRealm; d.RealmID(&r) }, nil); err != nil {
+		t.Fatal(err)
+	}
+	loadCtx, end := context.WithCancel(ctx)
+	r.endLoad = end
+	t.Cleanup(func() { end(); r.load.Wait(); r.x.close() })
+	for i := range r.writers {
+		r.writers[i] = &writer{id: i, x: &testClient{c: r.testCluster}, won: map[string]bool{}}
+		r.load.Go(func() { r.writers[i].run(loadCtx, t) })
+	}
+	r.progress()
+	began := time.Now()
+	r.add(ctx, r.x, "m2")
+	r.add(ctx, r.x, "m3")
+	r.x.until(ctx, t, "three full members", func(ms []sigmap.NamesMember) bool { return voters(ms) == 3 })
+	t.Logf("grown from 1 to 3 under load in %v", time.Since(began).Round(time.Millisecond))
+	r.progress()
+	return r
+}
+
+// progress returns when each writer was told of two more names.
+func (r *trial) progress() {
+	r.t.Helper()
+	for _, w := range r.writers {
+		for want := w.acked.Load() + 2; w.acked.Load() < want; {
+			select {
+			case <-r.ctx.Done():
+				r.t.Fatalf("writer %d stands still", w.id)
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}
+}
+
+func (r *trial) leader() sigma.MachineID {
+	r.t.Helper()
+	r.x.close()
+	if err := r.x.do(r.ctx, func(context.Context) error { return nil }); err != nil {
+		r.t.Fatal(err)
+	}
+	return r.x.machine
+}
+
+// lose does something to a member, and undoes it when all writers went on.
+func (r *trial) lose(m sigma.MachineID, how string, do, undo func()) {
+	r.t.Helper()
+	leads := ""
+	if r.leader() == m {
+		leads = ", which led"
+	}
+	r.x.close()
+	at := time.Now()
+	do()
+	r.progress()
+	r.t.Logf("machine %s%s %s: writes go on after %v", m, leads, how, time.Since(at).Round(time.Millisecond))
+	undo()
+	r.standsBy(r.ctx, m)
+	r.progress()
+}
+
+// backUp takes a snapshot meanwhile. before is how many names of each writer were acknowledged when it began.
+func (r *trial) backUp() (before []int, text <-chan []byte) {
+	for _, w := range r.writers {
+		w.mu.Lock()
+		before = append(before, w.own)
+		w.mu.Unlock()
+	}
+	done := make(chan []byte, 1)
+	go func() {
+		b := &testClient{c: r.testCluster}
+		defer b.close()
+		var text []byte
+		if err := b.do(r.ctx, func(ctx context.Context) (err error) { text, err = snapshotOf(ctx, b.admin); return err }); err != nil {
+			r.t.Error(err)
+		}
+		done <- text
+	}()
+	return before, done
+}
+
+// shrink removes members, the leader first, until one is left.
+func (r *trial) shrink() {
+	for _, m := range []sigma.MachineID{r.leader(), "m1", "m2", "m3"} { // the last of which there is, or which is gone already
+		if ms := r.x.members(r.ctx, r.t); len(ms) > 1 {
+			if err := r.x.ask(r.ctx, sigmap.CallMemberRemove, machineArg(m), nil); err != nil {
+				r.t.Fatalf("removing %s of %+v: %v", m, ms, err)
+			}
+			r.kill(m)
+			r.progress()
+		}
+	}
+	if ms := r.x.members(r.ctx, r.t); len(ms) != 1 || !ms[0].Leads {
+		r.t.Errorf("after the removal of all others: %+v", ms)
+	}
+}
+
 // Three members under a write load from several clients, any of which is killed or cut off in turn, the leader too: nothing that was acknowledged is lost, no name is made twice, and a backup taken meanwhile
 // has everything that was acknowledged before it began.
 func TestMembersSurviveLosses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs three processes and kills them in turn")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	c := newTestCluster(t)
-	c.start("m1")
-	x := &testClient{c: c}
-	defer x.close()
-	if err := x.ask(ctx, sigmap.CallCreate, func(d *sigmap.Coder) { r := testRealm; d.RealmID(&r) }, nil); err != nil {
-		t.Fatal(err)
+	r := newTrial(ctx, t)
+	for _, m := range []sigma.MachineID{r.leader(), "m1", "m2", "m3"} {
+		r.lose(m, "is killed", func() { r.kill(m) }, func() { r.start(m) })
 	}
-	began := time.Now()
-	x.close() // attaches to the realm too
-	loadCtx, endLoad := context.WithCancel(ctx)
-	var load sync.WaitGroup
-	writers := make([]*writer, 4)
-	for i := range writers {
-		writers[i] = &writer{id: i, x: &testClient{c: c}, won: map[string]bool{}}
-		load.Go(func() { writers[i].run(loadCtx, t) })
-	}
-	defer load.Wait()
-	defer endLoad()
-	// progress returns when each writer was told of two more names.
-	progress := func() {
-		t.Helper()
-		for _, w := range writers {
-			for want := w.acked.Load() + 2; w.acked.Load() < want; {
-				select {
-				case <-ctx.Done():
-					t.Fatalf("writer %d stands still", w.id)
-				case <-time.After(time.Millisecond):
-				}
-			}
-		}
-	}
-	progress()
-	c.add(ctx, x, "m2")
-	c.add(ctx, x, "m3")
-	x.until(ctx, t, "three full members", func(ms []sigmap.NamesMember) bool { return voters(ms) == 3 })
-	t.Logf("grown from 1 to 3 under load in %v", time.Since(began))
-	progress()
-
-	lost := func(m sigma.MachineID, how string, do, undo func()) {
-		t.Helper()
-		x.close()
-		if err := x.do(ctx, func(context.Context) error { return nil }); err != nil {
-			t.Fatal(err)
-		}
-		leads := ""
-		if x.machine == m {
-			leads = ", which led"
-		}
-		x.close()
-		at := time.Now()
-		do()
-		progress()
-		t.Logf("machine %s%s %s: writes go on after %v", m, leads, how, time.Since(at).Round(time.Millisecond))
-		undo()
-		c.standsBy(ctx, m)
-		progress()
-	}
-	leader := func() sigma.MachineID {
-		x.close()
-		if err := x.do(ctx, func(context.Context) error { return nil }); err != nil {
-			t.Fatal(err)
-		}
-		return x.machine
-	}
-	for _, m := range []sigma.MachineID{leader(), "m1", "m2", "m3"} {
-		lost(m, "is killed", func() { c.kill(m) }, func() { c.start(m) })
-	}
-	backup := make(chan []byte, 1)
-	before := make([]int, len(writers))
-	for i, w := range writers {
-		w.mu.Lock()
-		before[i] = w.own
-		w.mu.Unlock()
-	}
-	go func() {
-		b := &testClient{c: c}
-		defer b.close()
-		var text []byte
-		if err := b.do(ctx, func(ctx context.Context) (err error) { text, err = snapshotOf(ctx, b.admin); return err }); err != nil {
-			t.Error(err)
-		}
-		backup <- text
-	}()
-	m := leader()
-	lost(m, "is cut off", func() { c.setCut(m, true) }, func() { c.setCut(m, false) })
-	m = leader()
-	lost(m, "is stopped in an orderly way", func() { c.end(m, syscall.SIGTERM) }, func() { c.start(m) })
+	before, backup := r.backUp()
+	m := r.leader()
+	r.lose(m, "is cut off", func() { r.setCut(m, true) }, func() { r.setCut(m, false) })
+	m = r.leader()
+	r.lose(m, "is stopped in an orderly way", func() { r.end(m, syscall.SIGTERM) }, func() { r.start(m) })
 	text := <-backup
-	c.quorumLost(ctx, x)
-	progress()
-	for _, m := range []sigma.MachineID{leader(), "m1", "m2", "m3"} { // the last of which there is, or which is gone already
-		if ms := x.members(ctx, t); len(ms) > 1 {
-			if err := x.ask(ctx, sigmap.CallMemberRemove, machineArg(m), nil); err != nil {
-				t.Fatalf("removing %s of %+v: %v", m, ms, err)
-			}
-			c.kill(m)
-			progress()
-		}
-	}
-	if ms := x.members(ctx, t); len(ms) != 1 || !ms[0].Leads {
-		t.Errorf("after the removal of all others: %+v", ms)
-	}
-	endLoad()
-	load.Wait()
-	checkNames(ctx, t, x, writers)
+	r.quorumLost(ctx, r.x)
+	r.progress()
+	r.shrink()
+	r.endLoad()
+	r.load.Wait()
+	checkNames(ctx, t, r.x, r.writers)
 	checkBackup(t, text, before)
 }
 
