@@ -431,6 +431,12 @@ func (a *app) stayAll(ms []*member, signals <-chan os.Signal) error {
 	}()
 	select {
 	case <-ended:
+		for _, m := range ms {
+			if !m.cmd.ProcessState.Success() {
+				return &sigma.Error{Op: "sigma.up", Kind: sigma.KindLost, Msg: fmt.Sprintf("machine %s ended unexpectedly (%v)", m.name, m.cmd.ProcessState),
+					Hint: "see " + filepath.Join(m.dir, logName) + "; start it again with: sigma up"}
+			}
+		}
 		a.remark("sigmaOS was stopped")
 		return nil
 	case <-signals:

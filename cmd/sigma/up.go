@@ -56,7 +56,7 @@ has a network of its own, DATA/machines/mI, and its share of cores and memory, a
 nothing in common with the others but the kernel. "sigma down" ends all, and the next
 up starts all. Other commands talk to m1.
 
-The programs launcher, sigmad, named, besched and s3d must lie beside sigma.
+The programs launcher, sigmad, named, besched, s3d and machined must lie beside sigma.
 
 With --rootless an ordinary user can do it, for development on a machine of one's own:
 procs are contained in a user namespace. What is weaker than under root is said at
