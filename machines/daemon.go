@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,7 +24,9 @@ type DaemonConfig struct {
 	// KindNotFound: this machine does not have it.
 	Authority func(fresh bool) (*identity.Authority, error)
 	// Fetch asks the judge's machined for the authority, and keeps it; an heir without cannot become the judge. nil = it has it otherwise.
-	Fetch  func(ctx context.Context) error
+	Fetch func(ctx context.Context) error
+	// Forget removes the authority from this machine, which has ceased to be a control machine; nil = it stays.
+	Forget func() error
 	Names  Names  // nil = the store of names need not know
 	Timing Timing // zero = DefaultTiming
 	Log    *slog.Logger
@@ -68,8 +71,12 @@ func NewDaemon(cfg DaemonConfig) (*Daemon, error) {
 
 // Run is the judge or an heir, in turn, until ctx ends.
 func (d *Daemon) Run(ctx context.Context) {
+	control := false // this machine has been one
 	for ctx.Err() == nil {
 		state, judge, err := Look(ctx, d.cfg.Namespace, d.cfg.Path)
+		if err == nil {
+			control = d.holds(state, control)
+		}
 		switch {
 		case sigma.KindOf(err) == sigma.KindNotFound || err == nil && judge == d.cfg.Self:
 			err = d.preside(ctx, state, "", nil)
@@ -86,6 +93,20 @@ func (d *Daemon) Run(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// holds says whether this machine is a control machine; if it was one and is none any more, the authority is not its to have.
+func (d *Daemon) holds(state State, before bool) bool {
+	at := slices.IndexFunc(state.Members, func(m Member) bool { return m.ID == d.cfg.Self })
+	if at < 0 {
+		return before
+	}
+	now := state.Members[at].Control
+	if before && !now && d.cfg.Forget != nil {
+		err := d.cfg.Forget()
+		d.cfg.Log.Info("this machine has given up the authority", "machine", d.cfg.Self, "err", err)
+	}
+	return now
 }
 
 // preside takes over and is the judge until another is, or the state cannot be saved.
@@ -125,7 +146,9 @@ func (d *Daemon) inherit(ctx context.Context, state State, judge sigma.MachineID
 	changed := make(chan struct{})
 	var beside sync.WaitGroup
 	beside.Go(func() { defer close(changed); d.awaitChange(ctx, state.Epoch, judge) })
-	beside.Go(func() { d.getReady(ctx) })
+	if d.holds(state, false) {
+		beside.Go(func() { d.getReady(ctx) })
+	}
 	defer beside.Wait()
 	defer cancel()
 	tick := time.NewTicker(d.cfg.Timing.Tick)

@@ -44,8 +44,9 @@ func run(log *slog.Logger) error {
 		return err
 	}
 	defer c.Close()
-	d, err := machines.NewDaemon(machines.DaemonConfig{Self: c.Info().Principal.Machine, Namespace: c, Path: stateFile, Names: names{c, log}, Log: log,
-		Fetch: func(ctx context.Context) error { return fetch(ctx, c) },
+	d, err := machines.NewDaemon(machines.DaemonConfig{Self: c.Info().Principal.Machine, Namespace: c, Path: stateFile, Names: names{c}, Log: log,
+		Fetch:  func(ctx context.Context) error { return fetch(ctx, c) },
+		Forget: func() error { return os.Remove(authorityFile) },
 		Authority: func(fresh bool) (*identity.Authority, error) {
 			return identity.OpenAuthority(authorityFile, fresh, time.Now())
 		}})
@@ -124,10 +125,7 @@ func ask(ctx context.Context, c *sdk.Client, file, method string, payload []byte
 }
 
 // names is the store of names, by way of sigmad.
-type names struct {
-	c   *sdk.Client
-	log *slog.Logger
-}
+type names struct{ c *sdk.Client }
 
 func (n names) about(ctx context.Context, method string, m sigma.MachineID) error {
 	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.MachineID(&m) })
@@ -135,10 +133,6 @@ func (n names) about(ctx context.Context, method string, m sigma.MachineID) erro
 		return err
 	}
 	_, err = ask(ctx, n.c, sigmap.FileNames, method, payload)
-	if sigma.KindOf(err) == sigma.KindUnsupported { // a named that is older
-		n.log.Debug("named knows no such call", "op", method)
-		return nil
-	}
 	return err
 }
 

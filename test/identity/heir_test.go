@@ -100,3 +100,37 @@ func (w *world) dial(p *peer, m sigma.MachineID) error {
 	}
 	return err
 }
+
+// Goal: a lost machine can be taken out of the control plane and removed; one that lives gives its part up, has the authority no more, and can be removed then. What is left goes on.
+func TestControlOff(t *testing.T) {
+	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3, Control: 3})
+	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
+	defer cancel()
+	w := &world{t: t, ctx: ctx, m1: c.Machine(0), m2: c.Machine(1)}
+	file := filepath.Join(c.Machine(1).DataDir, "machined", "authority")
+	testenv.Eventually(t, "m2 has the authority", func() error { return second(os.Stat(file)) })
+	if _, stderr, code := w.m1.CLI(t, "machine", "rm", "--force", "m3"); code != 1 || !strings.Contains(stderr, "sigma machine control m3 off") {
+		t.Errorf("a control machine is removed: code %d, %s", code, stderr)
+	}
+	c.Machine(2).Down(t)
+	w.cli("machine", "control", "m3", "off")
+	testenv.Eventually(t, "m3 is removed", func() error {
+		out, stderr, code := w.m1.CLI(t, "machine", "rm", "m3") // once it is known to be lost
+		if code != 0 {
+			return fmt.Errorf("%s%s", out, stderr)
+		}
+		return nil
+	})
+	w.cli("machine", "control", "m2", "off")
+	testenv.Eventually(t, "m2 has the authority no more", func() error {
+		if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("%s is there, %v", file, err)
+		}
+		return nil
+	})
+	w.cli("machine", "rm", "--force", "m2")
+	if got := w.cli("machine", "ls", "-q"); got != "m1" {
+		t.Errorf("machines: %q", got)
+	}
+	w.cli("realm", "create", "after") // names can be written
+}
