@@ -134,7 +134,7 @@ func (c *Core) enrol(now time.Time, e Enrol) ([]Effect, error) {
 		return nil, err
 	}
 	if c.members[e.ID] != nil {
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a machine %s", e.ID), Hint: "join under another name (--name), or remove that machine first (sigma machine rm)"}
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a machine %s", e.ID), Hint: "join under another name (--machine), or remove that machine first (sigma machine rm)"}
 	}
 	for _, m := range c.sorted() {
 		if m.Key == e.Key {

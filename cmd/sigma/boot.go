@@ -28,6 +28,7 @@ type bootPlan struct {
 // booting is a launcher that was started.
 type booting struct {
 	dir       string
+	joining   bool
 	cmd       *exec.Cmd
 	lock, log *os.File
 	ready     *os.File // the pipe's end to read
@@ -55,7 +56,7 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 	if err := prepareData(dir); err != nil {
 		return nil, err
 	}
-	b := &booting{dir: dir, exited: make(chan struct{})}
+	b := &booting{dir: dir, joining: p.join != nil, exited: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			b.close()
@@ -197,7 +198,11 @@ func (a *app) awaitReady(b *booting, signals <-chan os.Signal) error {
 	if tail := lastLines(b.log, b.logFrom, 20); tail != "" {
 		a.remark("%s", tail)
 	}
-	return &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnavailable, Msg: "sigmaOS did not start: " + strings.TrimPrefix(text, "error: "),
+	what := "sigmaOS did not start: "
+	if b.joining {
+		what = "this machine did not join: "
+	}
+	return &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnavailable, Msg: what + strings.TrimPrefix(text, "error: "),
 		Hint: "see " + filepath.Join(b.dir, logName) + "; what this machine lacks is told by: sigma doctor"}
 }
 
