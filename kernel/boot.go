@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"crypto/ed25519"
 	"slices"
 	"time"
 
@@ -57,12 +58,38 @@ func (k *Kernel) startServices(ctx context.Context) error {
 		s := k.services[p.Name]
 		k.sessions.Go(func() { s.supervise(k.ctx) })
 	}
+	if k.registered() && k.local(serviceMachined) != nil && time.Now().After(k.id.Self().NotAfter) {
+		k.sessions.Go(func() { k.certify(ctx) })
+	}
 	for _, p := range k.cfg.Programs {
 		if err := k.services[p.Name].waitReady(ctx); err != nil {
 			return sigma.Errorf("kernel.boot", sigma.KindUnavailable, "%s did not come up: %v", p.Name, err)
 		}
 	}
 	return k.takeControl(ctx)
+}
+
+// certify has this control machine's own machined certify it, when its certificate has expired and nobody could be asked for another: the control machines may need links with each other before any of them can be registered.
+func (k *Kernel) certify(ctx context.Context) {
+	err := k.until(ctx, func() error {
+		return k.withMachined(ctx, k.cfg.Machine, func(ctx context.Context, c *machines.Client) error {
+			now := k.own.keeper.get()
+			key, err := now.key()
+			if err != nil {
+				return err
+			}
+			der, err := c.Certify(ctx, k.id.Self(), key.Public().(ed25519.PublicKey))
+			if err != nil {
+				return err
+			}
+			return k.id.Install(der)
+		})
+	})
+	if err != nil {
+		k.cfg.Log.Warn("this control machine's certificate has expired, and its machined makes no other", "err", err)
+		return
+	}
+	k.cfg.Log.Info("this control machine's certificate had expired; its machined made another", "machine", k.cfg.Machine)
 }
 
 // until does something again while nobody answers.

@@ -235,6 +235,9 @@ func (k *Kernel) registerAnew(ctx context.Context, boot bool) error {
 		if err == nil {
 			return nil
 		}
+		if kind := sigma.KindOf(err); boot && k.local(serviceMachined) == nil && (kind == sigma.KindPermission || kind == sigma.KindInvalid || kind == sigma.KindExists) { // it does not become better by itself
+			return err
+		}
 		if said == nil || said.Error() != err.Error() {
 			k.cfg.Log.Warn("the machine is not registered", "machine", k.cfg.Machine, "err", err)
 		}

@@ -231,6 +231,9 @@ func (d *Daemon) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.F
 }
 
 func (d *Daemon) call(ctx context.Context, p sigma.Principal, method string, payload []byte) ([]byte, error) {
+	if method == CallCertify {
+		return d.certify(p, payload)
+	}
 	if method == CallReport { // for whoever this machine is, or will be
 		var es []Evidence
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeEvidence(c, &es) }); err != nil {
