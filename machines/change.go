@@ -12,7 +12,7 @@ import (
 
 func (m *member) copy() Member {
 	c := m.Member
-	c.Labels = maps.Clone(c.Labels)
+	c.Labels, c.Given = maps.Clone(c.Labels), maps.Clone(c.Given)
 	return c
 }
 
@@ -111,7 +111,7 @@ func (c *Core) found(now time.Time, r Request) ([]Effect, error) {
 	if err := r.check(true); err != nil {
 		return nil, err
 	}
-	m := &member{Member: Member{ID: r.ID, Key: r.Key, Labels: maps.Clone(r.Labels), Control: true, Joined: now}}
+	m := &member{Member: Member{ID: r.ID, Key: r.Key, Labels: maps.Clone(r.Labels), Given: maps.Clone(r.Labels), Control: true, Joined: now}}
 	c.members[r.ID] = m
 	return c.register(now, m, r), nil
 }
@@ -127,6 +127,7 @@ func (c *Core) enrol(now time.Time, e Enrol) ([]Effect, error) {
 		if !m.Lost {
 			out = c.lose(m, "its sigmad was started again")
 		}
+		m.give(e.Labels)
 		return append(out, c.register(now, m, e.Request)...), nil
 	}
 	t, err := c.useToken(now, e.Token, e.ProvenToken)
@@ -147,9 +148,31 @@ func (c *Core) enrol(now time.Time, e Enrol) ([]Effect, error) {
 	if t.Uses--; t.Uses == 0 {
 		t.Over = now
 	}
-	m := &member{Member: Member{ID: e.ID, Key: e.Key, Labels: maps.Clone(e.Labels), Joined: now, Token: e.Token}}
+	m := &member{Member: Member{ID: e.ID, Key: e.Key, Labels: maps.Clone(e.Labels), Given: maps.Clone(e.Labels), Joined: now, Token: e.Token}}
 	c.members[e.ID] = m
 	return append([]Effect{SaveToken{*t}}, c.register(now, m, e.Request)...), nil // the use first: a crash in between costs a use, never gives one
+}
+
+// give changes the labels by what the machine says differently from last time; what operators changed since stays.
+func (m *member) give(labels map[string]string) {
+	if maps.Equal(labels, m.Given) {
+		return
+	}
+	all := map[string]string{}
+	maps.Copy(all, m.Labels)
+	for name, value := range m.Given {
+		if _, still := labels[name]; !still && all[name] == value {
+			delete(all, name)
+		}
+	}
+	for name, value := range labels {
+		if m.Given[name] != value {
+			all[name] = value
+		}
+	}
+	if checkLabels(all) == nil { // too many are no reason to keep the machine out
+		m.Labels, m.Given = all, maps.Clone(labels)
+	}
 }
 
 // register begins a life.

@@ -65,6 +65,7 @@ type Member struct {
 	Address     string
 	Version     string
 	Labels      map[string]string
+	Given       map[string]string `json:",omitempty"` // labels that the machine itself named when it was registered last
 	CPU         sigma.MilliCPU
 	Memory      sigma.Bytes
 	Incarnation sigma.Incarnation

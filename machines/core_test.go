@@ -354,3 +354,30 @@ func TestRemote(t *testing.T) {
 		t.Errorf("lost are %v", lost)
 	}
 }
+
+// TestGivenLabels: what a machine names anew at a start changes its labels, what operators changed stays.
+func TestGivenLabels(t *testing.T) {
+	c, err := New(began, Config{Self: "m1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Step(began, Found{Request{ID: "m1", Address: "a:1", Labels: map[string]string{"zone": "a", "rack": "7", "row": "1"}}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		e    Event
+		want string
+	}{
+		{Label{"m1", map[string]string{"rack": "8", "row": "", "disk": "fast"}}, "map[disk:fast rack:8 zone:a]"},
+		{Enrol{Request: Request{ID: "m1", Address: "a:1", Labels: map[string]string{"zone": "a", "rack": "7", "row": "1"}}}, "map[disk:fast rack:8 zone:a]"},
+		{Enrol{Request: Request{ID: "m1", Address: "a:1", Labels: map[string]string{"zone": "b", "row": "1"}}}, "map[disk:fast rack:8 zone:b]"},
+		{Enrol{Request: Request{ID: "m1", Address: "a:1"}}, "map[disk:fast rack:8]"},
+	} {
+		if _, err := c.Step(began, step.e); err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(c.List()[0].Labels); got != step.want {
+			t.Errorf("after %+v: %s, want %s", step.e, got, step.want)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -252,5 +253,32 @@ func TestMemberWords(t *testing.T) {
 		if got := strings.Join(weak, " "); got != c.weak {
 			t.Errorf("%s: weak is %q, want %q", name, got, c.weak)
 		}
+	}
+}
+
+// The examples of the page about machines are commands that work, in that order, where m2 has joined.
+func TestMachineExamples(t *testing.T) {
+	page, err := os.ReadFile("../../docs/reference/machines.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, examples, _ := strings.Cut(string(page), "\n## EXAMPLES\n")
+	examples, _, _ = strings.Cut(examples, "\n## ")
+	f := newFake(t)
+	f.found("10.0.0.1:7700").join(f, "m2")
+	ran := 0
+	for line := range strings.Lines(examples) {
+		command, ok := strings.CutPrefix(strings.TrimSpace(line), "sudo sigma ")
+		if !ok {
+			continue
+		}
+		command, _, _ = strings.Cut(command, " |")
+		if got := f.sigma(strings.Fields(command)...); got.code != 0 || got.out == "" {
+			t.Errorf("sigma %s: %+v", command, got)
+		}
+		ran++
+	}
+	if ran < 10 {
+		t.Errorf("the page has %d examples", ran)
 	}
 }

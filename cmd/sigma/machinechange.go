@@ -248,9 +248,10 @@ func newMachineControlCommand(a *app) *cobra.Command {
 or 5 control machines: with 3, the loss of one goes unnoticed, with 5 that of two. With
 an even number the system bears no loss more than with one less.
 
-The machine must have been started with the control plane's programs: with sigma up,
-or sigma join --control.`,
-		Example: `  sudo sigma machine control m2 on`,
+A machine that joins with sigma join --control takes its part by itself, and no other
+machine has the programs for it. A machine whose part was taken away, because it is lost
+or is to go, can be removed then.`,
+		Example: `  sudo sigma machine control m2 off && sudo sigma machine rm m2`,
 		Args:    between(2, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if args[1] != "on" && args[1] != "off" {
