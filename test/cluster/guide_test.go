@@ -65,7 +65,7 @@ func TestGuide(t *testing.T) {
 		said.WriteString(out.String())
 	}
 	for _, want := range []string{`(?m)^m1\*\s+alive\s+yes`, `(?m)^m2\s+alive\s+no`, `(?m)^m3\s+alive\s+no`, `counted \d{6,} words`, `machine m1: [1-9]\d* maps? `, `machine m2: [1-9]\d* maps? `, `machine m3: [1-9]\d* maps? `,
-		`(?m)^kept on m2$`, `(?m)^m3\s+alive,(cordoned,)?draining`, `is stopped \(3 machines\)`} {
+		`(?m)^kept on m2$`, `(?m)^names.snap: \d+ keys`, `(?m)^m3\s+alive,(cordoned,)?draining`, `is stopped \(3 machines\)`} {
 		if !regexp.MustCompile(want).MatchString(said.String()) {
 			t.Errorf("nothing that the commands print is %s", want)
 		}
