@@ -126,6 +126,7 @@ func (c *Core) enrol(now time.Time, e Enrol) ([]Effect, error) {
 		var out []Effect
 		if !m.Lost {
 			out = c.lose(m, "its sigmad was started again")
+			out = out[:len(out)-1] // the roster comes with the new life
 		}
 		m.give(e.Labels)
 		return append(out, c.register(now, m, e.Request)...), nil
@@ -181,7 +182,8 @@ func (c *Core) register(now time.Time, m *member, r Request) []Effect {
 	m.Incarnation, m.Lost, m.suspect = sigma.Incarnation(epoch), false, false
 	m.Address, m.Version, m.CPU, m.Memory = r.Address, r.Version, r.CPU, r.Memory
 	m.heard, m.vouched, m.probed, m.grace = now, time.Time{}, time.Time{}, now.Add(c.timing.Join)
-	return []Effect{save, SaveMember{m.copy()}, c.publish(), Certify{m.copy(), epoch}}
+	// The roster comes last: the links of the life before end with it, and those of a control machine carry what is written before.
+	return []Effect{save, SaveMember{m.copy()}, Certify{m.copy(), epoch}, c.publish()}
 }
 
 // check looks at the form of a request. A machine that is alone needs no address.

@@ -165,7 +165,7 @@ func (r *Registry) fence(ctx context.Context, f Effect) error {
 }
 
 func (r *Registry) tell(ctx context.Context, m sigma.MachineID, lost bool) error {
-	if r.cfg.Fence == nil || lost && m == r.cfg.Core.Self { // this judge asks by way of its machine, whose former life has ended with all its sessions
+	if r.cfg.Fence == nil || m == r.cfg.Core.Self { // this judge asks by way of its machine: its sessions ended with its former life, and nobody has expelled it, or it could not ask
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, fenceMax)
