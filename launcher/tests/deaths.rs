@@ -6,6 +6,7 @@ mod harness;
 use harness::{Machine, Reply, await_frozen, no_victim, pipe, skipped, victim};
 use std::fs::File;
 use std::io::Read;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
 /// Boots a machine or returns from the test with the reason printed.
@@ -53,6 +54,34 @@ fn a_kept_proc_outlives_its_sigmad() {
     assert_eq!(reader.read(&mut [0]).unwrap(), 0, "all three have ended");
     machine.end(0);
     assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn port_and_share_of_a_machine_outlive_sigmad() {
+    if skipped() || no_victim() {
+        return;
+    }
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut machine = Machine::boot(&["--listen", &port.to_string(), "--cpu", "500", "--memory", "268435456"]);
+    machine.run(1, &["hello"]);
+    // Nobody accepts here; a port that is not listened on would refuse.
+    let waits = TcpStream::connect(port).expect("the port is open");
+    machine.kill_sigmad();
+    TcpStream::connect(port).expect("the port is open without sigmad");
+    machine.run(2, &["hello"]);
+    TcpStream::connect(port).expect("the port is open with another sigmad");
+    let got = |names: &[&str]| -> Vec<String> {
+        let roots = machine.cgroups();
+        let files = roots.iter().flat_map(|root| names.iter().map(move |name| format!("{root}/{name}")));
+        files.filter_map(|file| std::fs::read_to_string(file).ok()).map(|text| text.trim().to_string()).collect()
+    };
+    assert_eq!(got(&["memory.limit_in_bytes", "memory.max"]), ["268435456"]);
+    let weight = got(&["cpu.shares", "cpu.weight"]);
+    assert!(weight == ["512"] || weight == ["50"], "{weight:?}");
+    drop(waits);
+    machine.end(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+    assert!(TcpStream::connect(port).is_err(), "the port is open although nobody is there");
 }
 
 #[test]
