@@ -93,9 +93,9 @@ func (w *world) tryLives(p *peer) {
 		g, err := w.enrol(nil, p.name, p.key, nil)
 		w.must(err)
 		now := w.peer(p.name, p.key, g)
-		w.must(now.reach()) // the roster with the new life has come to m1
+		w.must(now.reach())
 		p.cert, p.id, p.node = now.cert, now.id, now.node
-		return w.say(former.certificate(), former.greets())
+		return w.soon(func() error { return w.say(former.certificate(), former.greets()) }, "was ended")()
 	}, "was ended")
 	w.try("to renew the certificate of a former life", func() error {
 		return p.machined(func(c *machines.Client) error {
@@ -146,19 +146,19 @@ func (w *world) tryRemoved() {
 		}
 		return err
 	}, "")
-	w.try("the certificate of a machine that was removed", w.join().reach, p.reach, "was removed")
+	w.try("the certificate of a machine that was removed", w.join().reach, w.soon(p.reach, "was removed"), "was removed")
 	w.try("to register a machine again that was removed", func() error {
 		q := w.join()
 		return second(w.enrol(nil, q.name, q.key, nil))
 	}, func() error { return second(w.enrol(nil, p.name, p.key, nil)) }, "shows no token")
 	w.try("m2's stolen identity after it was removed", thief.reach, func() error {
 		w.cli("machine", "rm", "--force", "m2")
-		return thief.reach()
+		return w.soon(thief.reach, "was removed")()
 	}, "was removed")
 	w.try("a stolen identity under a name that was given again", func() error {
 		tok := w.token()
 		return second(w.enrol(&tok, "m2", identity.NewKey(), nil))
-	}, thief.reach, "another key now")
+	}, w.soon(thief.reach, "another key now"), "another key now")
 	if list := w.cli("machine", "ls"); !strings.Contains(list, "m2 ") {
 		w.t.Errorf("machines: %s", list)
 	}

@@ -27,7 +27,9 @@ func TestHeir(t *testing.T) {
 	w := &world{t: t, ctx: ctx, m1: c.Machine(1), m2: c.Machine(3)} // commands are run at m2; the test's machines are where m4 is
 	defer w.all.Wait()
 	defer cancel()
-	authority := func(i int) ([]byte, error) { return os.ReadFile(filepath.Join(c.Machine(i).DataDir, "machined", "authority")) }
+	authority := func(i int) ([]byte, error) {
+		return os.ReadFile(filepath.Join(c.Machine(i).DataDir, "machined", "authority"))
+	}
 	first, err := authority(0)
 	w.must(err)
 	for i := 1; i < 3; i++ {

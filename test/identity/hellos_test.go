@@ -168,4 +168,5 @@ func (w *world) tryStrangers() {
 		}
 		return fmt.Errorf("a member of another address was let in while %d half handshakes were held", len(held))
 	}, "was let in")
+	testenv.Eventually(w.t, "the half handshakes are over", control)
 }

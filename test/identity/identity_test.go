@@ -84,6 +84,18 @@ func (w *world) try(what string, control, attempt func() error, want string) {
 	}
 }
 
+// soon repeats an attempt until it is refused in the words of want: what was decided must reach m1's sigmad first.
+func (w *world) soon(attempt func() error, want string) func() error {
+	return func() (err error) {
+		for end := time.Now().Add(20 * time.Second * testenv.Slow()); time.Now().Before(end) && w.ctx.Err() == nil; <-time.After(10 * time.Millisecond) {
+			if err = attempt(); err != nil && strings.Contains(err.Error(), want) {
+				return err
+			}
+		}
+		return err
+	}
+}
+
 func (w *world) must(err error) {
 	w.t.Helper()
 	if err != nil {
