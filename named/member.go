@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -39,6 +40,7 @@ type Member struct {
 	log     *slog.Logger
 	net     *network
 	initial *initial
+	joining bool // had no store when it was opened
 
 	mu         sync.Mutex
 	store      *etcdStore      // mu; nil before this machine has joined
@@ -121,7 +123,8 @@ func OpenMember(cfg MemberConfig) (*Member, error) {
 			return nil, err
 		}
 	}
-	if m.initial == nil || m.hasStore() {
+	m.joining = m.initial != nil && !m.hasStore()
+	if !m.joining {
 		own := peerURL(cfg.Machine)
 		store, err := startEtcd(cfg.Config, func(c *embed.Config) { founding(c, cfg.Machine, own.String()) })
 		if err != nil {
@@ -213,6 +216,33 @@ func (m *Member) Run(ctx context.Context) error {
 		return nil
 	}
 }
+
+// Ready waits until a machine that joins is a full member, whose loss the others can bear and who helps to bear theirs. Any other machine is ready at once.
+func (m *Member) Ready(ctx context.Context) error {
+	for m.joining {
+		if s := m.opened(); s != nil && m.counts(ctx, s) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return sigma.Wrap("named.Ready", "", ctx.Err())
+		case <-time.After(readyPause):
+		}
+	}
+	return nil
+}
+
+// counts asks the leader whether this member is a full one. It does not know itself: until it has its first state it takes all members for such.
+func (m *Member) counts(ctx context.Context, s *etcdStore) bool {
+	t, err := s.look(ctx)
+	if err != nil || t.machine == "" || t.machine == m.cfg.Machine {
+		return err == nil && t.machine == m.cfg.Machine
+	}
+	ms, err := m.net.members(ctx, t.machine)
+	return err == nil && slices.ContainsFunc(ms, func(x remoteMember) bool { return x.ID == uint64(s.etcd.Server.MemberID()) && !x.IsLearner })
+}
+
+const readyPause = 20 * time.Millisecond
 
 // Close ends the member. Run must have returned.
 func (m *Member) Close() {

@@ -288,8 +288,9 @@ func (a *arrivals) Addr() net.Addr { return &net.UnixAddr{Name: "peers", Net: "u
 
 // remoteMember is what a member tells of another.
 type remoteMember struct {
-	ID       uint64   `json:"id"`
-	PeerURLs []string `json:"peerURLs"`
+	ID        uint64   `json:"id"`
+	PeerURLs  []string `json:"peerURLs"`
+	IsLearner bool     `json:"isLearner"`
 }
 
 // remoteMembersMax bounds what another member says.

@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 
 	"sigmaos.dev/changeboard"
 	"sigmaos.dev/named"
@@ -71,15 +72,13 @@ func run(ctx context.Context, log *slog.Logger, initial string) error {
 	if err != nil {
 		return err
 	}
-	if err := c.Started(ctx); err != nil {
-		return err
-	}
 	serving, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // until the lead is handed over, so that who waits for an answer gets it
 	var member sync.WaitGroup
 	defer member.Wait()
 	ctx, end := context.WithCancel(ctx)
 	defer end() // if serving ends by itself
 	member.Go(func() { stop(m.Run(ctx)) })
+	member.Go(func() { ready(ctx, c, m, log) })
 	if err := c.ServeTree(serving, l, m); serving.Err() == nil {
 		return err
 	}
@@ -87,6 +86,20 @@ func run(ctx context.Context, log *slog.Logger, initial string) error {
 		return cause // the store ended by itself
 	}
 	return nil
+}
+
+// readyMax is how long a machine that joins is waited for. After that it is said to serve all the same: it does as far as it can.
+const readyMax = 20 * time.Second
+
+func ready(ctx context.Context, c *sdk.Client, m *named.Member, log *slog.Logger) {
+	soon, cancel := context.WithTimeout(ctx, readyMax)
+	defer cancel()
+	if err := m.Ready(soon); err != nil && ctx.Err() == nil {
+		log.Warn("this machine's part of the store of names is not complete yet", "err", err)
+	}
+	if err := c.Started(ctx); err != nil && ctx.Err() == nil {
+		log.Error("sigmad cannot be told that named serves", "err", err)
+	}
 }
 
 // peers reaches the named of other machines over sigmad's links.

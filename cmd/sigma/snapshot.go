@@ -71,7 +71,9 @@ begins with the names of the old; machines must join it anew.`,
 		Example: `  sudo sigma snapshot restore /backup/names.2026-11-20 --data /srv/sigma
   sudo sigma up --data /srv/sigma --detach`,
 		Args: between(1, 1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.snapshotRestore(cmd.Context(), args[0], replace) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.snapshotRestore(cmd.Context(), args[0], replace)
+		},
 	}
 	cmd.Flags().BoolVar(&replace, "replace", false, "also if there are names already")
 	return cmd
