@@ -32,7 +32,7 @@ func TestFarConformance(t *testing.T) {
 		},
 		Principal:   sigma.Principal{Realm: sigma.DefaultRealm},
 		Lacks:       []treetest.Capability{treetest.SetPerm, treetest.SetModified, treetest.Leases, treetest.PassFiles},
-		ListEntries: 5000,
+		ListEntries: 2000,
 	})
 }
 
