@@ -46,6 +46,7 @@ type ClusterOptions struct {
 	Weaken   bool            // as in Options
 	// Unstarted: the test starts it itself, on Data, and then calls Started. Of kind Local only.
 	Unstarted bool
+	Bin       string // directory of the programs; "" = as for every test
 }
 
 // Cluster is one system of several machines, for one test. What it does to the machines is noted with the time in a log, which is kept with those of the machines if the test fails.
@@ -72,42 +73,65 @@ type Machine struct {
 
 	cluster *Cluster
 	joined  bool
+	killed  bool // since it was booted
 }
 
 // NewCluster starts machines m1 and so on, which have all joined when it returns. At the test's end they are taken down and it fails if anything of them is left.
 func NewCluster(tb testing.TB, o ClusterOptions) *Cluster {
 	tb.Helper()
 	RequireRoot(tb)
-	if o.Kind == "" {
-		o.Kind = Namespaces
-	}
-	o.Machines, o.Control = max(o.Machines, 1), max(o.Control, 1)
-	if err := netlab.Missing(); err != nil && o.Kind == Namespaces {
+	if err := netlab.Missing(); err != nil && o.Kind != Local {
 		tb.Skipf("skipped: %v", err)
 	}
-	c := &Cluster{o: o, began: time.Now()}
-	err := c.prepare()
+	c, err := prepare(o)
+	if err != nil {
+		tb.Fatal(err)
+	}
 	tb.Cleanup(func() {
 		if tb.Failed() {
 			tb.Logf("%s", c.KeepLogs(tb.Name()))
 		}
-		if err := c.close(); err != nil {
+		if err := c.Close(); err != nil {
 			tb.Error(err)
 		}
 	})
-	if err == nil {
-		err = c.start()
-	}
-	if err != nil {
+	if err := c.start(); err != nil {
 		tb.Fatal(err)
 	}
 	return c
 }
 
+// StartCluster is NewCluster for programs that are no tests. The caller closes it.
+func StartCluster(o ClusterOptions) (*Cluster, error) {
+	c, err := prepare(o)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.start(); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
 // prepare makes directories, guardians and the network.
+func prepare(o ClusterOptions) (*Cluster, error) {
+	if o.Kind == "" {
+		o.Kind = Namespaces
+	}
+	o.Machines, o.Control = max(o.Machines, 1), max(o.Control, 1)
+	c := &Cluster{o: o, bin: o.Bin, began: time.Now()}
+	err := c.prepare()
+	if err != nil {
+		err = errors.Join(err, c.Close())
+	}
+	return c, err
+}
+
 func (c *Cluster) prepare() (err error) {
-	if c.bin, err = binDir(); err != nil {
-		return err
+	if c.bin == "" {
+		if c.bin, err = binDir(); err != nil {
+			return err
+		}
 	}
 	if c.dir, err = os.MkdirTemp("", "sigma-test-"); err != nil {
 		return err
@@ -123,26 +147,34 @@ func (c *Cluster) prepare() (err error) {
 	}
 	nsfs, number := nsfsMounts(), rand.Uint32()
 	for i := range c.o.Machines {
-		m := &Machine{Name: sigma.MachineID(fmt.Sprint("m", i+1)), cluster: c}
-		home := filepath.Join(c.dir, string(m.Name))
-		data := filepath.Join(home, "data")
-		if c.o.Kind == Local {
-			home = filepath.Join(c.data, "machines", string(m.Name))
-			data = home
-		} else if err := giveNumber(data, number+uint32(i)); err != nil {
+		m, err := c.prepareMachine(i, number)
+		if err != nil {
 			return err
 		}
-		m.System = &System{DataDir: data, home: home, bin: c.bin, nsfs: nsfs, options: Options{Machine: string(m.Name), Weaken: c.o.Weaken}}
-		if c.Lab != nil {
-			m.Net = c.Lab.Machine(i)
-			m.System.start = m.Net.Start
-		}
+		m.nsfs = nsfs
 		c.machines = append(c.machines, m)
-		if m.System.guardian, err = newGuardian(m.System, c.dir); err != nil {
-			return err
-		}
 	}
 	return nil
+}
+
+func (c *Cluster) prepareMachine(i int, number uint32) (*Machine, error) {
+	m := &Machine{Name: sigma.MachineID(fmt.Sprint("m", i+1)), cluster: c}
+	home := filepath.Join(c.dir, string(m.Name))
+	data := filepath.Join(home, "data")
+	if c.o.Kind == Local {
+		home = filepath.Join(c.data, "machines", string(m.Name))
+		data = home
+	} else if err := giveNumber(data, number+uint32(i)); err != nil {
+		return nil, err
+	}
+	m.System = &System{DataDir: data, home: home, bin: c.bin, options: Options{Machine: string(m.Name), Weaken: c.o.Weaken}}
+	if c.Lab != nil {
+		m.Net = c.Lab.Machine(i)
+		m.System.start = m.Net.Start
+	}
+	var err error
+	m.System.guardian, err = newGuardian(m.System, c.dir)
+	return m, err
 }
 
 // giveNumber makes a data directory of an instance with a number of our choice: left to themselves two machines of a host could get uids in common, which the number modulo 1024 decides.
@@ -274,7 +306,7 @@ func (m *Machine) Boot() error {
 	}
 	m.cluster.Note("boot %s", m.Name)
 	err := m.up()
-	m.joined = m.joined || err == nil
+	m.joined, m.killed = m.joined || err == nil, false
 	return err
 }
 
@@ -365,8 +397,8 @@ func (c *Cluster) dumpStacks() {
 	time.Sleep(time.Second) // for the eyes of a person; nothing depends on it
 }
 
-// close takes all down, the control machines last, and counts what is left.
-func (c *Cluster) close() error {
+// Close takes all down, the control machines last, and counts what is left.
+func (c *Cluster) Close() error {
 	var errs []error
 	for _, m := range c.machines {
 		errs = append(errs, m.Resume())
@@ -416,13 +448,16 @@ func (c *Cluster) downAll() (errs []error) {
 	return errs
 }
 
-// end takes the machine down. What one that was killed left on the host is what its next start would have removed: control groups, so they are none of the test's leaks; but no process may be left.
+// end takes the machine down. Control groups that one that was killed left are none of the test's leaks, since its next start would have removed them; but no process of it may be left.
 func (m *Machine) end() error {
 	if m.Running() {
 		stdout, stderr, code, err := m.cli("down")
 		if err != nil || code != 0 {
 			return fmt.Errorf("sigma down: exit code %d, %v\n%s%s", code, err, stdout, stderr)
 		}
+		return nil
+	}
+	if !m.killed {
 		return nil
 	}
 	err := poll(func() error {

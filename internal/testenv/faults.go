@@ -3,8 +3,11 @@ package testenv
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
-	"testing"
 	"time"
 
 	"sigmaos.dev/internal/netlab"
@@ -14,6 +17,7 @@ import (
 // peers are told by TCP that connections ended. It returns when all are gone.
 func (m *Machine) Kill() error {
 	m.cluster.Note("kill -9 %s", m.Name)
+	m.killed = true
 	if err := m.signalAll(syscall.SIGSTOP); err != nil { // so that nobody reacts
 		return err
 	}
@@ -50,25 +54,39 @@ func (m *Machine) Resume() error {
 	return m.signalAll(syscall.SIGCONT)
 }
 
-// signalAll signals all processes, those that start meanwhile included: it goes on until a pass finds none that it has not signalled yet.
+// signalAll signals all processes, those that start meanwhile included: it goes on until a pass finds none that it has not signalled yet. All are the keeper's descendants; to look for
+// them among all processes of a busy host could take as long as the pause is to last.
 func (m *Machine) signalAll(s syscall.Signal) error {
 	seen := map[int]bool{}
-	for {
-		fresh := 0
-		for _, p := range m.processes() {
-			if seen[p.pid] {
+	for fresh := true; fresh; {
+		fresh = false
+		for todo := []int{m.PID("keeper")}; len(todo) > 0; {
+			pid := todo[0]
+			todo = append(todo[1:], children(pid)...)
+			if seen[pid] || pid == 0 {
 				continue
 			}
-			seen[p.pid] = true
-			fresh++
-			if err := syscall.Kill(p.pid, s); err != nil && !errors.Is(err, syscall.ESRCH) {
-				return fmt.Errorf("signal %v to %s of %s: %w", s, p.name, m.Name, err)
+			seen[pid], fresh = true, true
+			if err := syscall.Kill(pid, s); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return fmt.Errorf("signal %v to process %d of %s: %w", s, pid, m.Name, err)
 			}
 		}
-		if fresh == 0 {
-			return nil
+	}
+	return nil
+}
+
+// children lists those of all threads of a process.
+func children(pid int) (out []int) {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, file := range files {
+		text, _ := os.ReadFile(file)
+		for _, word := range strings.Fields(string(text)) {
+			if child, err := strconv.Atoi(word); err == nil {
+				out = append(out, child)
+			}
 		}
 	}
+	return out
 }
 
 // Restart boots a machine that was killed, once nothing of it is left; its network is healed.
@@ -90,10 +108,10 @@ func (m *Machine) Restart() error {
 }
 
 // KillDaemon kills one daemon with kill -9: "keeper", "launcher", "sigmad", "named", "besched", "s3d" or "machined".
-func (m *Machine) KillDaemon(tb testing.TB, name string) {
-	tb.Helper()
+func (m *Machine) KillDaemon(name string) error {
 	m.cluster.Note("kill -9 %s of %s", name, m.Name)
-	m.Kill9(tb, name)
+	m.killed = m.killed || name == "keeper"
+	return m.kill9(name)
 }
 
 // Cut drops what from sends to to from now on. The other direction stays as it is.

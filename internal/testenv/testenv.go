@@ -350,16 +350,22 @@ func launcherOf(keeper int) int {
 // Kill9 kills a daemon and returns when it is gone. What dies with it may take a moment longer.
 func (s *System) Kill9(tb testing.TB, name string) {
 	tb.Helper()
+	if err := s.kill9(name); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func (s *System) kill9(name string) error {
 	pid := s.PID(name)
 	if pid == 0 {
-		tb.Fatalf("%s does not run", name)
+		return fmt.Errorf("%s does not run", name)
 	}
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		tb.Fatalf("kill -9 %s (%d): %v", name, pid, err)
+		return fmt.Errorf("kill -9 %s (%d): %w", name, pid, err)
 	}
-	Eventually(tb, name+" is gone", func() error {
+	return poll(func() error {
 		if p, ok := readProcess(pid); ok && !p.zombie {
-			return fmt.Errorf("process %d lives", pid)
+			return fmt.Errorf("%s was killed, and process %d lives", name, pid)
 		}
 		return nil
 	})
