@@ -94,12 +94,25 @@ func TestProcsEverywhere(t *testing.T) {
 
 	// It comes back in a new life, and runs procs again.
 	must(t, cluster.Machine(2).Restart())
+	var back []sigma.ProcID
 	testenv.Eventually(t, "m3 runs procs again", func() error {
-		if on := runs(ctx, t, clients["m1"], spawn("m1", 20)); len(on["m3"]) == 0 {
+		on := runs(ctx, t, clients["m1"], spawn("m1", 20))
+		if back = on["m3"]; len(back) == 0 {
 			return sigma.Errorf("test", sigma.KindOther, "%v", on)
 		}
 		return nil
 	})
+
+	// It is drained: what it runs is asked to go, wherever it is at home, and nothing new comes.
+	cluster.Machine(1).Must(t, "machine", "drain", "m3")
+	for _, id := range back {
+		if s := exit(ctx, t, clients["m2"], id); s.Code != sigma.StatusEvicted {
+			t.Errorf("a proc of the machine that is drained: %+v", s)
+		}
+	}
+	if on := runs(ctx, t, clients["m2"], spawn("m2", 20)); len(on["m3"]) > 0 {
+		t.Errorf("%d procs were placed on a machine that is drained", len(on["m3"]))
+	}
 }
 
 // runs groups those of ids that are listed as not ended by the machine that they run on.
