@@ -52,6 +52,12 @@ func (k *Kernel) find(ctx context.Context, realm sigma.RealmID, id sigma.ProcID)
 	if len(others) == 0 || len(id) > 64 {
 		return place{}, false
 	}
+	select {
+	case k.peers.finds <- struct{}{}:
+		defer func() { <-k.peers.finds }()
+	case <-ctx.Done():
+		return place{}, false
+	}
 	ctx, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
 	found := make(chan *place, len(others))
@@ -152,12 +158,11 @@ const comeBackMax = 5 * time.Second
 
 // waitAt waits at another machine.
 func (k *Kernel) waitAt(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, id sigma.ProcID, u until) (info sigma.ProcInfo, err error) {
-	select {
-	case k.peers.waits <- struct{}{}:
-		defer func() { <-k.peers.waits }()
-	default:
-		return info, sigma.Errorf("kernel.await", sigma.KindBusy, "%d waits for procs of other machines are under way here", farWaits)
+	done, err := k.peers.wait(realm)
+	if err != nil {
+		return info, err
 	}
+	defer done()
 	exit := bool(u)
 	err = k.ask(ctx, m, peerWait, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcID(&id); c.Bool(&exit) }, func(c *sigmap.Coder) { c.ProcInfo(&info) })
 	return info, err

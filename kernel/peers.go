@@ -56,14 +56,18 @@ const (
 	reportBytes = 40 << 10               // of one report, besides its last proc
 	reportProcs = 64                     // in one report
 	farWaits    = 2048                   // waits at other machines that are under way; a session bears twice as many requests
+	farOfRealm  = farWaits / 2           // of them, those of one realm
+	findsMost   = 64                     // searches for a proc at all machines that are under way; others wait their turn
 )
 
 // peers is what this machine has to do with procs of others. Its mu is a leaf.
 type peers struct {
-	mu     sync.Mutex
-	owed   map[sigma.Life]*debt // mu
-	synced map[sigma.Life]bool  // mu; lives that have been told what this sigmad runs
-	waits  chan struct{}        // of farWaits
+	mu      sync.Mutex
+	owed    map[sigma.Life]*debt  // mu
+	synced  map[sigma.Life]bool   // mu; lives that have been told what this sigmad runs
+	waits   map[sigma.RealmID]int // mu; at other machines
+	waiting int                   // mu; sum of waits
+	finds   chan struct{}         // of findsMost
 }
 
 // debt is what a home is still to be told. A goroutine pays it while it is there.
@@ -73,7 +77,26 @@ type debt struct {
 }
 
 func newPeers() *peers {
-	return &peers{owed: map[sigma.Life]*debt{}, synced: map[sigma.Life]bool{}, waits: make(chan struct{}, farWaits)}
+	return &peers{owed: map[sigma.Life]*debt{}, synced: map[sigma.Life]bool{}, waits: map[sigma.RealmID]int{}, finds: make(chan struct{}, findsMost)}
+}
+
+// wait counts a wait at another machine until done is called.
+func (x *peers) wait(realm sigma.RealmID) (done func(), err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.waiting >= farWaits || x.waits[realm] >= farOfRealm {
+		return nil, sigma.Errorf("kernel.await", sigma.KindBusy, "%d waits for procs of other machines are under way here, %d of them of realm %s", x.waiting, x.waits[realm], realm)
+	}
+	x.waiting++
+	x.waits[realm]++
+	return func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.waiting--
+		if x.waits[realm]--; x.waits[realm] == 0 {
+			delete(x.waits, realm)
+		}
+	}, nil
 }
 
 // life is this machine's present one.

@@ -3,6 +3,7 @@ package kernel
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"sigmaos.dev/sdk"
@@ -200,6 +201,33 @@ func TestFarLost(t *testing.T) {
 		if s := x.exited("m1", id); s.Code != sigma.StatusEvicted {
 			t.Errorf("%s: %+v", id, s)
 		}
+	}
+}
+
+// Goal: a listing of several pages from several machines has every proc once.
+func TestFarPages(t *testing.T) {
+	x := newThree(t)
+	var ids []sigma.ProcID
+	x.burst("m1", 2)
+	for _, at := range []sigma.MachineID{"m2", "m1"} {
+		ds := slices.Repeat([]sigma.Descriptor{{Program: "/bin/x", Args: []string{strings.Repeat("x", 800)}, Memory: 128 * sigma.MiB}}, 50)
+		for range 3 {
+			got, err := x.c[at].Spawn(t.Context(), ds...) // most of them are queued
+			if err != nil {
+				t.Fatal(err)
+			}
+			ids = append(ids, got...)
+		}
+	}
+	infos, err := x.c["m3"].List(t.Context(), false)
+	if err != nil || len(infos) != len(ids)+2 {
+		t.Fatalf("%d procs are listed of %d, %v", len(infos), len(ids)+2, err)
+	}
+	for _, p := range infos {
+		ids = slices.DeleteFunc(ids, func(id sigma.ProcID) bool { return id == p.ID })
+	}
+	if len(ids) > 0 {
+		t.Errorf("%d procs are not listed", len(ids))
 	}
 }
 

@@ -34,6 +34,9 @@ const enqueueMax = 512
 // done about jobs that were granted and never taken.
 const requeueEvery = 5 * time.Second
 
+// requeueEach is added for each proc that is queued, so that to send many again is never much work.
+const requeueEach = 200 * time.Microsecond
+
 func newScheduler(k *Kernel) *scheduler {
 	return &scheduler{k: k, work: make(chan struct{}, 1), roomy: make(chan struct{}, 1), shut: make(chan struct{}, 1), moved: make(chan struct{}, 1)}
 }
@@ -138,7 +141,10 @@ func (s *scheduler) watch(ctx context.Context, life sigma.Life) {
 		case <-s.moved:
 		case <-again.C:
 			if len(s.k.others()) > 0 {
-				s.k.step(schedd.Requeue{Before: time.Now().Add(-requeueEvery)})
+				s.k.mu.Lock()
+				age := requeueEvery + time.Duration(s.k.core.Queued())*requeueEach
+				s.k.mu.Unlock()
+				s.k.step(schedd.Requeue{Before: time.Now().Add(-age)})
 			}
 		case <-ctx.Done():
 			return

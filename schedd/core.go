@@ -120,6 +120,9 @@ func (c *Core) Capacity() sigma.Bytes { return c.capacity }
 // Running counts the procs that run here or are about to, guests too.
 func (c *Core) Running() int { return c.running }
 
+// Queued counts the procs that wait at besched.
+func (c *Core) Queued() int { return c.queued }
+
 // Proc finds a proc of a realm; nil if there is none there.
 func (c *Core) Proc(realm sigma.RealmID, id sigma.ProcID) *Proc {
 	if p := c.procs[id]; p != nil && p.Realm == realm {
