@@ -85,6 +85,29 @@ func (w *world) tryCalls() {
 	}, ask(p, func(c *machines.Client) error { return second(c.Authority(w.ctx)) }), "is no control machine")
 }
 
+// tryOperator asks m1's sigmad, as root on m1 can, for what machined alone may have.
+func (w *world) tryOperator() {
+	c := w.m1.Connect(w.ctx, w.t, sigma.SystemRealm)
+	call := func(method string) func() error {
+		return func() error {
+			f, _, err := c.Root().Walk(w.ctx, []string{sigma.NameSys, "machines"})
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			return thirdOf(f.(sigma.Caller).Call(w.ctx, method, nil, nil))
+		}
+	}
+	w.try("the authority, by an operator", call(machines.CallTokens), call(machines.CallAuthority), "no method")
+	w.try("to beat for another machine, by an operator", call(machines.CallTokens), call(machines.CallReport), "no method")
+	w.try("the state of the machines, by an operator", func() error { return second(c.ReadDir(w.ctx, "/sys")) }, func() error {
+		_, _, err := c.Root().Walk(w.ctx, []string{"machines", "state"})
+		return err
+	}, "keeps no names")
+}
+
+func thirdOf[T, U any](_ T, _ U, err error) error { return err }
+
 // tenantWords are what the tenant's program says of each of its attempts.
 type tenantWords struct {
 	What    string

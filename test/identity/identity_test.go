@@ -58,6 +58,7 @@ func TestIdentity(t *testing.T) {
 	w.tryCertificates()
 	w.tryHellos()
 	w.tryCalls()
+	w.tryOperator()
 	w.tryTenant()
 	w.tryStrangers()
 	w.tryRemoved()
