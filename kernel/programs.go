@@ -14,6 +14,9 @@ import (
 // realm's: it may ask the object store too.
 const callPart = "program"
 
+// programsKey, which is no realm's name, keeps the session over which programs come apart from that of the other calls among sigmads: a megabyte on its way must not hold up a kill or a report.
+const programsKey = "+programs"
+
 // holdersMax bounds the programs of which it is remembered who has them; beyond it all is forgotten.
 const holdersMax = 1024
 
@@ -73,9 +76,13 @@ func codePart(c *sigmap.Coder, n *binfs.Name, offset *int64, size *int) {
 
 // Part implements binfs.Peers.
 func (h *holders) Part(ctx context.Context, m sigma.MachineID, n binfs.Name, offset int64, size int) ([]byte, error) {
-	c, err := h.k.peer(ctx, m)
+	root, _, err := h.k.far(ctx, farKey{m, programsKey}, targetPeer, h.k.provider())
 	if err != nil {
 		return nil, err
+	}
+	c, ok := root.(sigma.Caller)
+	if !ok {
+		return nil, sigma.Errorf("kernel.Part", sigma.KindUnsupported, "machine %s cannot be called", m)
 	}
 	payload, err := sigmap.Payload(func(c *sigmap.Coder) { codePart(c, &n, &offset, &size) })
 	if err != nil {
