@@ -193,7 +193,8 @@ func (c *Challenges) Use(now time.Time, ch Challenge) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, twice := c.used[ch]; twice {
-		return sigma.Errorf(op, sigma.KindPermission, "the request was made before: it is a copy")
+		// Who asks for a machine repeats what got no answer, so an honest machine can be told this: it asks anew, with another challenge.
+		return &sigma.Error{Op: op, Kind: sigma.KindStale, Msg: "the request was made before: it is a copy", Hint: "try again"}
 	}
 	if len(c.used) >= usedMax {
 		for u, at := range c.used {

@@ -108,7 +108,7 @@ func TestEnrolment(t *testing.T) {
 	if err := good.CheckKey(a.System(), start.Add(time.Minute)); err != nil || !good.CheckToken(tok.Key()) || chs.Use(start, good.Challenge) != nil {
 		t.Errorf("a good request was refused: %v", err)
 	}
-	if err := chs.Use(start, good.Challenge); sigma.KindOf(err) != sigma.KindPermission {
+	if err := chs.Use(start, good.Challenge); sigma.KindOf(err) != sigma.KindStale {
 		t.Errorf("the same challenge again: %v", err)
 	}
 	if good.CheckToken(other.Key()) {

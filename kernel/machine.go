@@ -100,7 +100,7 @@ func (k *Kernel) joinSystem(ctx context.Context) error {
 	var grant *identity.Grant
 	for {
 		grant, _, err = link.Enrol(ctx, link.Join{Address: j.Address, Token: &token, Key: key, Ask: k.enrolment(), Connect: k.cfg.Connect})
-		if err == nil || sigma.KindOf(err) != sigma.KindBusy { // others are being registered just now
+		if kind := sigma.KindOf(err); err == nil || kind != sigma.KindBusy && kind != sigma.KindStale { // others are being registered just now, or an answer was lost
 			break
 		}
 		select {

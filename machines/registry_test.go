@@ -89,7 +89,7 @@ func join(t *testing.T, r *Registry, a *identity.Authority, key ed25519.PrivateK
 	}
 	g, err := r.Enrol(t.Context(), e)
 	if err == nil {
-		if _, err := r.Enrol(t.Context(), e); sigma.KindOf(err) != sigma.KindPermission {
+		if _, err := r.Enrol(t.Context(), e); sigma.KindOf(err) != sigma.KindStale {
 			t.Errorf("the same request again: %v", err)
 		}
 	}
