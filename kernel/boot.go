@@ -190,7 +190,19 @@ func (k *Kernel) takeControl(ctx context.Context) error {
 	if slices.ContainsFunc(k.own.keeper.get().Control, func(m identity.Member) bool { return m.Machine == k.cfg.Machine }) {
 		return nil
 	}
-	return k.until(ctx, func() error {
+	err := k.until(ctx, func() error {
 		return k.judge(ctx, func(ctx context.Context, c *machines.Client) error { return c.Control(ctx, k.cfg.Machine, true) })
 	})
+	for err == nil { // this machine counts as an observer now, so it must know that it is one
+		changed := k.id.Roster().Changed()
+		if m, ok := k.id.Roster().Member(k.cfg.Machine); ok && m.Control {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			err = sigma.Errorf("kernel.boot", sigma.KindUnavailable, "the machines have not heard that this one is a control machine")
+		}
+	}
+	return err
 }

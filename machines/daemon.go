@@ -40,6 +40,7 @@ type Daemon struct {
 	mu      sync.Mutex
 	service *Service        // mu; nil unless this is the judge
 	judge   sigma.MachineID // mu; who is, if not this machine
+	seen    *Publish        // mu; the roster of the state, while this is an heir whose judge is silent
 	heir    *Heir           // mu; nil unless this is one
 	turned  chan struct{}   // mu; closed and replaced when one of these changes
 }
@@ -162,6 +163,12 @@ func (d *Daemon) inherit(ctx context.Context, state State, judge sigma.MachineID
 		case now := <-tick.C:
 			d.mu.Lock()
 			silent := h.Tick(now)
+			if d.seen == nil && h.unheard(now) { // it may have died before it told all what it saved, such as who is an observer
+				p := h.core.Roster()
+				d.seen = &p
+				close(d.turned)
+				d.turned = make(chan struct{})
+			}
 			d.mu.Unlock()
 			if silent {
 				return h
@@ -214,7 +221,7 @@ func (d *Daemon) awaitChange(ctx context.Context, epoch uint64, judge sigma.Mach
 func (d *Daemon) become(s *Service, h *Heir, judge sigma.MachineID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.service, d.heir, d.judge = s, h, judge
+	d.service, d.heir, d.judge, d.seen = s, h, judge, nil
 	close(d.turned)
 	d.turned = make(chan struct{})
 }
@@ -253,7 +260,10 @@ func (d *Daemon) call(ctx context.Context, p sigma.Principal, method string, pay
 			return nil, nil
 		}
 	}
-	s, judge := d.decides(ctx, method == CallRoster || method == CallErrands)
+	if method == CallRoster {
+		return d.roster(ctx, p, payload)
+	}
+	s, judge := d.decides(ctx, method == CallErrands)
 	switch {
 	case s == nil && judge != "":
 		return nil, &sigma.Error{Op: "machines.Daemon", Kind: sigma.KindUnavailable, Msg: "machine " + string(judge) + " decides about membership"}
@@ -277,6 +287,36 @@ func (d *Daemon) decides(ctx context.Context, wait bool) (*Service, sigma.Machin
 		select {
 		case <-turned:
 		case <-ctx.Done():
+		}
+	}
+}
+
+// roster answers CallRoster: the judge with its own; an heir waits until it is the judge, or until the judge is silent, and then gives what was saved last, if that is later than what the caller knows.
+func (d *Daemon) roster(ctx context.Context, p sigma.Principal, payload []byte) ([]byte, error) {
+	var known uint64
+	var skip uint32
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&known); c.U32(&skip) }); err != nil {
+		return nil, err
+	}
+	for {
+		d.mu.Lock()
+		s, seen, turned := d.service, d.seen, d.turned
+		d.mu.Unlock()
+		switch {
+		case s != nil:
+			return s.call(ctx, p, CallRoster, payload)
+		case seen != nil && (seen.Epoch > known || skip > 0 && seen.Epoch == known):
+			rest := seen.Members[min(int(skip), len(seen.Members)):]
+			rest = rest[:min(len(rest), membersPage)]
+			more := int(skip)+len(rest) < len(seen.Members)
+			return sigmap.Payload(func(c *sigmap.Coder) { c.U64(&seen.Epoch); c.Bool(&more); identity.CodeMembers(c, &rest) })
+		case skip > 0:
+			return nil, sigma.Errorf("machines.Roster", sigma.KindVersion, "the roster has changed meanwhile")
+		}
+		select {
+		case <-turned:
+		case <-ctx.Done():
+			return nil, sigma.Wrap("machines.Roster", "", ctx.Err())
 		}
 	}
 }

@@ -240,3 +240,62 @@ func TestHandOver(t *testing.T) {
 		}
 	})
 }
+
+// Goal: a judge that dies after it saved that a machine is an observer, and before it told anybody, does not leave the heirs without the observers that they need: an heir tells what was saved.
+func TestUntold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		authority, err := identity.NewAuthority(time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ns := space(t)
+		store, _, err := TakeOver(t.Context(), ns, "/machines", "m1", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		effects := []Effect{SaveEpoch{9}}
+		for i, id := range []sigma.MachineID{"m1", "m2", "m3"} {
+			effects = append(effects, SaveMember{Member{ID: id, Incarnation: sigma.Incarnation(i + 2), Control: true, Address: "a:1"}})
+		}
+		if err := store.Save(t.Context(), effects); err != nil {
+			t.Fatal(err)
+		}
+		ctx, end := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		d, err := NewDaemon(DaemonConfig{Self: "m2", Namespace: ns, Path: "/machines", Authority: func(bool) (*identity.Authority, error) { return authority, nil }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := func(m sigma.MachineID) *Client {
+			root, err := d.Attach(ctx, sigma.Principal{Realm: sigma.SystemRealm, System: true, Machine: m}, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return NewClient(root.(sigma.Caller))
+		}
+		all.Go(func() { d.Run(ctx) })
+		told := make(chan struct{})
+		all.Go(func() {
+			epoch, ms, err := client("m3").Roster(ctx, 8)
+			if err != nil || epoch != 9 || len(ms) != 3 || !ms[2].Control {
+				t.Errorf("the heir tells %d %+v %v", epoch, ms, err)
+			}
+			close(told)
+		})
+		heard := []Evidence{{"m2", 3, 0}, {"m3", 4, 0}}
+		for range 20 {
+			client("m2").Report(ctx, heard)
+			select {
+			case <-told:
+				client("m3").Report(ctx, heard)
+			default: // m3 does not know yet that it is an observer
+			}
+			<-time.After(DefaultTiming().Interval)
+		}
+		if ms, err := client("m2").List(ctx); err != nil || ms[0].State != sigma.MachineLost {
+			t.Errorf("the heir says %+v %v", ms, err)
+		}
+		end()
+		all.Wait()
+	})
+}

@@ -29,3 +29,9 @@ func (h *Heir) Tick(now time.Time) bool {
 	m := h.core.members[h.judge]
 	return m != nil && h.judge != h.core.self && !h.core.majority.IsZero() && now.Sub(h.core.majority) >= h.core.timing.Suspect && now.Sub(m.heard) >= h.core.timing.Lost
 }
+
+// unheard says whether this heir itself, by what was reported to it, has not heard the judge's machine for as long as a loss takes. It need not be lost: the heir may lack observers.
+func (h *Heir) unheard(now time.Time) bool {
+	m := h.core.members[h.judge]
+	return m != nil && h.judge != h.core.self && now.Sub(m.heard) >= h.core.timing.Lost
+}

@@ -78,6 +78,9 @@ func (w *world) tryCalls() {
 	w.try("to found the system again", ask(p, func(c *machines.Client) error { return second(c.List(w.ctx)) }), ask(p, func(c *machines.Client) error {
 		return second(c.Found(w.ctx, identity.Enrolment{Machine: "m1", Address: w.m1.Address()}, identity.NewKey()))
 	}), "founded by its first machine")
+	w.try("to have a machine's own machined certify another", ask(p, func(c *machines.Client) error { return second(c.List(w.ctx)) }), ask(p, func(c *machines.Client) error {
+		return second(c.Certify(w.ctx, p.id.Self(), publicOf(p.key)))
+	}), "asks for a certificate of machine m1")
 	w.try("the authority, by a machine without a part of the control plane", func() error {
 		w.cli("machine", "control", string(q.name), "on")
 		defer w.cli("machine", "control", string(q.name), "off")
