@@ -38,6 +38,7 @@ func expected(msg string) bool {
 		"failed to get downgrade enabled status",
 		"dropped internal Raft message since sending buffer is full",
 		"rejecting promote learner: learner is not ready",
+		"rejected stream from remote peer because it was removed",
 		"Failed to detect schema version", "failed to update storage version": // by a member that got its first state this moment; it is tried again
 		return true
 	}

@@ -209,9 +209,11 @@ func (m *Member) leading(ctx context.Context) (*leadership, error) {
 	defer late.Stop()
 	for {
 		m.mu.Lock()
-		l, leader, changed := m.leadership, m.leader, m.changed
+		l, leader, changed, retired := m.leadership, m.leader, m.changed, m.retired
 		m.mu.Unlock()
 		switch {
+		case retired:
+			return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("machine %s keeps the names no more", m.cfg.Machine)}
 		case l != nil:
 			return l, nil
 		case leader != "" && leader != m.cfg.Machine:

@@ -49,6 +49,7 @@ type Member struct {
 	changed    chan struct{}   // mu; closed and replaced when leadership or leader changes
 	sessions   map[*tie]bool   // mu
 	abstain    time.Time       // mu; until when this machine does not lead
+	retired    bool            // mu; it was removed
 }
 
 var _ sigma.Tree = (*Member)(nil)
@@ -189,7 +190,7 @@ func (m *Member) Run(ctx context.Context) error {
 			return err
 		}
 	}
-	s := m.opened()
+	s, outer := m.opened(), ctx
 	var tending sync.WaitGroup
 	defer tending.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -211,10 +212,25 @@ func (m *Member) Run(ctx context.Context) error {
 	}
 	select {
 	case <-s.lost:
+		if c, ok := s.etcd.Server.Cluster().(*membership.RaftCluster); ok && c.IsIDRemoved(s.etcd.Server.MemberID()) {
+			m.retire(outer)
+			return nil
+		}
 		return sigma.Errorf("named.Run", sigma.KindUnavailable, "the store of names has stopped")
 	default:
 		return nil
 	}
+}
+
+// retire is what a member does that was removed: nothing, until its machine is told to run named no more, or as a new member.
+func (m *Member) retire(ctx context.Context) {
+	m.log.Info("this machine keeps the names no more", "machine", m.cfg.Machine)
+	m.net.close()
+	m.mu.Lock()
+	m.retired = true
+	m.changedLocked()
+	m.mu.Unlock()
+	<-ctx.Done()
 }
 
 // Ready waits until a machine that joins is a full member, whose loss the others can bear and who helps to bear theirs. Any other machine is ready at once.
