@@ -1,9 +1,9 @@
 // Package kernel puts sigmad together: it serves each proc's tree on its file descriptor 3, carries out what schedd decides, keeps the boot set running, and connects the
 // realm's root at named with ux, /proc and /sys (architecture §4).
 //
-// It parses hostile bytes and holds no privilege: every act that needs one is the launcher's. It assumes that named, besched and s3d are in the boot set. Users: cmd/sigmad.
+// It parses hostile bytes and holds no privilege: every act that needs one is the launcher's. It assumes that named, besched and s3d are in the boot set or run on a control machine. Users: cmd/sigmad.
 //
-// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu is taken; service.mu, tree.mu and questions.mu, under which nothing is. None is held across a call to another
+// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu is taken; service.mu, tree.mu, links.mu and questions.mu, under which nothing is. None is held across a call to another
 // process.
 package kernel
 
