@@ -4,8 +4,8 @@ package cluster
 
 import (
 	"context"
-	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -39,6 +39,7 @@ func TestProcsEverywhere(t *testing.T) {
 		}
 		return ids
 	}
+	everywhere(ctx, t, clients["m1"], sigma.Descriptor{Program: program, Args: []string{"stay"}, Memory: 8 * sigma.MiB}, len(clients))
 	spawned := spawn("m1", 100)
 	on := runs(ctx, t, clients["m3"], spawned)
 	for name := range clients {
@@ -115,6 +116,27 @@ func TestProcsEverywhere(t *testing.T) {
 	}
 }
 
+// everywhere waits until all machines take part: until a burst is spread over so many.
+func everywhere(ctx context.Context, t *testing.T, c *sdk.Client, d sigma.Descriptor, machines int) {
+	t.Helper()
+	testenv.Eventually(t, "all machines run procs", func() error {
+		ids, err := c.Spawn(ctx, slices.Repeat([]sigma.Descriptor{d}, 3*machines)...)
+		must(t, err)
+		for _, id := range ids {
+			must(t, c.WaitStart(ctx, id))
+		}
+		on := runs(ctx, t, c, ids)
+		for _, id := range ids {
+			must(t, c.Kill(ctx, id))
+			exit(ctx, t, c, id)
+		}
+		if len(on) < machines {
+			return sigma.Errorf("test", sigma.KindOther, "%d of %d do", len(on), machines)
+		}
+		return nil
+	})
+}
+
 // runs groups those of ids that are listed as not ended by the machine that they run on.
 func runs(ctx context.Context, t *testing.T, c *sdk.Client, ids []sigma.ProcID) map[sigma.MachineID][]sigma.ProcID {
 	t.Helper()
@@ -153,6 +175,19 @@ func TestSigmadRestarts(t *testing.T) {
 	}
 	c := client(home)
 	d := sigma.Descriptor{Program: home.Install(ctx, t, c, testenv.BuildC(t, t.TempDir(), "../machine/testdata/probe.c")), Args: []string{"stay"}, Memory: 8 * sigma.MiB}
+	everywhere(ctx, t, c, d, cluster.Size())
+	kept := func(m *testenv.Machine) int {
+		text, _, err := client(m).Get(ctx, "/sys/metrics")
+		must(t, err)
+		_, after, _ := strings.Cut(string(text), "\nsigma_kernel_procs_kept_total ")
+		n, err := strconv.Atoi(strings.SplitN(after, "\n", 2)[0])
+		must(t, err)
+		return n
+	}
+	former := map[sigma.MachineID]int{}
+	for _, m := range cluster.Machines() {
+		former[m.Name] = kept(m)
+	}
 	ids, err := c.Spawn(ctx, slices.Repeat([]sigma.Descriptor{d}, 30)...)
 	must(t, err)
 	for _, id := range ids {
@@ -161,11 +196,10 @@ func TestSigmadRestarts(t *testing.T) {
 	before := runs(ctx, t, c, ids)
 	for _, m := range cluster.Machines() {
 		testenv.Eventually(t, string(m.Name)+" has kept its procs", func() error {
-			text, _, err := client(m).Get(ctx, "/sys/metrics")
-			if want := fmt.Sprintf("sigma_kernel_procs_kept_total %d\n", len(before[m.Name])); err == nil && !strings.Contains(string(text), want) {
-				err = sigma.Errorf("test", sigma.KindOther, "not yet %s", want)
+			if n, want := kept(m)-former[m.Name], len(before[m.Name]); n != want {
+				return sigma.Errorf("test", sigma.KindOther, "%d of %d", n, want)
 			}
-			return err
+			return nil
 		})
 	}
 	for _, m := range []*testenv.Machine{runner, home} {
