@@ -26,7 +26,9 @@ func main() {
 		err = act(ctx, c, os.Args[1], os.Args[2])
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "%v: %v\n", sigma.KindOf(err), err)
+		if c != nil {
+			c.Exited(ctx, sigma.Status{Code: sigma.StatusError, Msg: err.Error()})
+		}
 		os.Exit(99)
 	}
 }
