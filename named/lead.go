@@ -33,7 +33,7 @@ type leadership struct {
 
 const (
 	expelledPrefix = "x/"
-	closingMax     = 3 * time.Second // for handing over
+	closingMax     = time.Second // for handing over; nobody may be left to whom
 )
 
 // lead is one term: it returns when that is over, or ctx.
