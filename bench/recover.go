@@ -176,7 +176,7 @@ func (a *recovery) lose(ctx context.Context, metric string, do, undo func(*teste
 
 // spread spawns procs that sleep, by way of client, until some run at v.
 func (a *recovery) spread(ctx context.Context, client *sdk.Client, v *testenv.Machine) (all, there []sigma.ProcID, err error) {
-	for range 20 {
+	for range 30 {
 		ds := make([]sigma.Descriptor, 6)
 		for i := range ds {
 			ds[i] = sigma.Descriptor{Program: a.program, Args: []string{"sleep"}, Memory: recoverMemory}
@@ -203,6 +203,13 @@ func (a *recovery) spread(ctx context.Context, client *sdk.Client, v *testenv.Ma
 		if len(there) > 0 {
 			return all, there, nil
 		}
+		for _, id := range ids { // it may have returned just now
+			client.Kill(ctx, id)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(200 * time.Millisecond):
+		}
 	}
 	return all, nil, fmt.Errorf("no proc went to %s", v.Name)
 }
@@ -220,7 +227,9 @@ func (a *recovery) crash(ctx context.Context, metric, daemon string) error {
 		case "named":
 			_, err = client.Put(ctx, "/recovered", nil, sigma.PutOptions{})
 		case "s3d":
-			_, err = client.Put(ctx, "/s3/recovered", nil, sigma.PutOptions{})
+			if err = client.MkdirAll(ctx, "/s3/recovered", 0o755); err == nil { // a bucket
+				_, err = client.Put(ctx, "/s3/recovered/file", nil, sigma.PutOptions{})
+			}
 		case "machined":
 			_, err = m.Members(ctx)
 		default:
