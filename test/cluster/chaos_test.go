@@ -19,10 +19,10 @@ import (
 )
 
 // The chaos test does to the machines of a system under load, in random order, what happens to machines, and holds the system to what it promises then (docs/internals/testing.md). SIGMA_CHAOS_TIME says for how
-// long (20 s; 10m is for a person), SIGMA_CHAOS_SEED repeats the order of an earlier run, SIGMA_CHAOS_ONLY names the only fault to use,
+// long (1 minute; 10m is for a person), SIGMA_CHAOS_SEED repeats the order of an earlier run, SIGMA_CHAOS_ONLY names the only fault to use,
 // and SIGMA_CHAOS_CONTROL is how many control machines there are: a single one (the default) is spared.
 const (
-	chaosTime     = 20 * time.Second
+	chaosTime     = time.Minute
 	chaosMachines = 5
 	warmTime      = 2 * time.Second
 	socketsMore   = 20
