@@ -163,8 +163,12 @@ func (c *Core) unexpect(id sigma.ProcID) bool {
 
 // arrived enters a guest and has it started. If its home ended since it gave the proc, this is its home. One that is not expected was asked for in a life that is over.
 func (c *Core) arrived(now time.Time, e Arrived) []Effect {
+	memory := c.expected[e.Info.ID]
 	if !c.unexpect(e.Info.ID) || c.procs[e.Info.ID] != nil {
 		return nil
+	}
+	if e.Info.Memory != memory { // there may be no room for that
+		return []Effect{Room{}}
 	}
 	if c.Over(e.Home) {
 		e.Home = sigma.Life{}
@@ -177,6 +181,9 @@ func (c *Core) arrived(now time.Time, e Arrived) []Effect {
 // reported takes over what the machine that runs a proc says of it. A proc that is not known was given to it by the sigmad before this one.
 func (c *Core) reported(now time.Time, from sigma.Life, boot uint64, r *Report) []Effect {
 	p := c.procs[r.Info.ID]
+	if r.Info.State > sigma.ProcEnded || p == nil && (r.Info.Realm.Check() != nil || c.Live(r.Info.Realm) >= QueuedMax) { // no machine says that unless it is out of its mind
+		return nil
+	}
 	if p == nil {
 		p = &Proc{Runner: from}
 		p.ProcInfo = r.Info

@@ -100,6 +100,12 @@ func TestGuest(t *testing.T) {
 		t.Error("a guest whose home has been told is kept for ever")
 	}
 	c.Step(now, Members{map[sigma.MachineID]sigma.Incarnation{"home": 2, "r": 1}})
+	c.expected["large"] = 1
+	c.used, c.running = c.used+1, c.running+1
+	free := c.Free()
+	if got := c.Step(now, Arrived{Info: sigma.ProcInfo{ID: "large", Realm: "a", Memory: 1 << 62}, Home: home}); len(got) != 1 || c.Proc("a", "large") != nil || c.Free() != free+1 {
+		t.Errorf("a proc that is larger than was said: %v, free %v", got, c.Free())
+	}
 	late := Arrived{Info: sigma.ProcInfo{ID: "late", Realm: "a", Memory: 1}, Home: home}
 	if got := c.Step(now, late); got != nil {
 		t.Errorf("a proc that was not expected: %v", got)
@@ -108,5 +114,42 @@ func TestGuest(t *testing.T) {
 	c.Step(now, late)
 	if p := c.Proc("a", "late"); p.Guest() || c.Live("a") != 2 {
 		t.Errorf("a proc whose home is lost: %+v, %d live", p, c.Live("a"))
+	}
+}
+
+// TestGuestOfRemovedRealm: a realm that is removed here leaves a guest whose home has not heard of its end, or the home would wait for that for ever.
+func TestGuestOfRemovedRealm(t *testing.T) {
+	home := sigma.Life{Machine: "home", Incarnation: 1}
+	c := NewCore("r", sigma.GiB)
+	for _, id := range []sigma.ProcID{"told", "p"} {
+		info := sigma.ProcInfo{ID: id, Realm: "a", Memory: sigma.MiB}
+		c.Step(now, Offered{id, info.Memory, home})
+		c.Step(now, Arrived{Info: info, Home: home})
+		c.Step(now, Launched{ID: id})
+		c.Step(now, Gone{ID: id})
+	}
+	c.Step(now, Told{ID: "told", Ended: true})
+	c.Step(now, RealmGone{"a"})
+	if _, _, ok := c.Report("told"); ok {
+		t.Error("a guest whose home knows all is still there")
+	}
+	if _, to, ok := c.Report("p"); !ok || to != home {
+		t.Error("the home can be told of its end no more")
+	}
+	c.Step(now, Told{ID: "p", Ended: true})
+	c.Step(now, RealmGone{"a"})
+	if len(c.procs) > 0 || len(c.realms) > 0 {
+		t.Errorf("%d procs and %d realms are left", len(c.procs), len(c.realms))
+	}
+}
+
+// TestHostileReport: what no machine reports is not believed.
+func TestHostileReport(t *testing.T) {
+	from := sigma.Life{Machine: "r", Incarnation: 2}
+	for _, info := range []sigma.ProcInfo{{ID: "x", Realm: "a", State: sigma.ProcEnded + 1}, {ID: "x", Realm: "../a", State: sigma.ProcRunning}} {
+		c := queuedAt(t)
+		if got := c.Step(now, Reported{From: from, Boot: 1, Procs: []Report{{Info: info}}}); got != nil || c.procs["x"] != nil {
+			t.Errorf("%+v was believed", info)
+		}
 	}
 }

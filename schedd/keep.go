@@ -49,6 +49,7 @@ func (c *Core) forget(now time.Time, realm sigma.RealmID) (out []Effect) {
 
 func (c *Core) forgetOf(now time.Time, id sigma.RealmID, all bool) (out []Effect) {
 	r := c.realms[id]
+	var owed []*Proc // of a realm that is gone: their homes wait for them
 	for len(r.ended) > 0 && (all || len(r.ended) > EndedMax || r.results > resultsMax || now.Sub(r.ended[0].Times.Ended) >= EndedAge) {
 		p := r.ended[0]
 		if p.owed && !all {
@@ -56,11 +57,18 @@ func (c *Core) forgetOf(now time.Time, id sigma.RealmID, all bool) (out []Effect
 		}
 		r.ended[0] = nil
 		r.ended = r.ended[1:]
+		if p.owed {
+			owed = append(owed, p)
+			continue
+		}
 		r.results -= resultOf(p)
 		r.forgotten++
 		p.forgotten = true
 		delete(c.procs, p.ID)
 		out = append(out, Forget{p.ID})
+	}
+	if owed != nil { // nothing else is left of all
+		r.ended = owed
 	}
 	if r.forgotten > len(r.order)/2 {
 		r.order = slices.DeleteFunc(r.order, func(p *Proc) bool { return p.forgotten })
@@ -72,7 +80,7 @@ func (c *Core) forgetOf(now time.Time, id sigma.RealmID, all bool) (out []Effect
 	return out
 }
 
-// realmGone forgets the ended procs of a realm. There are no others, but for what a removal that is under way ends anyway.
+// realmGone forgets the ended procs of a realm, but for guests whose homes have not heard of their end. There are no others, but for what a removal that is under way ends anyway.
 func (c *Core) realmGone(now time.Time, id sigma.RealmID) []Effect {
 	if c.realms[id] == nil {
 		return nil
