@@ -132,15 +132,21 @@ func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID
 		case ok:
 			last = at.home
 			info, err := k.waitAt(ctx, at.home, realm, id, u)
-			if err == nil || ctx.Err() != nil || sigma.KindOf(err) == sigma.KindBusy {
+			switch {
+			case err == nil || ctx.Err() != nil || sigma.KindOf(err) == sigma.KindBusy:
 				return info, err
+			case sigma.KindOf(err) != sigma.KindNotFound:
+				since = time.Time{}
+			case since.IsZero(): // its home was restarted just now, or has forgotten it, which who ran it has not
+				since = time.Now()
+			case time.Since(since) > k.peers.comeBack:
+				return info, unknownProc(id)
 			}
-			since = time.Time{}
 		case last == "":
 			return sigma.ProcInfo{}, unknownProc(id)
 		case since.IsZero():
 			since = time.Now()
-		case !slices.Contains(k.others(), last), time.Since(since) > comeBackMax:
+		case !slices.Contains(k.others(), last), time.Since(since) > k.peers.comeBack:
 			info := sigma.ProcInfo{ID: id, Realm: realm, State: sigma.ProcEnded, Machine: last, Times: sigma.Times{Ended: time.Now()}}
 			info.Status = sigma.Status{Code: sigma.StatusLost, ExitCode: 125, Kind: sigma.KindLost, Msg: fmt.Sprintf("machine %s was lost, and with it what was known of the proc", last)}
 			return info, nil

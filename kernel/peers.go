@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -68,6 +69,8 @@ type peers struct {
 	waits   map[sigma.RealmID]int // mu; at other machines
 	waiting int                   // mu; sum of waits
 	finds   chan struct{}         // of findsMost
+
+	comeBack time.Duration // comeBackMax; tests do not wait so long
 }
 
 // debt is what a home is still to be told. A goroutine pays it while it is there.
@@ -77,7 +80,7 @@ type debt struct {
 }
 
 func newPeers() *peers {
-	return &peers{owed: map[sigma.Life]*debt{}, synced: map[sigma.Life]bool{}, waits: map[sigma.RealmID]int{}, finds: make(chan struct{}, findsMost)}
+	return &peers{owed: map[sigma.Life]*debt{}, synced: map[sigma.Life]bool{}, waits: map[sigma.RealmID]int{}, finds: make(chan struct{}, findsMost), comeBack: comeBackMax}
 }
 
 // wait counts a wait at another machine until done is called.
@@ -279,6 +282,11 @@ func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 				c.Descriptor(&e.Descriptor)
 			}
 		})
+	if err == nil && given {
+		if err = checkArrived(id, &e); err != nil {
+			k.cfg.Log.Warn("another machine gave a proc that cannot be run", "proc", id, "machine", home.Machine, "err", err)
+		}
+	}
 	if err != nil || !given {
 		k.step(schedd.NotTaken{ID: id})
 		return
@@ -293,6 +301,22 @@ func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 	for _, s := range k.unlock() {
 		k.sessions.Go(func() { k.startProc(s) })
 	}
+}
+
+// checkArrived looks at what another machine gave as at what a program of this one asks for.
+func checkArrived(id sigma.ProcID, e *schedd.Arrived) error {
+	if e.Info.ID != id {
+		return sigma.Errorf("kernel.take", sigma.KindInvalid, "it is another proc, %.64q", string(e.Info.ID))
+	}
+	if err := e.Info.Realm.Check(); err != nil {
+		return err
+	}
+	return e.Descriptor.Check()
+}
+
+// isProcID says whether id has the form that sigma.NewProcID gives it. Files of what procs print have it in their names.
+func isProcID(id sigma.ProcID) bool {
+	return len(id) == 16 && strings.Trim(string(id), "abcdefghijklmnopqrstuvwxyz234567") == ""
 }
 
 func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []byte) ([]byte, error) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"sigmaos.dev/schedd"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -200,6 +201,49 @@ func TestFarLost(t *testing.T) {
 		}
 		if s := x.exited("m1", id); s.Code != sigma.StatusEvicted {
 			t.Errorf("%s: %+v", id, s)
+		}
+	}
+}
+
+// Goal: who waits for a proc that its home has forgotten is told so, though the machine that ran it remembers it.
+func TestFarForgotten(t *testing.T) {
+	x := newThree(t)
+	x.burst("m2", 12)
+	id := x.on("m2")["m3"][0]
+	if err := x.c["m2"].Kill(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	x.exited("m2", id)
+	x.m["m2"].k.step(schedd.RealmGone{Realm: sigma.DefaultRealm}) // it forgets what has ended
+	for _, m := range x.m {
+		m.k.peers.comeBack = peerRetry
+	}
+	for at, c := range x.c {
+		if _, err := c.WaitExit(t.Context(), id); sigma.KindOf(err) != sigma.KindNotFound {
+			t.Errorf("%s waits: %v", at, err)
+		}
+	}
+}
+
+// Goal: what another machine gives is looked at like what a program asks for.
+func TestCheckArrived(t *testing.T) {
+	id := sigma.NewProcID()
+	good := schedd.Arrived{Info: sigma.ProcInfo{ID: id, Realm: "a"}, Descriptor: sigma.Descriptor{Program: "/bin/x"}}
+	if err := checkArrived(id, &good); err != nil || !isProcID(id) {
+		t.Errorf("%s: %v", id, err)
+	}
+	for name, spoil := range map[string]func(*schedd.Arrived){
+		"another proc": func(e *schedd.Arrived) { e.Info.ID = sigma.NewProcID() }, "no realm": func(e *schedd.Arrived) { e.Info.Realm = "../a" },
+		"no program": func(e *schedd.Arrived) { e.Descriptor.Program = "" }, "the provider's profile": func(e *schedd.Arrived) { e.Descriptor.Profile = "system" },
+	} {
+		e := good
+		if spoil(&e); sigma.KindOf(checkArrived(id, &e)) == 0 {
+			t.Errorf("%s was taken", name)
+		}
+	}
+	for _, id := range []sigma.ProcID{"", "../../identity.x", "aaaaaaaaaaaaaaaaa", "aaaaaaaa/aaaaaaa"} {
+		if isProcID(id) {
+			t.Errorf("%q names files", id)
 		}
 	}
 }

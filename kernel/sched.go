@@ -353,9 +353,10 @@ func (s *scheduler) pullOnce(ctx context.Context, b sigma.Caller, offer besched.
 // granted takes note of jobs that this machine was given: its own are started, others taken from their homes.
 func (k *Kernel) granted(got *besched.Pulled) {
 	for _, j := range got.Jobs {
-		if j.Home.Machine == k.cfg.Machine {
+		switch {
+		case j.Home.Machine == k.cfg.Machine:
 			k.step(schedd.Assigned{ID: j.ID})
-		} else {
+		case isProcID(j.ID):
 			k.step(schedd.Offered{ID: j.ID, Memory: j.Memory, Home: j.Home})
 		}
 	}
