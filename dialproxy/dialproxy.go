@@ -41,7 +41,8 @@ type listener struct {
 	endpoint sigma.Endpoint
 	public   bool
 	waiting  chan arrival
-	closed   chan struct{}
+	closed   chan struct{}         // it takes no more; what waits can still be accepted
+	ending   bool                  // Proxy.mu; closed is closed
 	from     map[sigma.RealmID]int // Proxy.mu; as waiting, at this one
 }
 
@@ -88,7 +89,7 @@ func (x *Proxy) mine(p sigma.Principal, id sigma.EndpointID) (*listener, error) 
 	return l, nil
 }
 
-// Accept waits for a connection. The file is the caller's.
+// Accept waits for a connection. The file is the caller's. Of a listener that is closed it gives what had been dialled before, then KindUnavailable.
 func (x *Proxy) Accept(ctx context.Context, p sigma.Principal, id sigma.EndpointID) (*os.File, sigma.Principal, error) {
 	l, err := x.mine(p, id)
 	if err != nil {
@@ -96,21 +97,34 @@ func (x *Proxy) Accept(ctx context.Context, p sigma.Principal, id sigma.Endpoint
 	}
 	select {
 	case a := <-l.waiting:
-		x.mu.Lock()
-		x.countLocked(l, a.from.Realm, -1)
-		x.mu.Unlock()
-		return a.file, a.from, nil
+		return x.accepted(l, a)
 	case <-l.closed:
-		return nil, sigma.Principal{}, sigma.Errorf("dialproxy.Accept", sigma.KindUnavailable, "the listener is closed")
 	case <-ctx.Done():
 		return nil, sigma.Principal{}, sigma.Wrap("dialproxy.Accept", "", ctx.Err())
 	}
+	select {
+	case a := <-l.waiting:
+		return x.accepted(l, a)
+	default: // nothing comes any more
+		x.close(l)
+		return nil, sigma.Principal{}, sigma.Errorf("dialproxy.Accept", sigma.KindUnavailable, "the listener is closed")
+	}
+}
+
+func (x *Proxy) accepted(l *listener, a arrival) (*os.File, sigma.Principal, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.countLocked(l, a.from.Realm, -1)
+	return a.file, a.from, nil
 }
 
 // Dial connects p to an endpoint and returns p's end.
 func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, error) {
 	x.mu.Lock()
 	l := x.listeners[e.ID]
+	if l != nil && l.ending {
+		l = nil
+	}
 	x.mu.Unlock()
 	switch {
 	case l != nil && l.endpoint.Realm != p.Realm && !l.public && !p.System, l == nil && e.Realm != p.Realm && !p.System:
@@ -134,7 +148,7 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, error) {
 	defer x.mu.Unlock()
 	err = sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "nobody listens at the endpoint")
 	switch {
-	case x.listeners[e.ID] != l:
+	case x.listeners[e.ID] != l || l.ending:
 	case !p.System && (x.waiting[p.Realm] >= WaitingMax || l.public && l.from[p.Realm] >= publicMax):
 		err = sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections of this realm wait to be accepted", x.waiting[p.Realm])
 	default:
@@ -173,13 +187,28 @@ func (x *Proxy) countLocked(l *listener, realm sigma.RealmID, by int) {
 	}
 }
 
-// Close ends a listener of p.
+// Close ends a listener of p: nobody can dial it any more. Who has dialled already can still be accepted, since a server that goes in good order owes them an answer; a second Close sends them away.
 func (x *Proxy) Close(p sigma.Principal, id sigma.EndpointID) error {
 	l, err := x.mine(p, id)
-	if err == nil {
+	if err != nil {
+		return err
+	}
+	if !x.drain(l) {
 		x.close(l)
 	}
-	return err
+	return nil
+}
+
+// drain lets a listener end with those who wait at it. It reports false if there are none, or it was asked before.
+func (x *Proxy) drain(l *listener) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if l.ending || x.listeners[l.endpoint.ID] != l || len(l.waiting) == 0 {
+		return false
+	}
+	l.ending = true
+	close(l.closed)
+	return true
 }
 
 func (x *Proxy) close(l *listener) {
@@ -192,7 +221,10 @@ func (x *Proxy) close(l *listener) {
 	if x.owned[l.endpoint.Proc]--; x.owned[l.endpoint.Proc] <= 0 {
 		delete(x.owned, l.endpoint.Proc)
 	}
-	close(l.closed)
+	if !l.ending {
+		l.ending = true
+		close(l.closed)
+	}
 	for {
 		select {
 		case a := <-l.waiting:

@@ -139,3 +139,42 @@ func TestAcceptCanceled(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// A listener that is closed takes nobody any more, and those who had dialled before are accepted or, at the second Close, sent away.
+func TestCloseWithWaiting(t *testing.T) {
+	x := New("m")
+	for _, times := range []int{1, 2} {
+		e := listen(t, x, server, false)
+		a, err := x.Dial(client, e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		for range times {
+			if err := x.Close(server, e.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := x.Dial(client, e); sigma.KindOf(err) != sigma.KindUnavailable {
+			t.Errorf("closed %d times: dialled, %v", times, err)
+		}
+		b, from, err := x.Accept(t.Context(), server, e.ID)
+		if times == 1 {
+			if err != nil || from != client {
+				t.Fatalf("who had dialled before was not accepted: %v", err)
+			}
+			b.Close()
+			_, _, err = x.Accept(t.Context(), server, e.ID)
+		}
+		if k := sigma.KindOf(err); k != sigma.KindUnavailable && k != sigma.KindNotFound {
+			t.Errorf("closed %d times: %v", times, err)
+		}
+		var buf [1]byte
+		if n, err := a.Read(buf[:]); n != 0 || err == nil {
+			t.Errorf("closed %d times: the connection is open", times)
+		}
+		if len(x.listeners)+len(x.owned)+len(x.waiting) != 0 {
+			t.Errorf("left: %d listeners, %d owners, %d realms that wait", len(x.listeners), len(x.owned), len(x.waiting))
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -29,7 +30,7 @@ func (c *Client) Dial(ctx context.Context, e sigma.Endpoint) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return connOf(files, e)
+	return connOf(files, CallerAddr{c.info.Principal}, EndpointAddr{e})
 }
 
 // DialStream connects a service of the system to the service of the same name on another machine, where the connection arrives at the endpoint of FormStream that it listens at last.
@@ -38,7 +39,7 @@ func (c *Client) DialStream(ctx context.Context, machine sigma.MachineID, servic
 	if err != nil {
 		return nil, err
 	}
-	return connOf(files, sigma.Endpoint{Realm: sigma.SystemRealm, Machine: machine, Form: sigma.FormStream})
+	return connOf(files, CallerAddr{c.info.Principal}, EndpointAddr{sigma.Endpoint{Realm: sigma.SystemRealm, Machine: machine, Form: sigma.FormStream}})
 }
 
 // DialPath dials the endpoint in the file at path.
@@ -60,7 +61,7 @@ func (c *Client) Publish(ctx context.Context, path string, e sigma.Endpoint, lea
 	return err
 }
 
-func connOf(files []*os.File, e sigma.Endpoint) (net.Conn, error) {
+func connOf(files []*os.File, local, remote net.Addr) (net.Conn, error) {
 	if len(files) != 1 {
 		session.CloseFiles(files)
 		return nil, sigma.Errorf("sdk.Dial", sigma.KindInvalid, "sigmad passed %d sockets, not one", len(files))
@@ -69,39 +70,61 @@ func connOf(files []*os.File, e sigma.Endpoint) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &conn{UnixConn: u, endpoint: e}, nil
+	return &conn{UnixConn: u, local: local, remote: remote}, nil
 }
 
-// conn is a passed socket whose address is the endpoint.
+// conn is a passed socket whose addresses are who is at its ends. It keeps what a UNIX socket has besides net.Conn: CloseRead and CloseWrite.
 type conn struct {
 	*net.UnixConn
-	endpoint sigma.Endpoint
+	local, remote net.Addr
 }
 
-func (c *conn) LocalAddr() net.Addr  { return addr{c.endpoint} }
-func (c *conn) RemoteAddr() net.Addr { return addr{c.endpoint} }
+func (c *conn) LocalAddr() net.Addr  { return c.local }
+func (c *conn) RemoteAddr() net.Addr { return c.remote }
 
-type addr struct{ sigma.Endpoint }
+// EndpointAddr is the address of the side of a connection that listens.
+type EndpointAddr struct{ sigma.Endpoint }
 
-func (a addr) Network() string { return "sigma" }
-func (a addr) String() string  { return string(a.Endpoint.Proc) + "/" + string(a.Endpoint.ID) }
+// Network implements net.Addr.
+func (EndpointAddr) Network() string { return "sigma" }
+
+// String implements net.Addr.
+func (a EndpointAddr) String() string { return string(a.Proc) + "/" + string(a.ID) }
+
+// CallerAddr is the address of the side that dialled: RemoteAddr of a connection that was accepted tells so who called, as its machine says.
+type CallerAddr struct{ sigma.Principal }
+
+// Network implements net.Addr.
+func (CallerAddr) Network() string { return "sigma" }
+
+// String implements net.Addr.
+func (a CallerAddr) String() string {
+	if a.Proc == "" {
+		return string(a.Machine) + "/outside"
+	}
+	return string(a.Machine) + "/" + string(a.Proc)
+}
+
+// drainMax is how long those who dialled before a listener was closed can be accepted. Who serves until Accept says net.ErrClosed, as net/http does, needs a moment; who does not accept any more should not let them wait.
+const drainMax = 5 * time.Second
 
 type listener struct {
 	c        *Client
 	endpoint sigma.Endpoint
 	ctx      context.Context
 	cancel   context.CancelFunc
-	once     sync.Once
+
+	mu     sync.Mutex
+	closed bool        // mu
+	over   *time.Timer // mu; that ends the draining
 }
 
 func (l *listener) Endpoint() sigma.Endpoint { return l.endpoint }
-func (l *listener) Addr() net.Addr           { return addr{l.endpoint} }
+func (l *listener) Addr() net.Addr           { return EndpointAddr{l.endpoint} }
 
+// Accept implements net.Listener. After Close it gives those who had dialled before, then net.ErrClosed, so that a server that shuts down leaves nobody without an answer.
 func (l *listener) Accept() (net.Conn, error) {
 	c, _, err := l.AcceptFrom(l.ctx)
-	if l.ctx.Err() != nil && err != nil {
-		return nil, net.ErrClosed // what net/http and others expect of a closed listener
-	}
 	return c, err
 }
 
@@ -109,22 +132,54 @@ func (l *listener) AcceptFrom(ctx context.Context) (net.Conn, sigma.Principal, e
 	var p sigma.Principal
 	reply, files, err := l.c.call(ctx, sigmap.FileEndpoints, sigmap.CallAccept, func(e *sigmap.Coder) { e.Str((*string)(&l.endpoint.ID)) })
 	if err != nil {
-		return nil, p, err
+		return nil, p, l.acceptError(ctx, err)
 	}
 	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.Principal(&p) }); err != nil {
 		session.CloseFiles(files)
 		return nil, p, err
 	}
-	c, err := connOf(files, l.endpoint)
+	c, err := connOf(files, EndpointAddr{l.endpoint}, CallerAddr{p})
 	return c, p, err
 }
 
-func (l *listener) Close() (err error) {
-	l.once.Do(func() {
+// acceptError makes the error of a listener that is closed what net/http and others expect.
+func (l *listener) acceptError(ctx context.Context, err error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed || ctx != l.ctx && ctx.Err() != nil {
+		return err
+	}
+	if l.over != nil {
+		l.over.Stop()
+	}
+	return &sigma.Error{Op: "sdk.Accept", Kind: sigma.KindUnavailable, Msg: "the listener is closed", Err: net.ErrClosed}
+}
+
+// Close implements net.Listener. It can be called again.
+func (l *listener) Close() error {
+	l.mu.Lock()
+	again := l.closed
+	l.closed = true
+	l.mu.Unlock()
+	if again {
+		return nil
+	}
+	err := l.end()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil { // sigmad has forgotten it, or is gone
 		l.cancel()
-		err = l.c.do(context.Background(), sigmap.FileEndpoints, sigmap.CallClose, func(e *sigmap.Coder) { e.Str((*string)(&l.endpoint.ID)) }, nil)
+		return err
+	}
+	l.over = time.AfterFunc(drainMax, func() {
+		l.end()
+		l.cancel()
 	})
-	return err
+	return nil
+}
+
+func (l *listener) end() error {
+	return l.c.do(context.Background(), sigmap.FileEndpoints, sigmap.CallClose, func(e *sigmap.Coder) { e.Str((*string)(&l.endpoint.ID)) }, nil)
 }
 
 // mount attaches to the tree behind an endpoint, for the namespace.
