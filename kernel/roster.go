@@ -34,14 +34,14 @@ func (r *root) rosterFile() sigma.File {
 }
 
 // rosterText is one line a machine: name, state, and key=value words.
-func (k *Kernel) rosterText(ctx context.Context) ([]byte, error) {
+func (k *Kernel) rosterText(context.Context) ([]byte, error) {
 	t := &k.roster
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if time.Since(t.at) < rosterFor && t.text != nil {
 		return t.text, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, rosterMax)
+	ctx, cancel := context.WithTimeout(k.ctx, rosterMax) // not of who asks: one who gives up would have the others told less
 	defer cancel()
 	var b strings.Builder
 	infos, err := []sigma.MachineInfo(nil), error(nil)
@@ -66,7 +66,11 @@ func (k *Kernel) rosterText(ctx context.Context) ([]byte, error) {
 			}
 		}
 	}
-	return []byte(b.String()), nil
+	text := []byte(b.String())
+	if k.registered() { // for as long, or each of those who wait would have machined asked in vain
+		t.text, t.at = text, time.Now()
+	}
+	return text, nil
 }
 
 func (k *Kernel) askMachines(ctx context.Context) ([]sigma.MachineInfo, error) {
