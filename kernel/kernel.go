@@ -112,8 +112,7 @@ type Kernel struct {
 	id        *identity.Identity // see enrolled
 	node      *link.Node         // see enrolled
 	own       *membership
-	changes   []membersChanged // complete before Run
-	inherited int              // procs that ran before this sigmad; after known is closed
+	inherited int // procs that ran before this sigmad; after known is closed
 
 	mu       sync.Mutex
 	young    young

@@ -47,20 +47,12 @@ func newMembership(dir string) *membership {
 	return m
 }
 
-// membersChanged is told of each change of the roster, before and after by name. Calls come one at a time, in order, and no lock is held that a callee may need.
-type membersChanged func(before, after []identity.Member)
-
 // members is the roster as now known, by name: who is a member and in which life. It is empty before one came.
 func (k *Kernel) members() []identity.Member {
 	if !k.registered() || !k.id.Roster().Complete() {
 		return nil
 	}
 	return k.id.Roster().Members()
-}
-
-// onMembers has f called for each change of the roster. It is called before Run.
-func (k *Kernel) onMembers(f membersChanged) {
-	k.changes = append(k.changes, f)
 }
 
 // Waits of the loops.
@@ -361,9 +353,6 @@ func (k *Kernel) setRoster(epoch uint64, members []identity.Member) {
 	k.logChanges(before, after)
 	if err := m.keeper.setControl(after); err != nil {
 		k.cfg.Log.Error("the control machines could not be noted", "err", err)
-	}
-	for _, f := range k.changes {
-		f(before, after)
 	}
 	k.sched.close(k.cordoned())
 	if draining(after, k.cfg.Machine) && !draining(before, k.cfg.Machine) {

@@ -156,18 +156,13 @@ func TestFarProcs(t *testing.T) {
 func TestFarLost(t *testing.T) {
 	x := newThree(t)
 	x.burst("m1", 12)
+	home := x.on("m1")["m3"] // at home at m1, run by m3
 	x.burst("m3", 12)
 	type answer struct {
 		at sigma.MachineID
 		id sigma.ProcID
 		s  sigma.Status
 	}
-	var home []sigma.ProcID // at m1, run by m3
-	x.m["m1"].k.mu.Lock()
-	for _, id := range x.m["m1"].k.core.Elsewhere("m3") {
-		home = append(home, id)
-	}
-	x.m["m1"].k.mu.Unlock()
 	if len(home) == 0 {
 		t.Fatal("m3 runs nothing of m1")
 	}

@@ -288,7 +288,6 @@ type renameOp struct {
 func (o renameOp) size() int { return len(o.name) + len(o.newName) }
 
 func (o renameOp) apply(s *step, now time.Time) reply {
-	const op = "named.Rename"
 	n, old, err := o.check(s)
 	if err != nil {
 		return reply{err: err}

@@ -48,8 +48,9 @@ func peerURL(m sigma.MachineID) url.URL { return url.URL{Scheme: "unix", Host: s
 
 // machineOfURL is the machine that a member's URL means; "" if none.
 func machineOfURL(text string) sigma.MachineID {
-	host, ok := strings.CutPrefix(text, "unix://")
-	if host, ok = strings.CutSuffix(host, peerPort); !ok {
+	host, ours := strings.CutPrefix(text, "unix://")
+	host, whole := strings.CutSuffix(host, peerPort)
+	if !ours || !whole {
 		return ""
 	}
 	return sigma.MachineID(host)

@@ -59,14 +59,6 @@ func (c *Core) Guests(home sigma.Life) (ids []sigma.ProcID) {
 	return ids
 }
 
-// Elsewhere lists the procs that are away at a machine and have not ended.
-func (c *Core) Elsewhere(m sigma.MachineID) (ids []sigma.ProcID) {
-	for _, p := range c.sorted(func(p *Proc) bool { return p.Runner.Machine == m && !p.Ended() }) {
-		ids = append(ids, p.ID)
-	}
-	return ids
-}
-
 // Give gives a proc of this machine to the machine by, whose sigmad is its boot-th. It does so once: whoever else asks is refused, then and ever. The same sigmad may ask again, if the answer
 // was lost. KindStale: the proc is not to be had any more.
 func (c *Core) Give(now time.Time, id sigma.ProcID, by sigma.Life, boot uint64) (sigma.ProcInfo, sigma.Descriptor, error) {

@@ -11,8 +11,7 @@ import (
 
 // table prints columns for people. What tenants named is printed without control characters, which could play tricks on the terminal.
 type table struct {
-	out  *tabwriter.Writer
-	cols int
+	out *tabwriter.Writer
 }
 
 func (a *app) table(heads ...string) *table {
