@@ -237,7 +237,7 @@ func (i *Identity) ClientConfig(want sigma.MachineID) *tls.Config {
 	return cfg
 }
 
-// Admit says who is at the other end of a connection of ProtocolLink, or why it may not be. The checks that were left to it are those whose refusal the other side should be told in words.
+// Admit says who is at the other end of a connection of ProtocolLink, or why it may not be. The checks that were left to it are those whose refusal the other side should be told in words. With KindStale it says both, for CheckControl.
 func (i *Identity) Admit(cs tls.ConnectionState) (Subject, error) {
 	use := x509.ExtKeyUsageAny // which side it is was checked in the handshake
 	if cs.Version != tls.VersionTLS13 || cs.NegotiatedProtocol != ProtocolLink || !cs.HandshakeComplete {

@@ -106,3 +106,16 @@ func (r *Roster) Check(s Subject) error {
 	}
 	return &sigma.Error{Op: op, Kind: sigma.KindStale, Msg: fmt.Sprintf("machine %s was removed from the system", s.Machine), Hint: "to take it in again, make a token (sigma token create) and join"}
 }
+
+// CheckControl is Check for what the control machines keep together, the store of names: there a control machine counts by its key, whatever became of its life. To begin another it needs the store, and the store may need it
+// for a majority.
+func (r *Roster) CheckControl(s Subject) error {
+	err := r.Check(s)
+	if sigma.KindOf(err) != sigma.KindStale {
+		return err
+	}
+	if m, ok := r.Member(s.Machine); ok && m.Control && m.Key == s.Key {
+		return nil
+	}
+	return err
+}

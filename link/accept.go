@@ -132,11 +132,14 @@ func (n *Node) agree(conn *tls.Conn) (*Link, error) {
 // judge decides about a hello. Who the peer is comes first: nothing it says matters before.
 func (n *Node) judge(conn *tls.Conn, payload []byte) (*Link, error) {
 	const op = "link.judge"
-	peer, err := n.cfg.Identity.Admit(conn.ConnectionState())
-	if err != nil {
-		return nil, err
+	peer, stale := n.cfg.Identity.Admit(conn.ConnectionState())
+	if stale != nil && sigma.KindOf(stale) != sigma.KindStale {
+		return nil, stale
 	}
 	h, err := ParseHello(payload)
+	if stale != nil && (err != nil || n.standing(peer, h.Target) != nil) {
+		return nil, stale
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -86,6 +86,9 @@ func (n *Node) greet(ctx context.Context, conn *tls.Conn, want sigma.MachineID, 
 		return nil, err
 	}
 	peer, err := n.cfg.Identity.Admit(conn.ConnectionState())
+	if sigma.KindOf(err) == sigma.KindStale && n.standing(peer, target) == nil {
+		err = nil
+	}
 	if sigma.KindOf(err) == sigma.KindStale { // of the peer; from here on, that kind is about the life of this machine
 		return nil, &sigma.Error{Op: "link.Dial", Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("the life in which machine %s answers is over", want), Err: err, Hint: sigma.HintOf(err)}
 	}

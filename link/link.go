@@ -136,7 +136,7 @@ func (n *Node) Watch(ctx context.Context) {
 	for {
 		changed := roster.Changed()
 		for _, l := range n.all() {
-			if err := roster.Check(l.Peer); err != nil && sigma.KindOf(err) != sigma.KindUnavailable {
+			if err := n.standing(l.Peer, l.Target); err != nil && sigma.KindOf(err) != sigma.KindUnavailable {
 				n.drop(l, err)
 			}
 		}
@@ -203,11 +203,19 @@ func (n *Node) enter(l *Link) error {
 	if full {
 		return sigma.Errorf("link.Node", sigma.KindBusy, "there are %d links with machine %s", linksMax, l.Peer.Machine)
 	}
-	if err := n.cfg.Identity.Roster().Check(l.Peer); err != nil {
+	if err := n.standing(l.Peer, l.Target); err != nil {
 		n.forget(l)
 		return err
 	}
 	return nil
+}
+
+// standing says whether a peer may have a link to such a target by the roster.
+func (n *Node) standing(peer identity.Subject, to Target) error {
+	if to.Kind == ToStream {
+		return n.cfg.Identity.Roster().CheckControl(peer)
+	}
+	return n.cfg.Identity.Roster().Check(peer)
 }
 
 func (n *Node) forget(l *Link) {
