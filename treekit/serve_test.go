@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -258,6 +259,33 @@ func TestConcurrentCreate(t *testing.T) {
 	r.stop()
 	r.waitEnd()
 	tree.checkHandles(t)
+}
+
+// leaving makes files that somebody removes at once.
+type leaving struct {
+	treekit.Base
+	made bool
+}
+
+func (leaving) Attach(context.Context, sigma.Principal, string) (sigma.File, error) {
+	return leaving{}, nil
+}
+func (leaving) Create(context.Context, string, sigma.OpenFlags, uint32) (sigma.File, error) {
+	return leaving{made: true}, nil
+}
+func (l leaving) Stat(context.Context) (sigma.Stat, error) {
+	if !l.made {
+		return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir}}, nil
+	}
+	return sigma.Stat{}, sigma.Errorf("x", sigma.KindUnavailable, "")
+}
+
+// TestCreateTakesEffect: who made a file is told so, whatever comes after; an error would say that there is none.
+func TestCreateTakesEffect(t *testing.T) {
+	for _, version := range []string{sigmap.VersionSigma, sigmap.VersionPlain} {
+		r := serve(t, pairs["packet"], treekit.Config{Tree: leaving{}}).start(version)
+		ask[*sigmap.Rlcreate](r, 1, &sigmap.Tlcreate{Fid: 1, Name: "f", Flags: 1 | syscall.O_EXCL, Mode: 0o600})
+	}
 }
 
 // publishing notes what becomes of a file that was written.
