@@ -3,6 +3,7 @@ module sigmaos.dev
 go 1.26.0
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/hugelgupf/p9 v0.4.1 // a plain 9P client, in a test of treekit
 	go.etcd.io/etcd/api/v3 v3.7.3
 	go.etcd.io/etcd/client/v3 v3.7.3

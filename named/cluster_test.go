@@ -31,6 +31,7 @@ type testCluster struct {
 	mu       sync.Mutex
 	heal     *sync.Cond
 	cut      map[sigma.MachineID]bool            // mu
+	cutWay   map[[2]sigma.MachineID]bool         // mu; from the first to the second only
 	running  map[sigma.MachineID]*exec.Cmd       // mu
 	initials map[sigma.MachineID]string          // mu
 	stdins   map[sigma.MachineID]io.Closer       // mu
@@ -43,7 +44,7 @@ func newTestCluster(t testing.TB) *testCluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &testCluster{t: t, dir: dir, cut: map[sigma.MachineID]bool{}, running: map[sigma.MachineID]*exec.Cmd{}, initials: map[sigma.MachineID]string{}, stdins: map[sigma.MachineID]io.Closer{},
+	c := &testCluster{t: t, dir: dir, cut: map[sigma.MachineID]bool{}, cutWay: map[[2]sigma.MachineID]bool{}, running: map[sigma.MachineID]*exec.Cmd{}, initials: map[sigma.MachineID]string{}, stdins: map[sigma.MachineID]io.Closer{},
 		wires: map[[2]sigma.MachineID]net.Listener{}}
 	c.heal = sync.NewCond(&c.mu)
 	t.Cleanup(func() {
@@ -119,6 +120,26 @@ func (c *testCluster) setCut(m sigma.MachineID, cut bool) {
 	c.heal.Broadcast()
 }
 
+// setCutWay does that to what goes from one member to another, and not back.
+func (c *testCluster) setCutWay(from, to sigma.MachineID, cut bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cutWay[[2]sigma.MachineID{from, to}] = cut
+	c.heal.Broadcast()
+}
+
+// pause stops a member's process where it stands; proceed lets it go on.
+func (c *testCluster) pause(m sigma.MachineID)   { c.signal(m, syscall.SIGSTOP) }
+func (c *testCluster) proceed(m sigma.MachineID) { c.signal(m, syscall.SIGCONT) }
+
+func (c *testCluster) signal(m sigma.MachineID, sig syscall.Signal) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if cmd := c.running[m]; cmd != nil {
+		cmd.Process.Signal(sig)
+	}
+}
+
 func (c *testCluster) wireLocked(from, to sigma.MachineID) {
 	if from == to || c.wires[[2]sigma.MachineID{from, to}] != nil {
 		return
@@ -128,20 +149,21 @@ func (c *testCluster) wireLocked(from, to sigma.MachineID) {
 		c.t.Fatal(err)
 	}
 	c.wires[[2]sigma.MachineID{from, to}] = l
-	pass := func() bool { // waits while the way is cut
+	pass := func(way [2]sigma.MachineID) bool { // waits while the way is cut
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		for (c.cut[from] || c.cut[to]) && !c.closed {
+		for (c.cut[from] || c.cut[to] || c.cutWay[way]) && !c.closed {
 			c.heal.Wait()
 		}
 		return !c.closed
 	}
-	carry := func(to, from net.Conn) {
+	there, back := [2]sigma.MachineID{from, to}, [2]sigma.MachineID{to, from}
+	carry := func(way [2]sigma.MachineID, to, from net.Conn) {
 		defer to.(*net.UnixConn).CloseWrite()
 		b := make([]byte, 64<<10)
 		for {
 			n, err := from.Read(b)
-			if n == 0 || !pass() {
+			if n == 0 || !pass(way) {
 				return
 			}
 			if _, werr := to.Write(b[:n]); werr != nil || err != nil {
@@ -157,7 +179,7 @@ func (c *testCluster) wireLocked(from, to sigma.MachineID) {
 			}
 			go func() {
 				defer near.Close()
-				if !pass() {
+				if !pass(there) {
 					return
 				}
 				far, err := net.Dial("unix", peerSocket(c.dir, to))
@@ -167,8 +189,8 @@ func (c *testCluster) wireLocked(from, to sigma.MachineID) {
 				defer far.Close()
 				fmt.Fprintf(far, "%s\n", from)
 				done := make(chan struct{})
-				go func() { defer close(done); carry(near, far) }()
-				carry(far, near)
+				go func() { defer close(done); carry(back, near, far) }()
+				carry(there, far, near)
 				<-done
 			}()
 		}

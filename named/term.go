@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -288,7 +289,8 @@ func (s *termStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 	began := time.Now()
 	for doubt := false; ; doubt = true {
 		rev, err := s.attempt(ctx, b)
-		if err == nil || errors.Is(err, errStoreFull) || errors.Is(err, errConflict) && !doubt {
+		refused := errors.Is(err, errStoreFull) || errors.Is(err, errConflict)
+		if err == nil || refused && !doubt {
 			return rev, err
 		}
 		if ctx.Err() == nil && !errors.Is(err, errConflict) {
@@ -299,21 +301,26 @@ func (s *termStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 		herr := s.authority.hold(soon)
 		cancel()
 		if herr != nil {
-			return 0, errors.Join(err, herr)
+			return 0, unknownOutcome(err, herr)
 		}
 		done, rev, lerr := s.lookFor(ctx, b)
 		switch {
 		case lerr != nil && !errors.Is(lerr, errOvertaken) && ctx.Err() == nil && time.Since(began) < s.authority.most:
 			continue
 		case lerr != nil:
-			return 0, errors.Join(err, lerr)
+			return 0, unknownOutcome(err, lerr)
 		case done:
 			return rev, nil
 		case errors.Is(err, errConflict): // the guard is as it was, so it is the term that is over, and nothing of ours can come any more
 			return 0, err
+		case refused: // for want of room; an attempt before may yet take effect
+			return 0, unknownOutcome(err, errors.New("an attempt before may yet take effect"))
 		}
 	}
 }
+
+// unknownOutcome hides what refused the last attempt from those who would take it for the fate of all: an attempt before may have taken effect.
+func unknownOutcome(last, why error) error { return fmt.Errorf("%v: %w", last, why) }
 
 // attempt tries once, and gives up early when the members have elected another leader, with whom a proposal may have died.
 func (s *termStore) attempt(ctx context.Context, b Batch) (Revision, error) {
