@@ -18,8 +18,13 @@ type three struct {
 	c map[sigma.MachineID]*sdk.Client
 }
 
-func newThree(t *testing.T) *three {
-	w := newWorld(t, control, part{name: "m2"}, part{name: "m3"})
+func newThree(t *testing.T) *three { return newThreeWith(t, nil) }
+
+// newThreeWith is newThree; before is done to each machine before it runs.
+func newThreeWith(t *testing.T, before func(*machine)) *three {
+	first := control
+	first.before = before
+	w := newWorld(t, first, part{name: "m2", before: before}, part{name: "m3", before: before})
 	x := &three{world: w, m: w.machines, c: map[sigma.MachineID]*sdk.Client{}}
 	for name, m := range w.machines {
 		x.c[name] = m.connect(sigma.DefaultRealm)
@@ -202,7 +207,7 @@ func TestFarLost(t *testing.T) {
 
 // Goal: who waits for a proc that its home has forgotten is told so, though the machine that ran it remembers it.
 func TestFarForgotten(t *testing.T) {
-	x := newThree(t)
+	x := newThreeWith(t, func(m *machine) { m.k.peers.comeBack = peerRetry })
 	x.burst("m2", 12)
 	id := x.on("m2")["m3"][0]
 	if err := x.c["m2"].Kill(t.Context(), id); err != nil {
@@ -210,9 +215,6 @@ func TestFarForgotten(t *testing.T) {
 	}
 	x.exited("m2", id)
 	x.m["m2"].k.step(schedd.RealmGone{Realm: sigma.DefaultRealm}) // it forgets what has ended
-	for _, m := range x.m {
-		m.k.peers.comeBack = peerRetry
-	}
 	for at, c := range x.c {
 		if _, err := c.WaitExit(t.Context(), id); sigma.KindOf(err) != sigma.KindNotFound {
 			t.Errorf("%s waits: %v", at, err)
