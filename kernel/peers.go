@@ -271,9 +271,9 @@ func (k *Kernel) peerResync(_ context.Context, from identity.Subject, payload []
 func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 	given, boot := false, k.bootNumber()
 	e := schedd.Arrived{Home: home}
-	life := k.life()
 	ctx, cancel := k.presently()
 	defer cancel()
+	life := k.life()
 	err := k.insist(ctx, home, peerTake,
 		func(c *sigmap.Coder) { c.U64((*uint64)(&home.Incarnation)); c.ProcID(&id); c.U64(&boot) },
 		func(c *sigmap.Coder) {
@@ -287,15 +287,15 @@ func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 			k.cfg.Log.Warn("another machine gave a proc that cannot be run", "proc", id, "machine", home.Machine, "err", err)
 		}
 	}
-	if err != nil || !given {
-		k.step(schedd.NotTaken{ID: id})
-		return
+	if given = given && err == nil; given {
+		k.holders.hint(e.Info.Realm, e.Descriptor.Program, home.Machine)
 	}
-	k.holders.hint(e.Info.Realm, e.Descriptor.Program, home.Machine)
 	k.mu.Lock()
-	if k.life() == life { // else it was given to a life that is over, and whose procs have been ended
+	switch {
+	case life.Incarnation != 0 && k.life() != life: // Reborn gives back what was kept for it; it may be on offer in the next life already
+	case given:
 		k.stepLocked(e)
-	} else {
+	default:
 		k.stepLocked(schedd.NotTaken{ID: id})
 	}
 	for _, s := range k.unlock() {
