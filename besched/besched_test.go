@@ -129,7 +129,8 @@ func (w *random) done(gs []Grant, recalled []Ticket) {
 			w.t.Fatalf("grant %+v of a credit of %v (%v)", g, cr, ok)
 		}
 		for _, j := range g.Jobs {
-			if w.waiting[j.ID] != j {
+			asked := j
+			if asked.Prepaid = 0; w.waiting[j.ID] != asked {
 				w.t.Fatalf("%v was granted but does not wait", j)
 			}
 			delete(w.waiting, j.ID)
@@ -161,8 +162,8 @@ func (w *random) check() {
 			w.t.Fatalf("a lease of kind %d while %d machines attend", l.kind, len(w.attending))
 		}
 	}
-	if w.c.Waiting() != len(w.waiting) || len(w.c.leases) != len(w.leased) || len(w.c.credits) != len(w.credits) {
-		w.t.Fatalf("%d wait, want %d; %d leases, want %d; %d credits, want %d", w.c.Waiting(), len(w.waiting), len(w.c.leases), len(w.leased), len(w.c.credits), len(w.credits))
+	if w.c.Waiting() != len(w.waiting) || len(w.c.leases) != len(w.leased) || w.c.credits.free() != len(w.credits) {
+		w.t.Fatalf("%d wait, want %d; %d leases, want %d; %d credits, want %d", w.c.Waiting(), len(w.waiting), len(w.c.leases), len(w.leased), w.c.credits.free(), len(w.credits))
 	}
 }
 
@@ -197,9 +198,9 @@ func TestTurns(t *testing.T) {
 	c.Attend(m, 1000, sigma.GiB)
 	var jobs []Job
 	for i := range 10 {
-		jobs = append(jobs, Job{sigma.ProcID(fmt.Sprint("a", i)), "a", 1, m})
+		jobs = append(jobs, Job{sigma.ProcID(fmt.Sprint("a", i)), "a", 1, m, 0})
 	}
-	c.Enqueue(append(jobs, Job{"b0", "b", 1, m}, Job{"b1", "b", 1, m}))
+	c.Enqueue(append(jobs, Job{"b0", "b", 1, m, 0}, Job{"b1", "b", 1, m, 0}))
 	got := c.Park(1, "m", Offer{Memory: 5})[0].Jobs
 	want := []sigma.ProcID{"a0", "b0", "a1", "b1", "a2"}
 	for i, j := range got {
@@ -352,7 +353,7 @@ func TestServiceCalls(t *testing.T) {
 }
 
 func FuzzCodeJobs(f *testing.F) {
-	jobs := []Job{{"p", "a", 7, life("m")}}
+	jobs := []Job{{"p", "a", 7, life("m"), 0}}
 	b, _ := sigmap.Payload(func(c *sigmap.Coder) { CodeJobs(c, &jobs) })
 	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -367,7 +368,7 @@ func FuzzCodeJobs(f *testing.F) {
 func TestCancelFirst(t *testing.T) {
 	c, m := NewCore(), life("m")
 	c.Attend(m, 1000, sigma.GiB)
-	c.Enqueue([]Job{{"large", "a", 100, m}, {"small", "a", 10, m}})
+	c.Enqueue([]Job{{"large", "a", 100, m, 0}, {"small", "a", 10, m, 0}})
 	if g := c.Park(1, "m", Offer{Memory: 50}); g != nil {
 		t.Fatalf("got %v, want that the large job keeps its turn", g)
 	}

@@ -5,7 +5,10 @@
 // That of a machine that is alone is for all it has room for; with several, each places only as many as it has cores, and the others go where the load is least for the
 // machine's size. As soon as a job waits, all leases are recalled, and everything goes through the queue again.
 //
-// It promises that every job is granted at most once while it is known here, that jobs of one realm are granted in order, that realms with waiting jobs take turns, and that no
+// Whose turn it is decides what the realms' procs used, in proportion to the realms' shares, not how many there were of them (docs/adr/0012-turns-by-what-was-used.md). Memory
+// is the admission. A job that fits nowhere when it is its realm's turn is overtaken by as much memory as it asks for; then a machine is kept for it alone.
+//
+// It promises that every job is granted at most once while it is known here, that jobs of one realm are granted in order, that no realm with a waiting job is passed over for ever, and that no
 // machine has a lease for longer than its recall takes while a job waits, nor one for a machine alone while there are two. Jobs are not kept across a crash (001 §3.4), nor beyond
 // the session of the machine they are from: their homes send them again. That no proc starts twice is therefore not this package's promise but the home's, from which
 // whoever is granted a job takes it (schedd).
@@ -14,8 +17,8 @@
 package besched
 
 import (
-	"container/list"
 	"slices"
+	"time"
 
 	"sigmaos.dev/sigma"
 )
@@ -29,6 +32,8 @@ type Job struct {
 	Realm  sigma.RealmID
 	Memory sigma.Bytes
 	Home   sigma.Life // where it was spawned, and where its descriptor is
+
+	Prepaid time.Duration // what its realm was charged with when it was granted; 0 before
 }
 
 // Ticket names a parked credit.
@@ -58,14 +63,6 @@ type Offer struct {
 	Ask    bool   // a lease will do, if no job waits
 }
 
-// credit is an offer that is parked.
-type credit struct {
-	Offer
-	ticket  Ticket
-	machine *machine
-	jobs    []Job // given in the match that is under way
-}
-
 // lease is one that is held.
 type lease struct {
 	ticket  Ticket
@@ -75,24 +72,28 @@ type lease struct {
 
 // machine is one that attends.
 type machine struct {
-	life   sigma.Life
-	cpu    uint64 // thousandths of a core
-	memory sigma.Bytes
+	life    sigma.Life
+	cpu     uint64 // thousandths of a core
+	memory  sigma.Bytes
+	kept    *queue    // for whose first job it is kept alone; nil if for none
+	credits []*credit // nearly always one
 }
 
 // Core is the state. Not safe for concurrent use.
 type Core struct {
 	machines map[sigma.MachineID]*machine
-	queues   map[sigma.RealmID]*list.List // of Job; only non-empty ones
-	where    map[sigma.ProcID]*list.Element
-	turn     []sigma.RealmID // realms with waiting jobs, next first
-	credits  []*credit       // oldest first
-	leases   []lease         // oldest first; none while a job waits
+	kept     []*machine  // those that are kept for a job
+	cpu      uint64      // of all machines
+	largest  sigma.Bytes // that a machine has
+	where    map[sigma.ProcID]*waiting
+	turns    turns
+	credits  credits
+	leases   []lease // oldest first; none while a job waits
 }
 
 // NewCore makes an empty queue.
 func NewCore() *Core {
-	return &Core{machines: map[sigma.MachineID]*machine{}, queues: map[sigma.RealmID]*list.List{}, where: map[sigma.ProcID]*list.Element{}}
+	return &Core{machines: map[sigma.MachineID]*machine{}, where: map[sigma.ProcID]*waiting{}, turns: newTurns()}
 }
 
 // Waiting counts the jobs that wait.
@@ -100,23 +101,21 @@ func (c *Core) Waiting() int { return len(c.where) }
 
 // Home tells where a job that waits is from; none if it does not wait.
 func (c *Core) Home(id sigma.ProcID) sigma.Life {
-	if e := c.where[id]; e != nil {
-		return e.Value.(Job).Home
+	if w := c.where[id]; w != nil {
+		return w.Home
 	}
 	return sigma.Life{}
 }
 
 // Largest is the most memory that a machine here has.
-func (c *Core) Largest() (most sigma.Bytes) {
-	for _, m := range c.machines {
-		most = max(most, m.memory)
-	}
-	return most
-}
+func (c *Core) Largest() sigma.Bytes { return c.largest }
 
 // Attend makes a machine known, which offers memory and cores and sends jobs from now on. It must not attend yet. The leases returned are recalled, because they were for a machine alone.
 func (c *Core) Attend(life sigma.Life, cpu sigma.MilliCPU, memory sigma.Bytes) []Ticket {
-	c.machines[life.Machine] = &machine{life, max(1, uint64(cpu)), memory}
+	m := &machine{life: life, cpu: max(1, uint64(cpu)), memory: memory}
+	c.machines[life.Machine] = m
+	c.cpu += m.cpu
+	c.largest = max(c.largest, memory)
 	return c.recall(LeaseAlone, len(c.machines) > 1)
 }
 
@@ -127,15 +126,21 @@ func (c *Core) Gone(life sigma.Life) ([]Grant, []Ticket) {
 		return nil, nil
 	}
 	delete(c.machines, life.Machine)
-	c.credits = slices.DeleteFunc(c.credits, func(cr *credit) bool { return cr.machine == m })
+	c.cpu -= m.cpu
+	c.largest = 0
+	for _, other := range c.machines {
+		c.largest = max(c.largest, other.memory)
+	}
+	if m.kept != nil {
+		c.unkeep(m)
+	}
+	for _, cr := range slices.Clone(m.credits) {
+		c.credits.remove(cr)
+	}
 	c.leases = slices.DeleteFunc(c.leases, func(l lease) bool { return l.machine == m })
-	for _, q := range c.queues {
-		for e := q.Front(); e != nil; {
-			next := e.Next()
-			if e.Value.(Job).Home == life {
-				c.remove(e)
-			}
-			e = next
+	for _, w := range c.where {
+		if w.Home == life {
+			c.remove(w)
 		}
 	}
 	return c.match(), c.recall(LeaseShared, len(c.machines) == 1) // who is left may have the other kind
@@ -157,17 +162,15 @@ func (c *Core) recall(kind Lease, so bool) (out []Ticket) {
 
 // Enqueue adds jobs of machines that attend; others' are ignored, as are jobs that are there already. The leases returned are recalled, because a job waits.
 func (c *Core) Enqueue(jobs []Job) ([]Grant, []Ticket) {
+	if c.Waiting() == 0 {
+		c.turns.settle()
+	}
 	for _, j := range jobs {
 		if m := c.machines[j.Home.Machine]; c.where[j.ID] != nil || m == nil || m.life != j.Home {
 			continue
 		}
-		q := c.queues[j.Realm]
-		if q == nil {
-			q = list.New()
-			c.queues[j.Realm] = q
-			c.turn = append(c.turn, j.Realm)
-		}
-		c.where[j.ID] = q.PushBack(j)
+		j.Prepaid = 0
+		c.where[j.ID] = c.turns.add(j)
 	}
 	grants := c.match()
 	waits := c.Waiting() > 0
@@ -176,18 +179,18 @@ func (c *Core) Enqueue(jobs []Job) ([]Grant, []Ticket) {
 
 // Cancel takes a job out, if it still waits. Those behind it may fit a credit that it did not.
 func (c *Core) Cancel(id sigma.ProcID) []Grant {
-	e := c.where[id]
-	if e == nil {
+	w := c.where[id]
+	if w == nil {
 		return nil
 	}
-	c.remove(e)
+	c.remove(w)
 	return c.match()
 }
 
 // Park makes the offer of a machine that attends. The grant may come at once.
 func (c *Core) Park(t Ticket, machine sigma.MachineID, o Offer) []Grant {
 	if m := c.machines[machine]; m != nil {
-		c.credits = append(c.credits, &credit{ticket: t, machine: m, Offer: o})
+		c.credits.add(&credit{ticket: t, machine: m, Offer: o})
 	}
 	return c.match()
 }
@@ -203,80 +206,130 @@ func (c *Core) Leave(t Ticket) bool {
 		c.leases = slices.Delete(c.leases, i, i+1)
 		return true
 	}
-	if i := slices.IndexFunc(c.credits, func(cr *credit) bool { return cr.ticket == t }); i >= 0 {
-		c.credits = slices.Delete(c.credits, i, i+1)
-		return true
+	cr := c.credits.find(t)
+	if cr == nil {
+		return false
 	}
-	return false
+	c.credits.remove(cr)
+	return true
 }
 
-func (c *Core) remove(e *list.Element) Job {
-	j := e.Value.(Job)
-	q := c.queues[j.Realm]
-	q.Remove(e)
-	delete(c.where, j.ID)
-	if q.Len() == 0 {
-		delete(c.queues, j.Realm)
-		i := slices.Index(c.turn, j.Realm)
-		c.turn = slices.Delete(c.turn, i, i+1)
+// Charge takes note of what procs used.
+func (c *Core) Charge(charges []Charge) {
+	for _, ch := range charges {
+		c.turns.charge(ch, c.span())
 	}
-	return j
 }
 
-// match gives jobs to credits, one job of each realm in turn, each to the machine with the least load that has room, and leases to those who are left when no job is. A realm
-// whose first job fits nowhere is passed over.
+// Shares sets those of all realms; one that is not named has 1.
+func (c *Core) Shares(of map[sigma.RealmID]uint32) { c.turns.setShares(of) }
+
+// span bounds, in seconds for each share, how far one realm's turn can be ahead of or behind the others'.
+func (c *Core) span() float64 { return spanMax.Seconds() * float64(c.cpu) / 1000 }
+
+func (c *Core) remove(w *waiting) {
+	if q := w.q; q.first == w && q.kept != nil {
+		c.unkeep(q.kept)
+	}
+	delete(c.where, w.ID)
+	c.turns.remove(w)
+}
+
+// match gives jobs to credits, that of the realm whose turn it is to the machine with the least load that has room, and leases to those who are left when no job is. A realm
+// whose first job fits nowhere is passed over, until it has been for so long that a machine is kept for it.
 func (c *Core) match() (out []Grant) {
-	for passed := 0; passed < len(c.turn) && len(c.credits) > 0; {
-		realm := c.turn[0]
-		first := c.queues[realm].Front()
-		cr := c.best(first.Value.(Job).Memory)
-		if cr == nil {
-			c.turn = append(c.turn[1:], realm)
-			passed++
+	var given []*credit
+	give := func(cr *credit, q *queue) {
+		if len(cr.jobs) == 0 {
+			given = append(given, cr)
+		}
+		w := q.first
+		c.turns.prepay(q, w, c.span())
+		cr.jobs = append(cr.jobs, w.Job)
+		c.credits.use(cr, w.Memory)
+		c.remove(w)
+	}
+	for i := 0; i < len(c.kept); {
+		m := c.kept[i]
+		if cr := m.roomAt(m.kept.first.Memory); cr != nil {
+			give(cr, m.kept) // and it is kept no more
+		} else {
+			i++
+		}
+	}
+	for c.Waiting() > 0 && c.credits.free() > 0 {
+		q, late := c.turns.next(c.credits.most, c.largest)
+		if q == nil {
+			break
+		}
+		if late != nil && late.overtaken >= late.first.Memory && c.keep(late) {
 			continue
 		}
-		passed = 0
-		n := len(c.turn)
-		j := c.remove(first)
-		cr.Memory -= j.Memory
-		cr.Load++
-		cr.jobs = append(cr.jobs, j)
-		if len(c.turn) == n {
-			c.turn = append(c.turn[1:], realm)
+		cr := c.credits.best(q.first.Memory)
+		if cr == nil && q.first.Memory == 0 {
+			break
+		} else if cr == nil {
+			c.credits.most = q.first.Memory - 1
+			continue
 		}
+		c.turns.overtake(late, q)
+		for _, m := range c.kept {
+			c.turns.overtake(m.kept, q) // so that the next of its realm waits no longer than it must
+		}
+		give(cr, q)
 	}
-	c.credits = slices.DeleteFunc(c.credits, func(cr *credit) bool {
-		if len(cr.jobs) > 0 {
-			out = append(out, Grant{Ticket: cr.ticket, Jobs: cr.jobs})
-		}
-		return len(cr.jobs) > 0
-	})
-	if c.Waiting() > 0 {
+	for _, cr := range given {
+		c.credits.remove(cr)
+		out = append(out, Grant{Ticket: cr.ticket, Jobs: cr.jobs})
+	}
+	return c.lend(out)
+}
+
+// lend gives leases to those who ask for one, if no job waits.
+func (c *Core) lend(out []Grant) []Grant {
+	if c.Waiting() > 0 || c.credits.asks == 0 {
 		return out
 	}
 	kind := LeaseAlone
 	if len(c.machines) > 1 {
 		kind = LeaseShared
 	}
-	c.credits = slices.DeleteFunc(c.credits, func(cr *credit) bool {
-		if cr.Ask {
-			c.leases = append(c.leases, lease{cr.ticket, cr.machine, kind})
-			out = append(out, Grant{Ticket: cr.ticket, Lease: kind})
-		}
-		return cr.Ask
-	})
+	for _, cr := range c.credits.asking() {
+		c.credits.remove(cr)
+		c.leases = append(c.leases, lease{cr.ticket, cr.machine, kind})
+		out = append(out, Grant{Ticket: cr.ticket, Lease: kind})
+	}
 	return out
 }
 
-// best is the credit with room for so much whose machine would be loaded least for its size; the oldest of several; nil if there is none.
-func (c *Core) best(memory sigma.Bytes) (best *credit) {
-	for _, cr := range c.credits {
-		if cr.Memory < memory || len(cr.jobs) >= GrantMax {
+// keep reserves a machine for the first job of a realm: that with the most room of those that are large enough, and not more than half of all. It reports whether there was one.
+func (c *Core) keep(q *queue) bool {
+	if len(c.kept) > 0 && 2*(len(c.kept)+1) > len(c.machines) {
+		return false
+	}
+	var best *machine
+	room := sigma.Bytes(0)
+	for _, m := range c.machines {
+		if m.kept != nil || m.memory < q.first.Memory {
 			continue
 		}
-		if best == nil || uint64(cr.Load+1)*best.machine.cpu < uint64(best.Load+1)*cr.machine.cpu {
-			best = cr
+		r := m.room()
+		if best == nil || r > room || r == room && m.life.Machine < best.life.Machine {
+			best, room = m, r
 		}
 	}
-	return best
+	if best == nil {
+		return false
+	}
+	best.kept, q.kept = q, best
+	c.kept = append(c.kept, best)
+	return true
+}
+
+func (c *Core) unkeep(m *machine) {
+	m.kept.kept, m.kept = nil, nil
+	c.kept = slices.DeleteFunc(c.kept, func(k *machine) bool { return k == m })
+	for _, cr := range m.credits { // they are everybody's again
+		c.credits.most = max(c.credits.most, cr.Memory)
+	}
 }

@@ -20,18 +20,22 @@ import (
 //	pull     Offer -> []Job, lease, kind, largest    waits until there is a job that fits; or answers with a lease (not 0) if one was asked for and no job waits. Largest is
 //	                                          the most memory that a machine has
 //	hold     lease -> -                       waits until the lease is recalled
+//	charge   []Charge -> -                    what the procs used that ran on the machine
+//	shares   []RealmShares -> -               of all realms that have not 1
 const (
 	CallAttend  = "attend"
 	CallEnqueue = "enqueue"
 	CallCancel  = "cancel"
 	CallPull    = "pull"
 	CallHold    = "hold"
+	CallCharge  = "charge"
+	CallShares  = "shares"
 )
 
 // CodeJobs is the payload of jobs.
 func CodeJobs(c *sigmap.Coder, js *[]Job) {
 	n := len(*js)
-	c.Count(&n, 22)
+	c.Count(&n, 30)
 	if c.Decoding() {
 		*js = make([]Job, n)
 	}
@@ -42,6 +46,49 @@ func CodeJobs(c *sigmap.Coder, js *[]Job) {
 		c.U64((*uint64)(&j.Memory))
 		c.Str((*string)(&j.Home.Machine))
 		c.U64((*uint64)(&j.Home.Incarnation))
+		codeDuration(c, &j.Prepaid)
+	}
+}
+
+func codeDuration(c *sigmap.Coder, d *time.Duration) {
+	u := uint64(*d)
+	c.U64(&u)
+	*d = time.Duration(u)
+}
+
+// CodeCharges is the payload of charge.
+func CodeCharges(c *sigmap.Coder, cs *[]Charge) {
+	n := len(*cs)
+	c.Count(&n, 30)
+	if c.Decoding() {
+		*cs = make([]Charge, n)
+	}
+	for i := range *cs {
+		ch := &(*cs)[i]
+		c.RealmID(&ch.Realm)
+		codeDuration(c, &ch.Used)
+		codeDuration(c, &ch.Prepaid)
+		c.U32(&ch.Ended)
+		codeDuration(c, &ch.Whole)
+	}
+}
+
+// RealmShares is one realm's.
+type RealmShares struct {
+	Realm  sigma.RealmID
+	Shares uint32
+}
+
+// CodeShares is the payload of shares.
+func CodeShares(c *sigmap.Coder, rs *[]RealmShares) {
+	n := len(*rs)
+	c.Count(&n, 6)
+	if c.Decoding() {
+		*rs = make([]RealmShares, n)
+	}
+	for i := range *rs {
+		c.RealmID(&(*rs)[i].Realm)
+		c.U32(&(*rs)[i].Shares)
 	}
 }
 
@@ -107,7 +154,7 @@ func (s *Service) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.
 func (s *Service) Offers() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.core.credits)
+	return s.core.credits.free()
 }
 
 func (s *Service) visit(m sigma.MachineID) *visit {
@@ -172,6 +219,41 @@ func (v *visit) call(ctx context.Context, method string, payload []byte) ([]byte
 			return nil, err
 		}
 		return nil, v.hold(ctx, lease)
+	}
+	return v.account(ctx, method, payload)
+}
+
+// account answers the calls that tell what realms used and what they have a right to.
+func (v *visit) account(ctx context.Context, method string, payload []byte) ([]byte, error) {
+	switch method {
+	case CallCharge:
+		var cs []Charge
+		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeCharges(c, &cs) }); err != nil {
+			return nil, err
+		}
+		if err := v.attends(ctx); err != nil {
+			return nil, err
+		}
+		v.s.mu.Lock()
+		defer v.s.mu.Unlock()
+		v.s.core.Charge(cs)
+		return nil, nil
+	case CallShares:
+		var rs []RealmShares
+		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeShares(c, &rs) }); err != nil {
+			return nil, err
+		}
+		if err := v.attends(ctx); err != nil {
+			return nil, err
+		}
+		of := make(map[sigma.RealmID]uint32, len(rs))
+		for _, r := range rs {
+			of[r.Realm] = min(r.Shares, 10000)
+		}
+		v.s.mu.Lock()
+		defer v.s.mu.Unlock()
+		v.s.core.Shares(of)
+		return nil, nil
 	}
 	return nil, sigma.Errorf("besched.Call", sigma.KindUnsupported, "no method %.50q", method)
 }

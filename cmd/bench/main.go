@@ -53,7 +53,8 @@ func command() *cobra.Command {
 	all := &cobra.Command{Use: "all", Short: "Run all benches", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 		return run(cmd.Context(), cfg, bench.List()...)
 	}}
-	root.AddCommand(list, all)
+	serve := &cobra.Command{Use: "serve-besched", Hidden: true, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return bench.ServeBesched(cmd.Context()) }}
+	root.AddCommand(list, all, serve)
 	for _, b := range bench.List() {
 		root.AddCommand(&cobra.Command{Use: b.Name, Short: b.Question, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			return run(cmd.Context(), cfg, b)
