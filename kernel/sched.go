@@ -15,7 +15,8 @@ import (
 
 // scheduler is the machine's connection to besched: it sends what was spawned and cannot be placed here under a lease, and parks credits while there is room and no lease for all of it.
 type scheduler struct {
-	k *Kernel
+	k       *Kernel
+	charges *charges
 
 	mu      sync.Mutex
 	queue   []besched.Job  // mu; not sent yet
@@ -38,7 +39,7 @@ const requeueEvery = 5 * time.Second
 const requeueEach = 200 * time.Microsecond
 
 func newScheduler(k *Kernel) *scheduler {
-	return &scheduler{k: k, work: make(chan struct{}, 1), roomy: make(chan struct{}, 1), shut: make(chan struct{}, 1), moved: make(chan struct{}, 1)}
+	return &scheduler{k: k, charges: newCharges(), work: make(chan struct{}, 1), roomy: make(chan struct{}, 1), shut: make(chan struct{}, 1), moved: make(chan struct{}, 1)}
 }
 
 func poke(ch chan struct{}) {
@@ -121,7 +122,7 @@ func (s *scheduler) session(ctx context.Context, c *session.Client, life sigma.L
 	defer cancel()
 	var all sync.WaitGroup
 	for _, work := range []func(context.Context, sigma.Caller){s.send, s.pull, func(ctx context.Context, b sigma.Caller) { s.attend(ctx, b, life) },
-		func(ctx context.Context, _ sigma.Caller) { s.watch(ctx, life) }} {
+		func(ctx context.Context, _ sigma.Caller) { s.watch(ctx, life) }, func(ctx context.Context, _ sigma.Caller) { s.watchUse(ctx) }} {
 		all.Go(func() { work(ctx, b); cancel() })
 	}
 	select {
@@ -175,6 +176,9 @@ func (s *scheduler) send(ctx context.Context, b sigma.Caller) {
 		select {
 		case <-s.work:
 		case <-ctx.Done():
+			return
+		}
+		if s.charge(ctx, b) != nil {
 			return
 		}
 		for {
@@ -373,12 +377,14 @@ func (s *scheduler) hold(ctx context.Context, b sigma.Caller, t besched.Ticket, 
 	if l.shared {
 		limit = max(1, int(s.k.cpu()/1000))
 	}
+	s.charges.lease(true)
 	s.k.step(schedd.Leased{On: true, Limit: limit})
 	go func() {
 		defer close(l.over)
 		defer cancel()
 		s.call(ctx, b, 0, besched.CallHold, func(c *sigmap.Coder) { c.U64((*uint64)(&t)) })
 		s.k.step(schedd.Leased{})
+		s.charges.lease(false)
 	}()
 	return l
 }

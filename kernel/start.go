@@ -262,6 +262,7 @@ func (c *child) tellGone(e schedd.Event) {
 	k := c.k
 	k.mu.Lock()
 	k.stepLocked(e)
+	k.sched.endedLocked(c.who.Realm, c.who.Proc)
 	k.endedLocked(c.who.Proc)
 	k.mu.Unlock()
 }
