@@ -123,7 +123,7 @@ func (t *Tree) putLarge(ctx context.Context, path string, data []byte, o sigma.P
 	}
 	st, err := f.Stat(ctx)
 	f.Close()
-	return st.ID, withPathOrNil(err, path)
+	return st.ID, withPathOrNil(treekit.AfterEffect(err), path)
 }
 
 // Stat implements sigma.Namespace.

@@ -143,5 +143,13 @@ func Put(ctx context.Context, f sigma.File, names []string, data []byte, o sigma
 		return sigma.FileID{}, nil, err
 	}
 	st, err := file.Stat(ctx)
-	return st.ID, nil, err
+	return st.ID, nil, AfterEffect(err)
+}
+
+// AfterEffect is what becomes of an error that came after a change had taken effect. The error's own kind might promise that nothing has happened.
+func AfterEffect(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &sigma.Error{Op: "treekit.AfterEffect", Kind: sigma.KindLost, Msg: "the file was changed, and what it is now cannot be told", Err: err}
 }
