@@ -234,7 +234,7 @@ func TestCheckArrived(t *testing.T) {
 		"no program": func(e *schedd.Arrived) { e.Descriptor.Program = "" }, "the provider's profile": func(e *schedd.Arrived) { e.Descriptor.Profile = "system" },
 	} {
 		e := good
-		if spoil(&e); sigma.KindOf(checkArrived(id, &e)) == 0 {
+		if spoil(&e); checkArrived(id, &e) == nil {
 			t.Errorf("%s was taken", name)
 		}
 	}
