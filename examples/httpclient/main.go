@@ -37,7 +37,8 @@ func run(ctx context.Context, dir, until, protocol string) error {
 	if err != nil {
 		return err
 	}
-	transport := &http.Transport{DialContext: c.Dialer(dir).DialContext, Protocols: new(http.Protocols), MaxIdleConnsPerHost: atOnce}
+	// Without a bound net/http dials for each request that finds no idle connection, and keeps dialling when one becomes free meanwhile.
+	transport := &http.Transport{DialContext: c.Dialer(dir).DialContext, Protocols: new(http.Protocols), MaxConnsPerHost: atOnce, MaxIdleConnsPerHost: atOnce}
 	transport.Protocols.SetHTTP1(protocol == "http1")
 	transport.Protocols.SetUnencryptedHTTP2(protocol == "http2")
 	client := &http.Client{Transport: transport}

@@ -7,8 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -39,31 +43,66 @@ func run(ctx context.Context, dir string) error {
 		fmt.Fprintf(w, "%s of %d bytes by %s to %s with %s\n", r.Method, n, r.RemoteAddr, c.Info().Principal.Proc, r.Proto)
 	})
 	mux.HandleFunc("/echo", echo)
-	server := &http.Server{Handler: mux, Protocols: new(http.Protocols)}
+	var leaving atomic.Bool
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if leaving.Load() {
+			w.Header().Set("Connection", "close")
+		}
+		mux.ServeHTTP(w, r)
+	})
+	server := &http.Server{Handler: handler, Protocols: new(http.Protocols)}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetUnencryptedHTTP2(true)
+	var open sync.WaitGroup // connections
+	server.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			open.Add(1)
+		case http.StateClosed, http.StateHijacked:
+			open.Done()
+		}
+	}
 	leave, err := c.Join(ctx, dir, l.Endpoint())
 	if err != nil {
 		return err
 	}
-	down := make(chan error, 1)
+	left := make(chan error, 1)
 	go func() {
-		if err := c.WaitEvict(ctx); err != nil {
-			down <- err
-			return
+		err := c.WaitEvict(ctx)
+		if err == nil {
+			err = leave(ctx)
 		}
-		down <- errors.Join(leave(ctx), server.Shutdown(ctx))
+		leaving.Store(true)
+		left <- errors.Join(err, l.Close())
 	}()
 	if err := c.Started(ctx); err != nil {
 		return err
 	}
-	if err := server.Serve(l); err != http.ErrServerClosed {
+	if err := server.Serve(l); !errors.Is(err, net.ErrClosed) { // who had dialled before has been accepted
 		return err
 	}
-	if err := <-down; err != nil {
+	if err := errors.Join(<-left, end(ctx, server, &open)); err != nil {
 		return err
 	}
 	return c.Exited(ctx, sigma.Status{Code: sigma.StatusOK})
+}
+
+// straggling is how long a connection may take to bring its next request.
+const straggling = 3 * time.Second
+
+// end shuts the server down, whose answers close their connections by now. Shutdown alone drops a request that it has not begun to handle, such as the first one of a client that connected just before; so connections are first
+// given the time to end with the request that comes next.
+func end(ctx context.Context, server *http.Server, open *sync.WaitGroup) error {
+	ended := make(chan struct{})
+	go func() {
+		open.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(straggling):
+	}
+	return server.Shutdown(ctx)
 }
 
 // echo takes the connection over, as websocket libraries do, and sends back what comes until the client has closed its half.

@@ -73,6 +73,11 @@ func TestMembers(t *testing.T) {
 			for len(m.ids) > 0 {
 				m.leave(false)
 			}
+			for _, path := range []string{m.dir, until} {
+				if err := m.c.RemoveAll(ctx, path); err != nil {
+					t.Error(err)
+				}
+			}
 		})
 	}
 }
@@ -215,6 +220,9 @@ func TestDialer(t *testing.T) {
 	m.leave(false)
 	if _, err := c.Dialer(m.dir).Dial(ctx, ""); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("only dead members: %v", err)
+	}
+	if err := c.RemoveAll(ctx, "/dialer"); err != nil {
+		t.Error(err)
 	}
 }
 
