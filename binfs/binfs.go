@@ -33,7 +33,7 @@ const (
 	ProgramMax  = 1 * sigma.GiB // one program
 	programsMax = 4096          // programs in the cache; each holds a file descriptor
 	wholeMax    = 1 << 20       // bytes; smaller programs are fetched whole before their start, which costs no more round trips than paging
-	replacedMax = 3             // how often a start follows a program that is replaced while it is fetched
+	replacedMax = 8             // tries of a start whose program is replaced while it is fetched
 	diskShare   = 10            // the cache takes at most 1/diskShare of its disk, by default
 	bytesMax    = 8 * sigma.GiB // and no more than this
 	bytesMin    = 64 * sigma.MiB
@@ -215,8 +215,12 @@ func (c *Cache) Open(ctx context.Context, realm sigma.RealmID, tree Tree, path s
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.OpenMax)
 	defer cancel()
 	for try := 1; ; try++ {
+		find := c.find
+		if try > 1 && c.fromTree {
+			find = c.hold
+		}
 		var p *program
-		if p, err = c.find(ctx, realm, tree, path); err == nil {
+		if p, err = find(ctx, realm, tree, path); err == nil {
 			if f, release, err = c.open(ctx, p); err == nil {
 				return f, release, nil
 			}
@@ -258,21 +262,70 @@ func (c *Cache) find(ctx context.Context, realm sigma.RealmID, tree Tree, path s
 	} else if err != nil {
 		return nil, err
 	}
-	switch {
-	case n.ID.Kind == sigma.KindDir:
-		return nil, notProgram(path, "is a directory, not a program")
-	case n.ID.Kind != sigma.KindFile:
-		return nil, notProgram(path, "is a "+n.ID.Kind.String()+", not a program")
-	case n.Size > int64(ProgramMax):
-		return nil, notProgram(path, fmt.Sprintf("program is larger than %v", ProgramMax))
-	case n.Size == 0:
-		return nil, notProgram(path, "not a program: it has only 0 bytes")
+	if err := n.startable(); err != nil {
+		return nil, err
 	}
 	p, err := c.enter(n)
 	if err == nil && o != nil && p.offer(o, n) {
 		o = nil
 	}
 	return p, err
+}
+
+// hold is find for a program that was replaced while it was fetched. It opens the file before it asks which version that is, so whatever is done to the name from now on, the version
+// can be had: a start is not lost to somebody who replaces its program faster than that can be fetched.
+func (c *Cache) hold(ctx context.Context, realm sigma.RealmID, tree Tree, path string) (*program, error) {
+	n := Name{Realm: realm, Path: path}
+	o := newTreeObject(tree, n)
+	defer func() {
+		if o != nil {
+			c.work.Go(o.Close)
+		}
+	}()
+	st, err := o.stat(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n.ID, n.Size = st.ID, int64(min(st.Size, 1<<62))
+	if err := n.startable(); err != nil {
+		return nil, err
+	}
+	p, err := c.enter(n)
+	if err != nil {
+		return nil, err
+	}
+	if old, taken := p.replaceLost(o, n); taken {
+		o = old
+	}
+	return p, nil
+}
+
+// startable fails for what the answer about a path says is no program.
+func (n Name) startable() error {
+	switch {
+	case n.ID.Kind == sigma.KindDir:
+		return notProgram(n.Path, "is a directory, not a program")
+	case n.ID.Kind != sigma.KindFile:
+		return notProgram(n.Path, "is a "+n.ID.Kind.String()+", not a program")
+	case n.Size > int64(ProgramMax):
+		return notProgram(n.Path, fmt.Sprintf("program is larger than %v", ProgramMax))
+	case n.Size == 0:
+		return notProgram(n.Path, "not a program: it has only 0 bytes")
+	}
+	return nil
+}
+
+// replaceLost gives a program an object that has its version, if it has none or one that said that the version is gone, which is returned to be closed.
+func (p *program) replaceLost(o *treeObject, n Name) (old *treeObject, taken bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.left == 0 || p.name.ID != n.ID || p.object != nil && (p.failed == nil || sigma.KindOf(p.failed) != sigma.KindStale) {
+		return nil, false
+	}
+	old, _ = p.object.(*treeObject)
+	o.name = p.name
+	p.object, p.failed = o, nil
+	return old, true
 }
 
 // offer gives a program its object, unless it has one.

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -229,12 +231,14 @@ func TestOpen(t *testing.T) {
 // A failure is told to all who wait, leaves nothing in the cache, and is not remembered.
 func TestOpenFails(t *testing.T) {
 	s := newStore()
-	c := newCache(t, Config{Source: s, OpenMax: 50 * time.Millisecond})
+	c := newCache(t, Config{Source: s, OpenMax: time.Minute})
+	ctx, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
 	s.put("/bad", []byte("no program"), false)
 	s.put("/none", nil, false)
 	fails := func(path string, want sigma.Kind) {
 		t.Helper()
-		if _, _, err := c.Open(t.Context(), "a", s, path); err == nil || sigma.KindOf(err) != want {
+		if _, _, err := c.Open(ctx, "a", s, path); err == nil || sigma.KindOf(err) != want {
 			t.Errorf("%s: got %v, want %v", path, err, want)
 		}
 	}
@@ -244,7 +248,15 @@ func TestOpenFails(t *testing.T) {
 		fails("/none", sigma.KindNoExec)
 	}
 	s.put("/p", large(t, 0, 2), false)
-	s.breaking(func(int64, []byte) error { return sigma.Errorf("test", sigma.KindUnavailable, "the store is down") })
+	tries := 0
+	s.breaking(func(offset int64, _ []byte) error {
+		if offset == 0 {
+			if tries++; tries > 1 { // the first has failed
+				giveUp()
+			}
+		}
+		return sigma.Errorf("test", sigma.KindUnavailable, "the store is down")
+	})
 	fails("/p", sigma.KindUnavailable)
 	s.breaking(nil)
 	mustOpen(t, c, s, "/p")
@@ -258,21 +270,26 @@ func TestDamagedOnTheWay(t *testing.T) {
 	s := newStore()
 	good := large(t, 3<<20, 3)
 	s.put("/p", good, false)
-	c := newCache(t, Config{Source: s, OpenMax: 100 * time.Millisecond})
+	c := newCache(t, Config{Source: s, OpenMax: time.Minute})
+	ctx, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
+	damaged := 0
 	s.breaking(func(offset int64, data []byte) error {
 		if offset == 2*chunkSize {
 			data[77] ^= 1
+			if damaged++; damaged > 1 { // it came again
+				giveUp()
+			}
 		}
 		return nil
 	})
-	if _, _, err := c.Open(t.Context(), "a", s, "/p"); err == nil {
+	if _, _, err := c.Open(ctx, "a", s, "/p"); err == nil {
 		t.Error("a damaged program was opened")
 	}
 	if n := c.Stats().CorruptFetched; n == 0 {
 		t.Error("nothing was counted")
 	}
 	s.breaking(nil)
-	c.cfg.OpenMax = time.Minute
 	f, release := mustOpen(t, c, s, "/p")
 	defer release()
 	reads(t, f, good)
@@ -481,6 +498,84 @@ func TestTreeSource(t *testing.T) {
 	f, release2 := mustOpen(t, c, tree, "/bin/p")
 	defer release2()
 	reads(t, f, other)
+}
+
+// restless is a tree whose one program is replaced each time somebody has been told of a version of it, and before each time that it is opened.
+type restless struct {
+	*namespace.Tree
+	t     *testing.T
+	asked sync.Once
+	told  chan struct{} // closed when a version has been told
+	base  []byte        // each version begins with it
+	mu    sync.Mutex
+	next  int // mu
+}
+
+func (r *restless) replace() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.next++
+	if _, err := r.Put(r.t.Context(), "/bin/p", fmt.Appendf(bytes.Clone(r.base), "%9d", r.next), sigma.PutOptions{}); err != nil && r.t.Context().Err() == nil {
+		r.t.Error(err)
+	}
+}
+
+func (r *restless) Stat(ctx context.Context, path string) (sigma.Stat, error) {
+	defer r.replace()
+	return r.Tree.Stat(ctx, path)
+}
+
+func (r *restless) GetAt(ctx context.Context, path string, offset uint64, count int) (sigma.GetResult, error) {
+	if count == 1 { // who asks for the version
+		defer r.asked.Do(func() { close(r.told) })
+		defer r.replace()
+	}
+	return r.Tree.GetAt(ctx, path, offset, count)
+}
+
+func (r *restless) Handle(ctx context.Context, path string) (sigma.File, error) {
+	<-r.told
+	r.replace()
+	return r.Tree.Handle(ctx, path)
+}
+
+// Goal: a start is not lost to somebody who replaces its program faster than that can be fetched.
+func TestReplacedAllTheTime(t *testing.T) {
+	objects, err := s3.New(s3.Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(objects.Close)
+	root, err := objects.Attach(t.Context(), sigma.Principal{Realm: "a"}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := &restless{Tree: namespace.New(namespace.Config{Root: root}), t: t, told: make(chan struct{}), base: large(t, 600<<10, 40)}
+	if err := tree.Mkdir(t.Context(), "/bin", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	tree.replace()
+	c := newCache(t, Config{Tree: func(sigma.RealmID) (Tree, error) { return tree, nil }})
+	var all sync.WaitGroup
+	for range 3 {
+		all.Go(func() {
+			f, release, err := c.Open(t.Context(), "a", tree, "/bin/p")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer release()
+			b, err := io.ReadAll(io.NewSectionReader(f, 0, 1<<30))
+			if err != nil {
+				t.Error(err)
+			}
+			version := b[min(len(b), len(tree.base)):]
+			if n, err := strconv.Atoi(strings.TrimSpace(string(version))); err != nil || n == 0 || !bytes.HasPrefix(b, tree.base) {
+				t.Errorf("what was opened is no version of the program: %q", version)
+			}
+		})
+	}
+	all.Wait()
 }
 
 func FuzzRecords(f *testing.F) {

@@ -285,6 +285,8 @@ func (p *program) fromStore(ctx context.Context, o Object, data []byte, offset i
 	err := o.ReadAt(ctx, data, offset)
 	want, herr := hash()
 	switch {
+	case herr != nil && final(herr): // of which what the reader met is a consequence at most
+		return herr
 	case err != nil:
 		return err
 	case sigma.KindOf(herr) == sigma.KindUnsupported && herr != nil: // finish asks once more for the version

@@ -286,6 +286,23 @@ func (o *treeObject) Hash(ctx context.Context, offset int64, size int) (h Hash, 
 	return h, err
 }
 
+// stat says which version the open file is.
+func (o *treeObject) stat(ctx context.Context) (st sigma.Stat, err error) {
+	p := o.pin()
+	select {
+	case <-p.ready:
+	case <-ctx.Done():
+		return st, sigma.Wrap("binfs.Source", o.path, ctx.Err())
+	}
+	switch {
+	case p.err == nil:
+		return p.file.Stat(ctx)
+	case p.found != nil: // it was there, and was not any more when it was opened
+		return st, o.gone(p.err)
+	}
+	return st, p.err
+}
+
 // Check implements Object.
 func (o *treeObject) Check(ctx context.Context) error {
 	return o.held(ctx, false, func(f sigma.File) error {
