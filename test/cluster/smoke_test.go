@@ -5,6 +5,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,21 +49,10 @@ func TestThreeMachines(t *testing.T) {
 		for j := range ds {
 			ds[j] = sigma.Descriptor{Program: program, Args: []string{"stay"}, Memory: 16 * sigma.MiB}
 		}
-		ids, err := client.Spawn(ctx, ds...)
-		must(t, err)
-		for _, id := range ids {
-			if err := client.WaitStart(ctx, id); err != nil {
-				t.Fatalf("%s spawned at %s: %v", id, m.Name, err)
-			}
-		}
-		list, err := far.List(ctx, false)
-		must(t, err)
-		at := map[sigma.MachineID]int{}
-		for _, p := range list {
-			at[p.Machine]++
-		}
-		if len(at) != 3 || len(list) != len(ids) {
-			t.Errorf("%d procs spawned at %s are listed at %s, and run at %v", len(list), m.Name, other.Name, at)
+		on := spread(ctx, t, client, client, far, ds, func(on placed) bool { return len(on) == 3 })
+		ids := slices.Concat(on["m1"], on["m2"], on["m3"])
+		if list, err := far.List(ctx, false); err != nil || len(list) != len(ds) || len(ids) != len(ds) {
+			t.Errorf("%d procs were spawned at %s; at %s, %d and %d are listed, %v", len(ds), m.Name, other.Name, len(ids), len(list), err)
 		}
 		for j, id := range ids {
 			if j%2 == 0 {
@@ -107,10 +97,12 @@ func drain(t *testing.T, c *testenv.Cluster, program string) {
 		}
 		return err
 	}
-	spawn()
-	if there() == nil {
-		t.Errorf("no proc is at %s", v.Name)
-	}
+	testenv.Eventually(t, "procs are placed on "+string(v.Name), func() error {
+		if spawn(); there() == nil {
+			return errors.New("none is")
+		}
+		return nil
+	})
 	m.Must(t, "machine", "drain", string(v.Name))
 	testenv.Eventually(t, "the procs have gone", there)
 	spawn()
