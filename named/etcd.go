@@ -166,7 +166,11 @@ func (s *etcdStore) makeRoom(ctx context.Context) error {
 
 // Get implements Store.
 func (s *etcdStore) Get(ctx context.Context, key string) (value []byte, at Revision, found bool, err error) {
-	r, err := s.client.Get(ctx, key)
+	return s.get(ctx, key)
+}
+
+func (s *etcdStore) get(ctx context.Context, key string, how ...clientv3.OpOption) (value []byte, at Revision, found bool, err error) {
+	r, err := s.client.Get(ctx, key, how...)
 	if err != nil || len(r.Kvs) == 0 {
 		return nil, 0, false, err
 	}
@@ -175,9 +179,13 @@ func (s *etcdStore) Get(ctx context.Context, key string) (value []byte, at Revis
 
 // Scan implements Store. It reads all pages at the revision of the first, so that they fit together.
 func (s *etcdStore) Scan(ctx context.Context, prefix string, f func(key string, value []byte) error) error {
+	return s.scan(ctx, prefix, f)
+}
+
+func (s *etcdStore) scan(ctx context.Context, prefix string, f func(key string, value []byte) error, how ...clientv3.OpOption) error {
 	from, end, page, revision := prefix, clientv3.GetPrefixRangeEnd(prefix), int64(scanPage), int64(0)
 	for {
-		r, err := s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(revision))
+		r, err := s.client.Get(ctx, from, append([]clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(revision)}, how...)...)
 		if err != nil {
 			return err
 		}

@@ -23,7 +23,8 @@ func (c slogCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.Chec
 	return ce
 }
 
-// expected are warnings about what is wanted here: no listeners, no users, so no certificates and tokens, and no /proc to count files in; and about other members that are away, which named says in fewer words (tend).
+// expected are warnings about what is wanted here: no listeners, no users, so no certificates and tokens, and no /proc to count files in; and about other members that are away, which named says in fewer words (tend),
+// or a host so busy that a heartbeat is a tenth of a second late, of which an election may come, which is said (noteElections).
 func expected(msg string) bool {
 	switch msg {
 	case "Running http and grpc server on single port. This is not recommended for production.",
@@ -35,6 +36,7 @@ func expected(msg string) bool {
 		"prober detected unhealthy status",
 		"failed to reach the peer URL",
 		"failed to get version",
+		"leader failed to send out heartbeat on time; took too long, leader is overloaded likely from slow disk",
 		"failed to get downgrade enabled status",
 		"dropped internal Raft message since sending buffer is full",
 		"rejecting promote learner: learner is not ready",

@@ -98,8 +98,10 @@ func (l *leadership) handOver() {
 
 // open makes the Server of the term. It holds everything that was acknowledged in terms before: their last writes are before the one that began this term.
 func (l *leadership) open(ctx context.Context) error {
-	if err := l.store.makeRoom(ctx); err != nil {
-		return err
+	if len(l.store.etcd.Server.Alarms()) > 0 { // as this member knows it, which has applied the beginning of the term
+		if err := l.store.makeRoom(ctx); err != nil {
+			return err
+		}
 	}
 	cfg := l.m.cfg.Config
 	cfg.Store, cfg.authority = l.store, l.authority
@@ -181,6 +183,21 @@ func (l *leadership) promote() {
 			if err == nil {
 				l.m.log.Info("a machine keeps the names too", "machine", machine)
 			}
+		}
+	}
+}
+
+// noteElections says whom the members elect; who that is often leads the names soon.
+func (m *Member) noteElections(ctx context.Context, s *etcdStore) {
+	for {
+		changed := s.etcd.Server.LeaderChangedNotify()
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+		if x := s.etcd.Server.Cluster().Member(s.etcd.Server.Leader()); x != nil && s.several.Load() {
+			m.log.Info("the members of the store of names have elected", "machine", m.machineOf(s, x))
 		}
 	}
 }

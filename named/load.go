@@ -63,6 +63,9 @@ func (s *slot) leader(ctx context.Context) (*leader, error) {
 	s.mu.Unlock()
 	select {
 	case <-w.done:
+		if err := s.srv.cfg.authority.hold(ctx); err != nil { // it may have taken long
+			return nil, err
+		}
 		return w.l, w.err
 	case <-ctx.Done():
 		return nil, sigma.Wrap("named.leader", "", ctx.Err())

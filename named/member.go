@@ -204,6 +204,7 @@ func (m *Member) Run(ctx context.Context) error {
 	}()
 	if m.cfg.Peers != nil {
 		tending.Go(func() { m.tend(ctx, s) })
+		tending.Go(func() { m.noteElections(ctx, s) })
 	}
 	for ctx.Err() == nil {
 		if t, ok := m.campaign(ctx, s); ok {
@@ -403,7 +404,7 @@ func (m *Member) machinesOf(s *etcdStore, ms []*membership.Member) (out []sigma.
 }
 
 // pollPause is between looks of a member that does not lead at who does.
-const pollPause = 100 * time.Millisecond
+const pollPause = 50 * time.Millisecond
 
 // campaign waits until this member leads. ok is false if ctx ended before.
 func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
@@ -413,14 +414,13 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 		seen, err := s.look(ctx)
 		if err == nil {
 			now, alone, raftLeader := time.Now(), s.alone(), uint64(s.etcd.Server.Leader())
-			if raftLeader == 0 {
-				m.know("")
-			} else if !alone {
-				m.know(seen.machine)
-			}
 			v := outlook{now: now, term: seen, raftLeader: raftLeader, alone: alone, learner: learning(s), abstains: m.abstains(now),
 				first: s.etcd.Server.Leader() == s.etcd.Server.MemberID(), heard: m.net.lastHeard(seen.machine)}
-			if w.due(v) {
+			due := w.due(v)
+			if leader := w.leader(v); leader == "" || !alone {
+				m.know(leader)
+			}
+			if due {
 				began := time.Now()
 				tctx, cancel := context.WithTimeout(ctx, commitTry)
 				t, ok, err = s.take(tctx, seen, m.cfg.Machine)

@@ -282,11 +282,11 @@ func TestWatcher(t *testing.T) {
 		ms   int
 		want bool
 	}{
-		{"within its lease", outlook{term: other, raftLeader: 1, first: true}, 1100, false},
-		{"silent", outlook{term: other, raftLeader: 1, first: true}, 1600, true},
-		{"silent, but others are nearer", outlook{term: other, raftLeader: 1}, 1600, false},
-		{"silent for all", outlook{term: other, raftLeader: 1}, 1800, true},
-		{"slow", outlook{term: other, raftLeader: 1, first: true, heard: at(1500)}, 1600, false},
+		{"within its lease", outlook{term: other, raftLeader: 1, first: true}, 1000, false},
+		{"silent", outlook{term: other, raftLeader: 1, first: true}, 1200, true},
+		{"silent, but others are nearer", outlook{term: other, raftLeader: 1}, 1200, false},
+		{"silent for all", outlook{term: other, raftLeader: 1}, 1400, true},
+		{"slow", outlook{term: other, raftLeader: 1, first: true, heard: at(1100)}, 1200, false},
 		{"too slow", outlook{term: other, raftLeader: 1, first: true, heard: at(6000)}, 6100, true},
 		{"it beats", outlook{term: term{number: 1, machine: "m1", at: 5, beat: 7}, raftLeader: 1, first: true}, 1600, false},
 		{"no leader of the members", outlook{term: other}, 1600, false},

@@ -103,6 +103,8 @@ type chaos struct {
 	lives   map[sigma.MachineID]sigma.Incarnation
 	done    map[string]int
 	took    []time.Duration  // from a fault until a waiter was answered
+	worst   []time.Duration  // the longest of each fault
+	most    time.Duration    // that it may take
 	watcher *testenv.Machine // a control machine that no fault is upon
 }
 
@@ -111,10 +113,11 @@ func TestChaos(t *testing.T) {
 	seed := setting(t, "SIGMA_CHAOS_SEED", rand.Uint64(), func(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) })
 	most := setting(t, "SIGMA_CHAOS_TIME", chaosTime, time.ParseDuration)
 	control := setting(t, "SIGMA_CHAOS_CONTROL", 1, strconv.Atoi)
+	lossMost := setting(t, "SIGMA_CHAOS_LOSS", lossMost, time.ParseDuration)
 	t.Logf("to repeat: SIGMA_CHAOS_TIME=%v SIGMA_CHAOS_CONTROL=%d SIGMA_CHAOS_SEED=%d", most, control, seed)
 	ctx, cancel := context.WithTimeout(t.Context(), most+5*time.Minute*testenv.Slow())
 	defer cancel()
-	x := &chaos{t: t, ctx: ctx, random: rand.New(rand.NewPCG(seed, 0)), done: map[string]int{}, lives: map[sigma.MachineID]sigma.Incarnation{},
+	x := &chaos{t: t, ctx: ctx, random: rand.New(rand.NewPCG(seed, 0)), done: map[string]int{}, lives: map[sigma.MachineID]sigma.Incarnation{}, most: lossMost * testenv.Slow(),
 		o: testenv.ClusterOptions{Machines: chaosMachines, Control: control, Seed: seed, CPU: 1, Memory: 2 * sigma.GiB}}
 	x.c = testenv.NewCluster(t, x.o)
 	x.watcher = x.c.Machine(0)
@@ -206,6 +209,9 @@ func (x *chaos) run(most time.Duration) error {
 			from = x.o.Control
 		}
 		v := x.c.Machine(from + x.random.IntN(x.c.Size()-from))
+		if os.Getenv("SIGMA_CHAOS_VICTIM") == "leader" {
+			v = x.leader()
+		}
 		x.watcher = x.c.Machine(0)
 		if x.watcher == v {
 			x.watcher = x.c.Machine(1)
@@ -225,6 +231,19 @@ func (x *chaos) run(most time.Duration) error {
 		}
 	}
 	return nil
+}
+
+// leader is the control machine whose named began to lead last, as the logs tell.
+func (x *chaos) leader() *testenv.Machine {
+	of, last := x.c.Machine(0), ""
+	for _, m := range x.c.Machines() {
+		for line := range strings.Lines(m.LogTail(1000)) {
+			if at, _, _ := strings.Cut(line, " "); strings.Contains(line, "this machine's named leads") && at > last {
+				of, last = m, at
+			}
+		}
+	}
+	return of
 }
 
 // upTo draws a time.
@@ -286,13 +305,20 @@ func (x *chaos) end(v *testenv.Machine, do, undo func() error) error {
 	if err := do(); err != nil {
 		return err
 	}
+	worst := time.Duration(0)
+	defer func() {
+		if worst > 0 {
+			x.worst = append(x.worst, worst)
+		}
+	}()
 	for _, w := range ws {
 		select {
 		case <-w.done:
 			d := w.when.Sub(at)
+			worst = max(worst, d)
 			x.took = append(x.took, d)
 			x.c.Note("waiter at %s for %s was answered after %v: %v %s %v", w.at.Name, w.id, d, w.status.Code, w.status.Msg, w.err)
-			if d > lossMost*testenv.Slow() {
+			if d > x.most {
 				x.load.fault("the waiter at %s for %s at %s was answered %v after the fault", w.at.Name, w.id, v.Name, d)
 			}
 		case <-time.After(answersMost * testenv.Slow()):
@@ -399,6 +425,8 @@ func (x *chaos) report(err error) {
 	x.t.Logf("the load: %v", x.load.count)
 	if all := slices.Sorted(slices.Values(x.took)); len(all) > 0 {
 		x.t.Logf("fault to answer, %d waiters: least %v, median %v, most %v", len(all), all[0], all[len(all)/2], all[len(all)-1])
+		slices.Sort(x.worst)
+		x.t.Logf("the last answer after each of %d faults: %v", len(x.worst), x.worst)
 	}
 	wrong := x.load.wrong
 	if err != nil {
