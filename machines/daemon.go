@@ -84,6 +84,8 @@ func (d *Daemon) Run(ctx context.Context) {
 		case err == nil:
 			if heir := d.inherit(ctx, state, judge); heir != nil {
 				err = d.preside(ctx, state, judge, heir)
+			} else {
+				d.become(nil, nil, "")
 			}
 		}
 		if err != nil && ctx.Err() == nil {
@@ -112,26 +114,73 @@ func (d *Daemon) holds(state State, before bool) bool {
 
 // preside takes over and is the judge until another is, or the state cannot be saved.
 func (d *Daemon) preside(ctx context.Context, seen State, former sigma.MachineID, heir *Heir) error {
+	defer d.become(nil, nil, "")
 	authority, err := d.cfg.Authority(len(seen.Members) == 0)
 	if err != nil {
 		return err
 	}
-	store, state, err := TakeOver(ctx, d.cfg.Namespace, d.cfg.Path, d.cfg.Self, former)
+	store, state, err := d.takeOver(ctx, former, heir)
 	if err != nil {
 		return err
 	}
+	if err := reconcile(ctx, d.cfg.Names, d.cfg.Self, state); err != nil {
+		return err
+	}
+	d.mu.Lock() // the heir's
 	s, err := NewService(time.Now(), ServiceConfig{Authority: authority, Store: store, Log: d.cfg.Log,
 		Names: d.cfg.Names, Core: Config{Self: d.cfg.Self, Remote: true, Timing: d.cfg.Timing, State: state, Heard: d.ear.Heard(), Heir: heir}})
+	d.mu.Unlock()
 	if err != nil {
-		return err
-	}
-	if err := s.registry.reconcile(ctx); err != nil {
 		return err
 	}
 	d.cfg.Log.Info("this machine decides about membership", "machine", d.cfg.Self, "after", former)
 	d.become(s, nil, "")
-	defer d.become(nil, nil, "")
 	return s.Run(ctx)
+}
+
+// takeOver takes over the state. It may take long, since who led the names is often lost together with the judge; the heir goes on to take reports, so that the judge knows at once who is silent.
+func (d *Daemon) takeOver(ctx context.Context, former sigma.MachineID, heir *Heir) (*FileStore, State, error) {
+	if heir == nil {
+		return TakeOver(ctx, d.cfg.Namespace, d.cfg.Path, d.cfg.Self, former)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	defer cancel()
+	beside.Go(func() {
+		tick := time.NewTicker(d.cfg.Timing.Tick)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case now := <-tick.C:
+				d.mu.Lock()
+				heir.Tick(now)
+				d.mu.Unlock()
+			}
+		}
+	})
+	for try := 1; ; try++ {
+		store, state, err := TakeOver(ctx, d.cfg.Namespace, d.cfg.Path, d.cfg.Self, former)
+		switch sigma.KindOf(err) {
+		case sigma.KindUnavailable, sigma.KindLost, sigma.KindTimeout:
+		default:
+			return store, state, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, State{}, err
+		case <-time.After(d.cfg.Timing.Tick):
+		}
+		d.mu.Lock()
+		silent := heir.unheard(time.Now())
+		d.mu.Unlock()
+		if !silent || try == saveTries {
+			return nil, State{}, err
+		}
+	}
 }
 
 // inherit waits as an heir until the state changes (nil), or the judge's machine is silent.
@@ -140,8 +189,7 @@ func (d *Daemon) inherit(ctx context.Context, state State, judge sigma.MachineID
 	if err != nil {
 		return nil
 	}
-	d.become(nil, h, judge)
-	defer d.become(nil, nil, "")
+	d.become(nil, h, judge) // and it stays one while it takes over
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	changed := make(chan struct{})

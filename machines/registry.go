@@ -2,6 +2,7 @@ package machines
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync"
@@ -89,6 +90,9 @@ func (r *Registry) Run(ctx context.Context) error {
 	defer close(r.over)
 	tick := time.NewTicker(r.core.timing.Tick)
 	defer tick.Stop()
+	if _, err := r.carryOut(ctx, r.tick); err != nil { // what an heir knows is decided at once
+		return err
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -165,27 +169,40 @@ func (r *Registry) fence(ctx context.Context, f Effect) error {
 }
 
 func (r *Registry) tell(ctx context.Context, m sigma.MachineID, lost bool) error {
-	if r.cfg.Fence == nil || m == r.cfg.Core.Self { // this judge asks by way of its machine: its sessions ended with its former life, and nobody has expelled it, or it could not ask
+	return tell(ctx, r.cfg.Fence, r.cfg.Core.Self, m, lost)
+}
+
+func tell(ctx context.Context, names Fence, self, m sigma.MachineID, lost bool) error {
+	if names == nil || m == self { // this judge asks by way of its machine: its sessions ended with its former life, and nobody has expelled it, or it could not ask
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, fenceMax)
 	defer cancel()
-	do := r.cfg.Fence.Admit
+	do := names.Admit
 	if lost {
-		do = r.cfg.Fence.Expel
+		do = names.Expel
 	}
 	return sigma.Wrap("machines.Registry", "", do(ctx, m))
 }
 
-// reconcile tells the store of names about all lives, since the judge before may have died between saving and telling. It is called before Run.
-func (r *Registry) reconcile(ctx context.Context) error {
-	for _, m := range r.core.sorted() {
-		if err := r.tell(ctx, m.ID, m.Lost); err != nil {
-			return err
-		}
+// reconcile tells the store of names about all lives, since the judge before may have died between saving and telling. It is called before a judge decides anything.
+func reconcile(ctx context.Context, names Fence, self sigma.MachineID, state State) error {
+	var all sync.WaitGroup
+	errs := make([]error, len(state.Members))
+	places := make(chan struct{}, reconcileMost)
+	for i, m := range state.Members {
+		places <- struct{}{}
+		all.Go(func() {
+			errs[i] = tell(ctx, names, self, m.ID, m.Lost)
+			<-places
+		})
 	}
-	return nil
+	all.Wait()
+	return errors.Join(errs...)
 }
+
+// reconcileMost is how many machines the store of names is told about at once.
+const reconcileMost = 8
 
 // ask has Run do something and waits for it. The outcome is unknown (KindLost) if Run ends meanwhile.
 func (r *Registry) ask(ctx context.Context, do func(now time.Time) ([]Effect, error)) ([]Effect, error) {
