@@ -182,12 +182,17 @@ func memberAdd(ctx context.Context, c *session.Client, m sigma.MachineID) (text 
 	return text, sigmap.Parse(reply, func(d *sigmap.Coder) { d.Str(&text) })
 }
 
-// takeControl has a machine that joined as one count as a control machine, now that its part of the store of names is there.
+// takeControl has a machine that joined as one count as a control machine, now that its part of the store of names is there. It does so once: a machine from which an operator has taken control stays an ordinary one.
 func (k *Kernel) takeControl(ctx context.Context) error {
-	if !k.own.keeper.get().Joined || k.local(serviceMachined) == nil {
+	now := k.own.keeper.get()
+	if !now.Joined || k.local(serviceMachined) == nil {
 		return nil
 	}
-	if slices.ContainsFunc(k.own.keeper.get().Control, func(m identity.Member) bool { return m.Machine == k.cfg.Machine }) {
+	if slices.ContainsFunc(now.Control, func(m identity.Member) bool { return m.Machine == k.cfg.Machine }) {
+		return k.noteRuled(now)
+	}
+	if now.Ruled {
+		k.cfg.Log.Warn("this machine was a control machine until an operator decided otherwise (sigma machine control); to make it one again, remove it and let it join anew", "machine", k.cfg.Machine)
 		return nil
 	}
 	err := k.until(ctx, func() error {
@@ -196,7 +201,7 @@ func (k *Kernel) takeControl(ctx context.Context) error {
 	for err == nil { // this machine counts as an observer now, so it must know that it is one
 		changed := k.id.Roster().Changed()
 		if m, ok := k.id.Roster().Member(k.cfg.Machine); ok && m.Control {
-			break
+			return k.noteRuled(now)
 		}
 		select {
 		case <-changed:
@@ -205,4 +210,11 @@ func (k *Kernel) takeControl(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+func (k *Kernel) noteRuled(now kept) error {
+	if now.Ruled {
+		return nil
+	}
+	return k.own.keeper.change(func(x *kept) { x.Ruled = true })
 }

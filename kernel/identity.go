@@ -30,6 +30,7 @@ type kept struct {
 	Authorities [][]byte          `json:",omitempty"` // DER
 	Control     []identity.Member `json:",omitempty"` // the control machines it last knew
 	Joined      bool              `json:",omitempty"` // by a token; false = it founded the system
+	Ruled       bool              `json:",omitempty"` // it joined and has been a control machine; if it is none any more, an operator decided so
 	Names       string            `json:",omitempty"` // how this machine's named came to be a member of the store of names (sigmap.CallMemberAdd); "" = it is the first, or has none
 }
 
