@@ -36,6 +36,7 @@ type Census map[string]int
 type process struct {
 	pid    int
 	name   string
+	parent int
 	cgroup string // below sigma-INSTANCE; "" if in none
 	uid    uint32
 	zombie bool
@@ -60,6 +61,8 @@ func readProcess(pid int) (process, bool) {
 			p.name = fields[0]
 		case "State":
 			p.zombie = fields[0] == "Z" || fields[0] == "X"
+		case "PPid":
+			p.parent, _ = strconv.Atoi(fields[0])
 		case "Uid":
 			n, _ := strconv.ParseUint(fields[0], 10, 32)
 			p.uid = uint32(n)
@@ -94,17 +97,39 @@ func (s *System) processes() (out []process) {
 		if !ok || p.zombie {
 			continue
 		}
+		owner := p.owner()
 		group, in := strings.CutPrefix(p.cgroup, "/sigma-"+s.instance)
 		p.cgroup = strings.TrimPrefix(group, "/")
 		if !in {
 			p.cgroup = ""
 		}
-		if in || p.uid >= base && p.uid-base < uids || strings.Contains(p.args, "--instance "+s.instance) ||
+		if in || p.uid >= base && p.uid-base < uids && (owner == "" || owner == s.instance) || strings.Contains(p.args, "--instance "+s.instance) ||
 			strings.Contains(p.args, s.DataDir) && strings.HasPrefix(p.args, s.bin) {
 			out = append(out, p)
 		}
 	}
 	return out
+}
+
+// owner is the instance that a process says it is of, by its cgroup, or by its arguments or those of who started it; "" if nobody says so. Uids do not tell systems on one host apart: they come from ten bits
+// of the instance, so now and then two have the same.
+func (p process) owner() string {
+	if group, ok := strings.CutPrefix(p.cgroup, "/sigma-"); ok {
+		return strings.SplitN(group, "/", 2)[0]
+	}
+	for range 16 { // generations, far more than there are between a proc and its launcher
+		if _, after, ok := strings.Cut(p.args, "--instance "); ok {
+			return strings.SplitN(after, " ", 2)[0]
+		}
+		if p.parent <= 1 {
+			break
+		}
+		var ok bool
+		if p, ok = readProcess(p.parent); !ok {
+			break
+		}
+	}
+	return ""
 }
 
 // Census counts what there is now.
