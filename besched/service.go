@@ -248,7 +248,7 @@ func (v *visit) account(ctx context.Context, method string, payload []byte) ([]b
 		}
 		of := make(map[sigma.RealmID]uint32, len(rs))
 		for _, r := range rs {
-			of[r.Realm] = min(r.Shares, 10000)
+			of[r.Realm] = min(r.Shares, sigma.SharesMax)
 		}
 		v.s.mu.Lock()
 		defer v.s.mu.Unlock()

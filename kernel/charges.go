@@ -171,7 +171,7 @@ func (s *scheduler) endedLocked(realm sigma.RealmID, id sigma.ProcID) {
 }
 
 // watchUse charges for procs that run long, as long as the session lives.
-func (s *scheduler) watchUse(ctx context.Context) {
+func (s *scheduler) watchUse(ctx context.Context, b sigma.Caller) {
 	every := time.NewTicker(chargeEvery)
 	defer every.Stop()
 	for {
@@ -183,12 +183,36 @@ func (s *scheduler) watchUse(ctx context.Context) {
 		if s.charges.contended.Load() == 0 {
 			continue
 		}
+		s.tellShares(ctx, b)
 		now := time.Now()
 		for id, realm := range s.charges.old(now) {
 			s.use(ctx, now, realm, id)
 		}
 		poke(s.work)
 	}
+}
+
+// tellShares tells besched the realms' shares, if procs of this machine wait there: then it matters, and besched may be one that knows none.
+func (s *scheduler) tellShares(ctx context.Context, b sigma.Caller) {
+	s.k.mu.Lock()
+	waits := s.k.core.Queued() > 0
+	s.k.mu.Unlock()
+	if !waits {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, callMax)
+	defer cancel()
+	all, err := realms{s.k, nil}.list(ctx)
+	if err != nil { // what it knows stands
+		return
+	}
+	var of []besched.RealmShares
+	for _, r := range all {
+		if r.Shares > 1 {
+			of = append(of, besched.RealmShares{Realm: r.ID, Shares: r.Shares})
+		}
+	}
+	s.call(ctx, b, callMax, besched.CallShares, func(c *sigmap.Coder) { besched.CodeShares(c, &of) })
 }
 
 // use looks at one.

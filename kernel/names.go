@@ -194,6 +194,10 @@ func (k *Kernel) endSessions(ctx context.Context, realm sigma.RealmID, but *tree
 
 // admin calls a method of a service's realms file.
 func (r realms) admin(ctx context.Context, service, method string, id sigma.RealmID) ([]byte, error) {
+	return r.ask(ctx, service, method, func(e *sigmap.Coder) { e.RealmID(&id) })
+}
+
+func (r realms) ask(ctx context.Context, service, method string, encode func(*sigmap.Coder)) ([]byte, error) {
 	var root sigma.File
 	s, _, err := r.k.reach(ctx, service, func(ctx context.Context, s *session.Client) (err error) {
 		root, err = s.Attach(ctx, "")
@@ -207,7 +211,7 @@ func (r realms) admin(ctx context.Context, service, method string, id sigma.Real
 	if !ok {
 		return nil, sigma.Errorf("kernel.realms", sigma.KindUnsupported, "%s cannot be asked for realms", service)
 	}
-	payload, err := sigmap.Payload(func(e *sigmap.Coder) { e.RealmID(&id) })
+	payload, err := sigmap.Payload(encode)
 	if err != nil {
 		return nil, err
 	}
@@ -284,13 +288,27 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	return r.k.leaveRealmElsewhere(ctx, id) // what somebody began there meanwhile
 }
 
+// SetShares implements sigma.Realms. besched hears of it at once, if this machine is waiting for it, else before realms compete for long.
+func (r realms) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) error {
+	if id == sigma.SystemRealm {
+		return sigma.Errorf("kernel.realms", sigma.KindPermission, "the realm system is the provider's and has no shares")
+	}
+	_, err := r.ask(ctx, serviceNamed, sigmap.CallSetShares, func(e *sigmap.Coder) { e.RealmID(&id); e.U32(&shares) })
+	return err
+}
+
+// list is List without the numbers of procs.
+func (r realms) list(ctx context.Context) (out []sigma.RealmInfo, err error) {
+	reply, err := r.admin(ctx, serviceNamed, sigmap.CallList, "")
+	if err == nil {
+		err = sigmap.Parse(reply, func(d *sigmap.Coder) { d.RealmInfos(&out) })
+	}
+	return out, err
+}
+
 // List implements sigma.Realms.
 func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
-	reply, err := r.admin(ctx, serviceNamed, sigmap.CallList, "")
-	if err != nil {
-		return nil, err
-	}
-	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.RealmInfos(&out) }); err != nil {
+	if out, err = r.list(ctx); err != nil {
 		return nil, err
 	}
 	out = slices.DeleteFunc(out, func(i sigma.RealmInfo) bool { return i.ID == sigma.SystemRealm }) // no tenant's

@@ -122,7 +122,7 @@ func (s *scheduler) session(ctx context.Context, c *session.Client, life sigma.L
 	defer cancel()
 	var all sync.WaitGroup
 	for _, work := range []func(context.Context, sigma.Caller){s.send, s.pull, func(ctx context.Context, b sigma.Caller) { s.attend(ctx, b, life) },
-		func(ctx context.Context, _ sigma.Caller) { s.watch(ctx, life) }, func(ctx context.Context, _ sigma.Caller) { s.watchUse(ctx) }} {
+		func(ctx context.Context, _ sigma.Caller) { s.watch(ctx, life) }, s.watchUse} {
 		all.Go(func() { work(ctx, b); cancel() })
 	}
 	select {

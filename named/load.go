@@ -15,6 +15,7 @@ import (
 type slot struct {
 	id      sigma.RealmID
 	created time.Time
+	shares  atomic.Uint32 // as stored last; 0 is 1
 	srv     *Server
 	current atomic.Pointer[leader] // the newest; it may have ended
 

@@ -130,26 +130,42 @@ type realmRecord struct {
 	nextID   uint64 // low bits of the next file or lease
 	seq      uint64 // last change; versions are taken from it
 	removing bool   // Remove began and must be finished
+	shares   uint32 // 0 as long as nobody set them
 }
 
 func (r *realmRecord) encode() []byte {
 	b := []byte{recordVersion, 0}
 	if r.removing {
-		b[1] = 1
+		b[1] |= flagRemoving
+	}
+	if r.shares > 0 {
+		b[1] |= flagShares
 	}
 	for _, v := range []uint64{r.number, uint64(r.created), r.claims, r.nextID, r.seq} {
 		b = binary.AppendUvarint(b, v)
 	}
+	if r.shares > 0 {
+		b = binary.AppendUvarint(b, uint64(r.shares))
+	}
 	return b
 }
+
+// Flags of a realm's record.
+const (
+	flagRemoving = 1 << iota
+	flagShares   // they follow
+)
 
 func decodeRealm(b []byte) (realmRecord, error) {
 	d := decoder{b: b}
 	d.version()
 	flags := d.byte()
 	r := realmRecord{number: d.bounded(realmNumberMax), created: int64(d.uvarint()), claims: d.uvarint(), nextID: d.bounded(fileNumberMax), seq: d.uvarint()}
-	r.removing = flags == 1
-	if flags > 1 || r.number == 0 || r.nextID < 2 {
+	r.removing = flags&flagRemoving != 0
+	if flags&flagShares != 0 {
+		r.shares = uint32(d.bounded(sigma.SharesMax))
+	}
+	if flags > flagRemoving|flagShares || flags&flagShares != 0 && r.shares == 0 || r.number == 0 || r.nextID < 2 {
 		d.fail("impossible values")
 	}
 	return r, d.end("realm")

@@ -34,7 +34,7 @@ func TestRecords(t *testing.T) {
 			t.Error("a byte too many is accepted")
 		}
 	}
-	r := realmRecord{number: realmNumberMax, created: 5, claims: 6, nextID: fileNumberMax, seq: 1<<64 - 1, removing: true}
+	r := realmRecord{number: realmNumberMax, created: 5, claims: 6, nextID: fileNumberMax, seq: 1<<64 - 1, removing: true, shares: sigma.SharesMax}
 	if got, err := decodeRealm(r.encode()); err != nil || got != r {
 		t.Errorf("got %+v, %v", got, err)
 	}

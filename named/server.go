@@ -142,7 +142,9 @@ func (s *Server) findRealms(ctx context.Context) error {
 }
 
 func (s *Server) newSlot(id sigma.RealmID, rec realmRecord) *slot {
-	return &slot{id: id, created: time.Unix(0, rec.created), srv: s}
+	at := &slot{id: id, created: time.Unix(0, rec.created), srv: s}
+	at.shares.Store(rec.shares)
+	return at
 }
 
 // Run serves until ctx ends or the store stops by itself, which is the error then. It returns when all goroutines but the store's have ended.
@@ -416,13 +418,46 @@ func (s *Server) erase(ctx context.Context, id sigma.RealmID) error {
 	return commitError(op, id, err)
 }
 
+// SetShares stores how much of what is shared a realm has a right to; whoever lists the realms sees it. It is 1 to sigma.SharesMax.
+func (s *Server) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) error {
+	const op = "named.SetShares"
+	if shares == 0 || shares > sigma.SharesMax {
+		return sigma.Errorf(op, sigma.KindInvalid, "a realm has 1 to %d shares, not %d", sigma.SharesMax, shares)
+	}
+	s.mu.Lock()
+	at := s.realms[id]
+	s.mu.Unlock()
+	if at == nil {
+		return noRealm(op, id)
+	}
+	l, err := at.leader(ctx)
+	if err != nil {
+		return sigma.Wrap(op, "", err)
+	}
+	return sigma.Wrap(op, "", l.do(ctx, sharesOp{at, shares}).err)
+}
+
+// sharesOp sets a realm's shares. That they are seen before they are stored harms nobody: a restart brings back what is stored.
+type sharesOp struct {
+	at     *slot
+	shares uint32
+}
+
+func (o sharesOp) apply(s *step, _ time.Time) reply {
+	s.rec.shares, s.stored = o.shares, true
+	o.at.shares.Store(o.shares)
+	return reply{}
+}
+
+func (o sharesOp) size() int { return 8 }
+
 // List returns the realms by name. Procs are not named's to count and are 0.
 func (s *Server) List(context.Context) ([]sigma.RealmInfo, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	infos := make([]sigma.RealmInfo, 0, len(s.realms))
 	for id, at := range s.realms {
-		infos = append(infos, sigma.RealmInfo{ID: id, Created: at.created})
+		infos = append(infos, sigma.RealmInfo{ID: id, Created: at.created, Shares: max(1, at.shares.Load())})
 	}
 	slices.SortFunc(infos, func(a, b sigma.RealmInfo) int { return cmp.Compare(a.ID, b.ID) })
 	return infos, nil

@@ -294,3 +294,37 @@ func TestLimits(t *testing.T) {
 		t.Error("no hint where to keep big files")
 	}
 }
+
+// Goal: a realm's shares outlast the server, changes of its names and its being loaded again; a number out of bounds and a realm that is not there are refused.
+func TestShares(t *testing.T) {
+	store := newMemStore()
+	s, stop := serve(t, Config{Store: store})
+	root := attach(t, s)
+	for _, n := range []uint32{0, sigma.SharesMax + 1} {
+		if err := s.SetShares(t.Context(), testRealm, n); sigma.KindOf(err) != sigma.KindInvalid {
+			t.Errorf("%d shares: got %v, want invalid", n, err)
+		}
+	}
+	if err := s.SetShares(t.Context(), "none", 2); sigma.KindOf(err) != sigma.KindNotFound {
+		t.Errorf("a realm that is not there: %v", err)
+	}
+	want := func(n uint32) {
+		t.Helper()
+		if l, err := s.List(t.Context()); err != nil || len(l) != 1 || l[0].Shares != n {
+			t.Errorf("got %+v, %v, want %d shares", l, err, n)
+		}
+	}
+	want(1)
+	if err := s.SetShares(t.Context(), testRealm, 4); err != nil {
+		t.Fatal(err)
+	}
+	want(4)
+	if err := root.Mkdir(t.Context(), "d", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	s, _ = serve(t, Config{Store: store})
+	want(4)
+	attach(t, s)
+	want(4)
+}

@@ -305,6 +305,10 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallRemove, func(e *sigmap.Coder) { e.RealmID(&id) }, nil)
 }
 
+func (r realms) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) error {
+	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallSetShares, func(e *sigmap.Coder) { e.RealmID(&id); e.U32(&shares) }, nil)
+}
+
 func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
 	err = r.c.do(ctx, sigmap.FileRealms, sigmap.CallList, nil, func(d *sigmap.Coder) { d.RealmInfos(&out) })
 	return out, err

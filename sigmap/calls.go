@@ -20,6 +20,7 @@ import (
 //	                dial       Endpoint -> - + socket          close       EndpointID -> -
 //	                dial-stream machine, service -> - + socket (of the system's services only: to the same service of another machine)
 //	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  - -> []RealmInfo
+//	                set-shares RealmID, shares -> -
 //	/sys/machine    status     - -> []Service                  down        - -> -
 //	                usage      - -> []Usage, in the order of status
 //	/sys/machines   to the provider: what machined answers operators (machines/service.go), and membership (machines/membership.go)
@@ -55,6 +56,7 @@ const (
 	CallDialStream = "dial-stream"
 	CallCreate     = "create"
 	CallRemove     = "remove"
+	CallSetShares  = "set-shares"
 	CallChanges    = "changes" // of named and s3d, to the provider: - -> - + file descriptor
 	CallStatus     = "status"
 	CallDown       = "down"
@@ -227,11 +229,12 @@ func (c *Coder) Endpoint(e *sigma.Endpoint) {
 
 // RealmInfos is a counted list.
 func (c *Coder) RealmInfos(rs *[]sigma.RealmInfo) {
-	list(c, rs, 14, func(r *sigma.RealmInfo) {
+	list(c, rs, 18, func(r *sigma.RealmInfo) {
 		n := uint32(r.Procs)
 		c.RealmID(&r.ID)
 		c.Time(&r.Created)
 		c.U32(&n)
+		c.U32(&r.Shares)
 		if c.decoding {
 			r.Procs = int(n)
 		}

@@ -92,7 +92,7 @@ func fillPayloads(ps map[string]payload) {
 	*ps["Principal"].value.(*sigma.Principal) = who
 	*ps["Info"].value.(*Info) = Info{Principal: who, Version: "v1"}
 	*ps["Endpoint"].value.(*sigma.Endpoint) = sigma.Endpoint{Realm: "tenant", Machine: "m1", Proc: proc, ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormStream}
-	*ps["RealmInfos"].value.(*[]sigma.RealmInfo) = []sigma.RealmInfo{{ID: "tenant", Created: time.Unix(1, 0).UTC(), Procs: 2}}
+	*ps["RealmInfos"].value.(*[]sigma.RealmInfo) = []sigma.RealmInfo{{ID: "tenant", Created: time.Unix(1, 0).UTC(), Procs: 2, Shares: 4}}
 	*ps["Services"].value.(*[]Service) = []Service{{Name: "named", Proc: proc, State: "running", Since: time.Unix(1, 0).UTC(), Restarts: 1}}
 }
 

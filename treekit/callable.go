@@ -60,7 +60,12 @@ func RealmsFile(name string, id uint64, r sigma.Realms, allowed bool) *Callable 
 			return reply, nil, err
 		}
 		var realm sigma.RealmID
-		err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm) })
+		var shares uint32
+		err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+			if c.RealmID(&realm); method == sigmap.CallSetShares {
+				c.U32(&shares)
+			}
+		})
 		if err == nil {
 			err = realm.Check()
 		}
@@ -70,6 +75,10 @@ func RealmsFile(name string, id uint64, r sigma.Realms, allowed bool) *Callable 
 			err = r.Create(ctx, realm)
 		case method == sigmap.CallRemove:
 			err = r.Remove(ctx, realm)
+		case method == sigmap.CallSetShares && (shares == 0 || shares > sigma.SharesMax):
+			err = sigma.Errorf("treekit.RealmsFile", sigma.KindInvalid, "a realm has 1 to %d shares, not %d", sigma.SharesMax, shares)
+		case method == sigmap.CallSetShares:
+			err = r.SetShares(ctx, realm, shares)
 		default:
 			err = NoMethod(name, method)
 		}

@@ -27,6 +27,7 @@ type fake struct {
 
 	mu      sync.Mutex
 	run     func(ctx context.Context, p *fakeProc) sigma.Status // mu; what procs do in place of a program; ctx ends when the proc is killed
+	shares  map[sigma.RealmID]uint32                            // mu
 	realms  map[sigma.RealmID]*memfs.Tree                       // mu
 	procs   []*fakeProc                                         // mu
 	down    bool                                                // mu
@@ -192,7 +193,7 @@ func (r *fakeRoot) call(ctx context.Context, method string, payload []byte) ([]b
 		return r.usage(payload)
 	case "procs evict":
 		sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id); c.Duration(&grace) })
-	case "realms create", "realms remove", "realms list":
+	case "realms create", "realms remove", "realms list", "realms set-shares":
 		return r.f.realmCall(method, payload)
 	default:
 		sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id) })
@@ -312,10 +313,21 @@ func (f *fake) realmCall(method string, payload []byte) ([]byte, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var id sigma.RealmID
+	var shares uint32
 	if method != "realms list" {
-		sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&id) })
+		sigmap.Parse(payload, func(c *sigmap.Coder) {
+			if c.RealmID(&id); method == "realms set-shares" {
+				c.U32(&shares)
+			}
+		})
 	}
 	switch method {
+	case "realms set-shares":
+		if f.shares == nil {
+			f.shares = map[sigma.RealmID]uint32{}
+		}
+		f.shares[id] = shares
+		return nil, nil
 	case "realms create":
 		if f.realms[id] != nil {
 			return nil, sigma.Errorf("fake", sigma.KindExists, "exists")
@@ -334,7 +346,7 @@ func (f *fake) realmCall(method string, payload []byte) ([]byte, error) {
 				n++
 			}
 		}
-		infos = append(infos, sigma.RealmInfo{ID: id, Created: time.Unix(1e9, 0), Procs: n})
+		infos = append(infos, sigma.RealmInfo{ID: id, Created: time.Unix(1e9, 0), Procs: n, Shares: f.shares[id]})
 	}
 	slices.SortFunc(infos, func(a, b sigma.RealmInfo) int { return bytes.Compare([]byte(a.ID), []byte(b.ID)) })
 	return sigmap.Payload(func(c *sigmap.Coder) { c.RealmInfos(&infos) })

@@ -171,6 +171,9 @@ func TestRealms(t *testing.T) {
 	want(t, f.sigma("realm", "create", "team-a", "team-b"), 0, "team-a\nteam-b\n", "")
 	want(t, f.sigma("realm", "create", "team-a"), 1, "", "there is a realm \"team-a\" already")
 	want(t, f.sigma("realm", "create", "Team"), 1, "", "hint: use 1 to 32 of a-z")
+	want(t, f.sigma("realm", "create", "--shares", "0", "x"), 1, "", "a realm has 1 to 10000 shares, not 0")
+	want(t, f.sigma("realm", "set", "team-b"), 1, "", "hint: name them with: --shares N")
+	want(t, f.sigma("realm", "set", "--shares", "4", "team-b"), 0, "team-b\n", "")
 	want(t, f.sigma("realm", "ls", "-q"), 0, "default\nteam-a\nteam-b\n", "")
 	f.ok("-r", "team-a", "mkdir", "/mine")
 	if got := f.ok("ls", "-r", "team-a", "/"); !strings.Contains(got, "mine\n") {
@@ -181,7 +184,7 @@ func TestRealms(t *testing.T) {
 	want(t, f.sigma("realm", "rm", "none"), 1, "", "there is no realm \"none\"")
 	want(t, f.sigma("realm", "rm", "team-a"), 0, "team-a\n", "")
 	var realms []realmJSON
-	if err := json.Unmarshal([]byte(f.ok("realm", "ls", "--json")), &realms); err != nil || len(realms) != 2 || realms[1].ID != "team-b" {
+	if err := json.Unmarshal([]byte(f.ok("realm", "ls", "--json")), &realms); err != nil || len(realms) != 2 || realms[1].ID != "team-b" || realms[1].Shares != 4 || realms[0].Shares != 1 {
 		t.Errorf("realm ls --json: %v %+v", err, realms)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -14,28 +15,74 @@ type realmJSON struct {
 	ID      string    `json:"id"`
 	Created time.Time `json:"created"`
 	Procs   int       `json:"procs"` // that have not ended
+	Shares  uint32    `json:"shares"`
 }
 
 func newRealmCommand(a *app) *cobra.Command {
-	return a.group("realm", "Make, list and remove realms (tenants)", `A realm is a tenant: one tree of names, one set of procs, separated from all others.
+	return a.group("realm", "Make, list, change and remove realms (tenants)", `A realm is a tenant: one tree of names, one set of procs, separated from all others.
 The realm "default" exists as soon as the system is up.`,
-		newRealmCreateCommand(a), newRealmLsCommand(a), newRealmRmCommand(a))
+		newRealmCreateCommand(a), newRealmLsCommand(a), newRealmSetCommand(a), newRealmRmCommand(a))
 }
 
 func newRealmCreateCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "create NAME...",
+	shares := uint32(1)
+	cmd := &cobra.Command{
+		Use:   "create [--shares N] NAME...",
 		Short: "Make realms",
 		Long: `Make realms with the well-known places in their trees. A name is 1 to 32 of a-z, 0-9
-and -, starting with a letter.`,
-		Example: `  sudo sigma realm create team-a`,
-		Args:    between(1, -1),
-		RunE:    func(cmd *cobra.Command, args []string) error { return a.realmCreate(cmd.Context(), args) },
+and -, starting with a letter. While realms compete, their best-effort procs are given
+CPU and memory in the ratio of their shares.`,
+		Example: `  sudo sigma realm create team-a
+  sudo sigma realm create --shares 4 team-b`,
+		Args: between(1, -1),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.realmCreate(cmd.Context(), args, shares) },
 	}
+	cmd.Flags().Uint32Var(&shares, "shares", shares, "`N` of what realms share; 1 to 10000")
+	return cmd
 }
 
-func (a *app) realmCreate(ctx context.Context, names []string) error {
-	if err := checkRealms(names); err != nil {
+func newRealmSetCommand(a *app) *cobra.Command {
+	shares := uint32(0)
+	cmd := &cobra.Command{
+		Use:     "set --shares N NAME...",
+		Short:   "Change the shares of realms",
+		Long:    `Change the shares of realms. It takes effect within about a second.`,
+		Example: `  sudo sigma realm set --shares 2 team-a`,
+		Args:    between(1, -1),
+		RunE:    func(cmd *cobra.Command, args []string) error { return a.realmSet(cmd.Context(), args, shares) },
+	}
+	cmd.Flags().Uint32Var(&shares, "shares", shares, "`N` of what realms share; 1 to 10000")
+	return cmd
+}
+
+// checkShares says what is wrong with a number of shares, or nil.
+func checkShares(n uint32) error {
+	if n < 1 || n > sigma.SharesMax {
+		return &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("a realm has 1 to %d shares, not %d", sigma.SharesMax, n), Hint: "name them with: --shares N"}
+	}
+	return nil
+}
+
+func (a *app) realmSet(ctx context.Context, names []string, shares uint32) error {
+	if err := cmp.Or(checkShares(shares), checkRealms(names)); err != nil {
+		return err
+	}
+	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, n := range names {
+		if err := c.Realms().SetShares(ctx, sigma.RealmID(n), shares); err != nil {
+			return err
+		}
+		fmt.Fprintln(a.out, n)
+	}
+	return nil
+}
+
+func (a *app) realmCreate(ctx context.Context, names []string, shares uint32) error {
+	if err := cmp.Or(checkShares(shares), checkRealms(names)); err != nil {
 		return err
 	}
 	c, err := a.connectTo(ctx, sigma.SystemRealm)
@@ -47,6 +94,9 @@ func (a *app) realmCreate(ctx context.Context, names []string) error {
 		err := c.Realms().Create(ctx, sigma.RealmID(n))
 		if sigma.KindOf(err) == sigma.KindExists && err != nil {
 			err = &sigma.Error{Op: "sigma.realmCreate", Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a realm %q already", n), Hint: "list realms with: sigma realm ls"}
+		}
+		if err == nil && shares != 1 {
+			err = c.Realms().SetShares(ctx, sigma.RealmID(n), shares)
 		}
 		if err != nil {
 			return err
@@ -71,7 +121,8 @@ func newRealmLsCommand(a *app) *cobra.Command {
 		Use:     "ls [-q]",
 		Aliases: []string{"list"},
 		Short:   "List realms",
-		Long:    `List all realms with their age and how many procs they have that have not ended.`,
+		Long: `List all realms with their age, how many procs they have that have not ended, and their
+shares.`,
 		Example: `  sudo sigma realm ls
   sudo sigma realm ls --json`,
 		Args: between(0, 0),
@@ -93,7 +144,7 @@ func (a *app) realmLs(ctx context.Context, quiet bool) error {
 	}
 	list := make([]realmJSON, len(realms))
 	for i, r := range realms {
-		list[i] = realmJSON{string(r.ID), r.Created, r.Procs}
+		list[i] = realmJSON{string(r.ID), r.Created, r.Procs, max(1, r.Shares)}
 	}
 	switch {
 	case quiet:
@@ -104,9 +155,9 @@ func (a *app) realmLs(ctx context.Context, quiet bool) error {
 	case a.json:
 		return a.printJSON(list)
 	}
-	t := a.table("REALM", "AGE", "PROCS")
+	t := a.table("REALM", "AGE", "PROCS", "SHARES")
 	for _, r := range list {
-		t.row(r.ID, ago(r.Created), r.Procs)
+		t.row(r.ID, ago(r.Created), r.Procs, r.Shares)
 	}
 	return t.print()
 }
