@@ -1,13 +1,10 @@
 package named
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -15,8 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/anishathalye/porcupine"
-
+	"sigmaos.dev/internal/linear"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -31,9 +27,6 @@ const (
 	linearPause     = time.Millisecond // between a client's operations, at most twice as long
 	linearLoyal     = 20 * time.Millisecond
 	linearLoyalMost = 256
-	linearLoyalID   = linearClients + 1
-	linearLoyalKept = 3
-	linearCheckMax  = 20 * time.Second
 )
 
 // linearTrial records what clients do with three members, and what they are told.
@@ -41,13 +34,9 @@ type linearTrial struct {
 	*testCluster
 	ctx   context.Context
 	seed  uint64
-	start time.Time
 	guess atomic.Pointer[sigma.MachineID] // who led last
-	texts atomic.Uint64                   // makes contents differ
 
-	mu       sync.Mutex
-	history  []porcupine.Operation // mu; of this round
-	versions []uint64              // mu; some that were told
+	history *linear.History // of this round
 }
 
 // Operations from several clients on few names, while members are killed, cut off one way and both, stopped as they stand, asked to resign, and ended in an orderly way: there is an order of all operations in
@@ -66,7 +55,7 @@ func TestLinearizable(t *testing.T) {
 	t.Logf("%s=%d", linearSeedEnv, seed)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(rounds)*20*time.Second)
 	defer cancel()
-	r := &linearTrial{testCluster: newTestCluster(t), ctx: ctx, seed: seed, start: time.Now()}
+	r := &linearTrial{testCluster: newTestCluster(t), ctx: ctx, seed: seed}
 	r.testCluster.start("m1")
 	x := &testClient{c: r.testCluster}
 	defer x.close()
@@ -209,9 +198,7 @@ func (r *linearTrial) resign(m sigma.MachineID) {
 func (r *linearTrial) round(t *testing.T, i int) (total, lost int) {
 	rng := rand.New(rand.NewPCG(r.seed, uint64(i)))
 	fault := linearFaults[(i+int(r.seed%97))%len(linearFaults)] // all in turn
-	r.mu.Lock()
-	r.history, r.versions = nil, nil
-	r.mu.Unlock()
+	r.history = &linear.History{}
 	began := time.Now()
 	loadCtx, end := context.WithCancel(r.ctx)
 	defer end()
@@ -237,12 +224,15 @@ func (r *linearTrial) round(t *testing.T, i int) (total, lost int) {
 	last := &linearClient{r: r, id: linearClients, round: i, rng: rng}
 	defer last.close()
 	for k := range 2 * linearPairs {
-		in := linearIn{do: linearGet, pair: k / 2, name: uint8(k % 2)}
+		in := linear.In{Do: linear.Get, Pair: k / 2, Name: uint8(k % 2)}
 		for done := false; !done && r.ctx.Err() == nil; {
 			done = last.connect(r.ctx) == nil && last.ask(r.ctx, t, in, 5*time.Second)
 		}
 	}
-	total, lost = r.check(t, i)
+	total, lost, err := r.history.Check(fmt.Sprintf("named-%d-%d", r.seed, i))
+	if err != nil {
+		t.Errorf("round %d: %v", i, err)
+	}
 	t.Logf("round %d: %s %s; %d operations, %d lost, %v", i, m, fault.name, total, lost, time.Since(began).Round(time.Millisecond))
 	return total, lost
 }
@@ -260,77 +250,17 @@ func (r *linearTrial) eachGoesOn(t *testing.T, clients []*linearClient, by int64
 	}
 }
 
-// check asks porcupine. A pair that it does not finish with in time is said to be a failure, too, since nothing is known then.
-func (r *linearTrial) check(t *testing.T, round int) (total, lost int) {
-	r.mu.Lock()
-	history := r.history
-	r.mu.Unlock()
-	for _, o := range history {
-		if o.Output.(linearOut).result == linearLost {
-			lost++
-		}
-	}
-	for pair := range linearPairs {
-		ops := slices.DeleteFunc(slices.Clone(history), func(o porcupine.Operation) bool { return o.Input.(linearIn).pair != pair })
-		slices.SortFunc(ops, func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) })
-		ops = thinned(ops)
-		result, info := checkLinear(ops, linearCheckMax)
-		if result == porcupine.Ok {
-			continue
-		}
-		base := fmt.Sprintf("%s/named-linear-%d-%d-%d", os.TempDir(), r.seed, round, pair)
-		os.WriteFile(base+".txt", []byte(printLinear(ops)), 0o600)
-		porcupine.VisualizePath(linearModel, info, base+".html")
-		t.Errorf("round %d: %v; see %s.txt and .html", round, result, base)
-	}
-	return len(history), lost
-}
-
-// thinned leaves out most of the loyal reader's questions that waited long, but for those asked last: the checker would try all subsets of them.
-func thinned(ops []porcupine.Operation) []porcupine.Operation {
-	left := [2]int{linearLoyalKept, linearLoyalKept}
-	for i := len(ops) - 1; i >= 0; i-- {
-		o := ops[i]
-		if name := o.Input.(linearIn).name; o.ClientId == linearLoyalID && o.Return-o.Call > int64(linearLoyal) {
-			if left[name]--; left[name] < 0 {
-				ops = slices.Delete(ops, i, i+1)
-			}
-		}
-	}
-	return ops
-}
-
-func (r *linearTrial) record(o porcupine.Operation) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.history = append(r.history, o)
-	if v := o.Output.(linearOut).version; v != 0 && o.ClientId != linearLoyalID { // whose answers may be left out
-		if r.versions = append(r.versions, v); len(r.versions) > 4*linearPairs {
-			r.versions = r.versions[1:]
-		}
-	}
-}
-
-func (r *linearTrial) someVersion(rng *rand.Rand) uint64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.versions) == 0 {
-		return 1
-	}
-	return r.versions[rng.IntN(len(r.versions))]
-}
-
 // loyal keeps asking the member that leads now, whatever becomes of it, until it ends the session: what it answers after it was replaced must not be old.
 func (r *linearTrial) loyal(ctx context.Context, t *testing.T, round int) {
 	rng := rand.New(rand.NewPCG(r.seed, uint64(round)+1e6))
-	c := &linearClient{r: r, id: linearLoyalID, round: round, rng: rng}
+	c := &linearClient{r: r, id: linear.LoyalID, round: round, rng: rng}
 	var asking sync.WaitGroup
 	defer asking.Wait()
 	defer c.close() // which answers those who wait
 	room := make(chan struct{}, linearLoyalMost)
 	for ctx.Err() == nil {
 		if c.connect(ctx) == nil {
-			f, in := *c, linearIn{do: linearGet, pair: rng.IntN(linearPairs), name: uint8(rng.IntN(2))}
+			f, in := *c, linear.In{Do: linear.Get, Pair: rng.IntN(linearPairs), Name: uint8(rng.IntN(2))}
 			select {
 			case room <- struct{}{}:
 				asking.Go(func() { f.ask(ctx, t, in, 8*time.Second); <-room })
@@ -399,7 +329,7 @@ func (c *linearClient) run(ctx context.Context, t *testing.T) {
 			if c.rng.IntN(200) == 0 {
 				patience = time.Duration(c.rng.IntN(3000)) * time.Microsecond // takes it back while it is under way
 			}
-			if c.ask(ctx, t, c.choose(), patience) {
+			if c.ask(ctx, t, c.r.history.Choose(c.rng, linearPairs), patience) {
 				c.answered.Add(1)
 			} else {
 				c.close()
@@ -412,77 +342,40 @@ func (c *linearClient) run(ctx context.Context, t *testing.T) {
 	}
 }
 
-func (c *linearClient) choose() linearIn {
-	dos := []linearDo{linearGet, linearGet, linearGet, linearMake, linearMake, linearOpen, linearPut, linearPutAt, linearPutAt, linearAppend, linearAppend, linearRemove, linearRename, linearRename}
-	in := linearIn{do: dos[c.rng.IntN(len(dos))], pair: c.rng.IntN(linearPairs), name: uint8(c.rng.IntN(2))}
-	switch in.do {
-	case linearMake, linearPut, linearPutAt, linearAppend:
-		in.data = fmt.Sprintf("%d;", c.r.texts.Add(1))
-	}
-	if in.do == linearPutAt {
-		in.version = c.r.someVersion(c.rng)
-	}
-	return in
-}
-
 // ask does one operation and records what became of it. It is true if that is known.
-func (c *linearClient) ask(ctx context.Context, t *testing.T, in linearIn, patience time.Duration) bool {
+func (c *linearClient) ask(ctx context.Context, t *testing.T, in linear.In, patience time.Duration) bool {
 	actx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	o := porcupine.Operation{ClientId: c.id, Input: in, Call: int64(time.Since(c.r.start))}
-	out, err := c.perform(actx, in)
-	o.Return = int64(time.Since(c.r.start))
+	known, err := c.r.history.Ask(c.id, in, func() (string, sigma.Version, error) { return c.perform(actx, in) })
 	if err != nil {
-		switch kind := sigma.KindOf(err); kind {
-		case sigma.KindNotFound:
-			out.result = linearNone
-		case sigma.KindExists:
-			out.result = linearExists
-		case sigma.KindVersion:
-			out.result = linearOther
-		case sigma.KindUnavailable, sigma.KindBusy:
-			return false // it has not happened
-		case sigma.KindLost, sigma.KindTimeout, sigma.KindCanceled:
-			if in.do == linearGet {
-				return false
-			}
-			out, o.Return = linearOut{result: linearLost}, math.MaxInt64
-		default:
-			t.Errorf("%s: %v (%v)", describeLinear(in, out), err, kind)
-			return false
-		}
+		t.Error(err)
 	}
-	o.Output = out
-	c.r.record(o)
-	return out.result != linearLost
+	return known
 }
 
-func (c *linearClient) perform(ctx context.Context, in linearIn) (out linearOut, err error) {
-	name := c.nameOf(in.pair, in.name)
-	var id sigma.FileID
-	switch in.do {
-	case linearGet:
-		var r sigma.GetResult
-		r, _, err = c.root.(sigma.Getter).Get(ctx, []string{name}, 0, FileMax)
-		out.data, id = string(r.Data), r.ID
-	case linearOpen:
-		var f sigma.File
-		if f, err = c.root.Create(ctx, name, sigma.OpenExclusive|sigma.OpenWrite, 0o644); err == nil {
+func (c *linearClient) perform(ctx context.Context, in linear.In) (data string, version sigma.Version, err error) {
+	name := c.nameOf(in.Pair, in.Name)
+	switch in.Do {
+	case linear.Get:
+		r, _, err := c.root.(sigma.Getter).Get(ctx, []string{name}, 0, FileMax)
+		return string(r.Data), r.ID.Version, err
+	case linear.Create:
+		f, err := c.root.Create(ctx, name, sigma.OpenExclusive|sigma.OpenWrite, 0o644)
+		if err == nil {
 			f.Close()
 		}
-	case linearRemove:
-		err = c.root.Remove(ctx, name)
-	case linearRename:
-		err = c.root.Rename(ctx, name, c.root, c.nameOf(in.pair, 1-in.name))
-	default:
-		o := sigma.PutOptions{MustMake: in.do == linearMake, Append: in.do == linearAppend}
-		if in.do == linearPutAt {
-			o.IfVersion = sigma.Version(in.version)
-		}
-		id, _, err = c.root.(sigma.Putter).Put(ctx, []string{name}, []byte(in.data), o)
+		return "", 0, err
+	case linear.Remove:
+		return "", 0, c.root.Remove(ctx, name)
+	case linear.Rename:
+		return "", 0, c.root.Rename(ctx, name, c.root, c.nameOf(in.Pair, 1-in.Name))
 	}
-	out.version = uint64(id.Version)
-	return out, err
+	o := sigma.PutOptions{MustMake: in.Do == linear.Make, Append: in.Do == linear.Append}
+	if in.Do == linear.PutAt {
+		o.IfVersion = sigma.Version(in.Version)
+	}
+	id, _, err := c.root.(sigma.Putter).Put(ctx, []string{name}, []byte(in.Data), o)
+	return "", id.Version, err
 }
 
 func (c *linearClient) nameOf(pair int, name uint8) string {
