@@ -46,7 +46,7 @@ func TestMembers(t *testing.T) {
 		t.Run(x.name, func(t *testing.T) {
 			s := shared.Get(t)
 			d := loadTime(t)
-			ctx, cancel := context.WithTimeout(t.Context(), d+time.Minute*testenv.Slow())
+			ctx, cancel := context.WithTimeout(t.Context(), d+3*time.Minute*testenv.Slow())
 			defer cancel()
 			m := &members{t: t, ctx: ctx, c: s.Connect(ctx, t, sigma.DefaultRealm), dir: "/members/" + x.name, killed: map[string]bool{}}
 			m.program = s.Install(ctx, t, m.c, example(t, x.server))
