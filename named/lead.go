@@ -61,9 +61,7 @@ func (m *Member) lead(ctx context.Context, s *etcdStore, t term) {
 	}
 	defer l.server.Close()
 	work.Go(func() { l.server.Run(term) })
-	if s.etcd != nil {
-		work.Go(func() { l.promote() })
-	}
+	work.Go(func() { l.promote() })
 	if s.several.Load() {
 		m.log.Info("this machine's named leads", "machine", m.cfg.Machine, "term", t.number)
 	}

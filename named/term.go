@@ -85,17 +85,9 @@ func (t term) holds() clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(termKey), "=", int64(t.at))
 }
 
-// look reads who leads as this member knows it, which may be old. Of an external etcd it is as most members know it, and errRemoved if self may not lead.
-func (s *etcdStore) look(ctx context.Context, self sigma.MachineID) (t term, err error) {
-	options := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithSerializable()}
-	member := s.etcd != nil
-	if !member {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, externalLook)
-		defer cancel()
-		options = options[:1]
-	}
-	r, err := s.client.Get(ctx, leaderPrefix, options...)
+// look reads who leads as this member knows it, which may be old.
+func (s *etcdStore) look(ctx context.Context) (t term, err error) {
+	r, err := s.client.Get(ctx, leaderPrefix, clientv3.WithPrefix(), clientv3.WithSerializable())
 	if err != nil {
 		return t, err
 	}
@@ -109,12 +101,7 @@ func (s *etcdStore) look(ctx context.Context, self sigma.MachineID) (t term, err
 			t.at, t.beat = Revision(kv.ModRevision), beat
 		case beatKey:
 			t.beat = Revision(kv.ModRevision)
-		case memberPrefix + string(self):
-			member = true
 		}
-	}
-	if !member {
-		return t, errRemoved
 	}
 	return t, nil
 }
@@ -124,11 +111,8 @@ func (s *etcdStore) take(ctx context.Context, seen term, self sigma.MachineID) (
 	ctx, cancel := s.untilElection(ctx)
 	defer cancel()
 	t = term{number: seen.number + 1, machine: self}
-	unchanged := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(termKey), "=", int64(seen.at)), clientv3.Compare(clientv3.ModRevision(beatKey), "=", int64(seen.beat))}
-	if s.etcd == nil {
-		unchanged = append(unchanged, clientv3.Compare(clientv3.CreateRevision(memberPrefix+string(self)), ">", 0))
-	}
-	r, err := s.client.Txn(ctx).If(unchanged...).
+	r, err := s.client.Txn(ctx).
+		If(clientv3.Compare(clientv3.ModRevision(termKey), "=", int64(seen.at)), clientv3.Compare(clientv3.ModRevision(beatKey), "=", int64(seen.beat))).
 		Then(clientv3.OpPut(termKey, string(t.encode())), clientv3.OpPut(beatKey, "")).Commit()
 	if err != nil || !r.Succeeded {
 		return t, false, err
@@ -324,9 +308,9 @@ func (s *termStore) Scan(ctx context.Context, prefix string, f func(key string, 
 }
 
 // near lets a leader read what this member has, without asking the others: it has applied the beginning of the term, so all that leaders before could write, and each commit of the term was applied here before its
-// outcome was known. That saves a new leader's first readers round trips and etcd's pauses in between, when every moment counts. Of an external etcd no member is near: the next that answers may be one that lags.
+// outcome was known. That saves a new leader's first readers round trips and etcd's pauses in between, when every moment counts.
 func (s *termStore) near() []clientv3.OpOption {
-	if s.etcd == nil || s.doubted.Load() {
+	if s.doubted.Load() {
 		return nil
 	}
 	return []clientv3.OpOption{clientv3.WithSerializable()}
@@ -383,7 +367,7 @@ func unknownOutcome(last, why error) error { return fmt.Errorf("%v: %w", last, w
 // untilElection gives a context that ends when the members have elected another leader: with the one before a proposal may have died, and etcd would not say so.
 func (s *etcdStore) untilElection(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
-	if s.etcd != nil && s.several.Load() {
+	if s.several.Load() {
 		changed := s.etcd.Server.LeaderChangedNotify()
 		go func() {
 			select {
