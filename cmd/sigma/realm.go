@@ -64,24 +64,24 @@ func checkShares(n uint32) error {
 }
 
 func (a *app) realmSet(ctx context.Context, names []string, shares uint32) error {
-	if err := cmp.Or(checkShares(shares), checkRealms(names)); err != nil {
-		return err
-	}
-	c, err := a.connectTo(ctx, sigma.SystemRealm)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	for _, n := range names {
-		if err := c.Realms().SetShares(ctx, sigma.RealmID(n), shares); err != nil {
-			return err
-		}
-		fmt.Fprintln(a.out, n)
-	}
-	return nil
+	return a.eachRealm(ctx, names, shares, func(rs sigma.Realms, id sigma.RealmID) error { return rs.SetShares(ctx, id, shares) })
 }
 
 func (a *app) realmCreate(ctx context.Context, names []string, shares uint32) error {
+	return a.eachRealm(ctx, names, shares, func(rs sigma.Realms, id sigma.RealmID) error {
+		err := rs.Create(ctx, id)
+		if err != nil && sigma.KindOf(err) == sigma.KindExists {
+			return &sigma.Error{Op: "sigma.realmCreate", Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a realm %q already", id), Hint: "list realms with: sigma realm ls"}
+		}
+		if err == nil && shares != 1 {
+			err = rs.SetShares(ctx, id, shares)
+		}
+		return err
+	})
+}
+
+// eachRealm checks all that was asked for, does it for one realm after the other, and prints those for which it is done.
+func (a *app) eachRealm(ctx context.Context, names []string, shares uint32, do func(rs sigma.Realms, id sigma.RealmID) error) error {
 	if err := cmp.Or(checkShares(shares), checkRealms(names)); err != nil {
 		return err
 	}
@@ -91,14 +91,7 @@ func (a *app) realmCreate(ctx context.Context, names []string, shares uint32) er
 	}
 	defer c.Close()
 	for _, n := range names {
-		err := c.Realms().Create(ctx, sigma.RealmID(n))
-		if sigma.KindOf(err) == sigma.KindExists && err != nil {
-			err = &sigma.Error{Op: "sigma.realmCreate", Kind: sigma.KindExists, Msg: fmt.Sprintf("there is a realm %q already", n), Hint: "list realms with: sigma realm ls"}
-		}
-		if err == nil && shares != 1 {
-			err = c.Realms().SetShares(ctx, sigma.RealmID(n), shares)
-		}
-		if err != nil {
+		if err := do(c.Realms(), sigma.RealmID(n)); err != nil {
 			return err
 		}
 		fmt.Fprintln(a.out, n)
