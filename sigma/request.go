@@ -1,0 +1,47 @@
+package sigma
+
+import "context"
+
+// What a request may carry beside itself (000 Fig 4-2). It travels in the context, because it concerns every operation of a File alike: who makes a request adds it, the session's client writes it into the
+// message, the server kit takes it out, and whoever passes the request on need not know of it.
+
+// Once names one mutation, so that it can be sent again and is applied at most once: a server that remembers replies answers the second sending as it answered the first.
+type Once struct {
+	Client uint64 // who numbers: a random number, never 0
+	Seq    uint64 // counts the client's mutations from 1
+	Done   uint64 // the client has the replies of all up to this one; they may be forgotten
+	Again  bool   // it may have been sent before: a server that remembers no replies answers KindLost and does nothing
+}
+
+// Fence protects from deposed leaders (000 §3.6): a server that has seen a newer epoch of a fence refuses, as KindStale, requests that carry an older one.
+type Fence struct {
+	Name  string // of the fence within the realm, most often the path of its epoch file; "" = not fenced. At most PathMax bytes
+	Epoch Epoch
+}
+
+type (
+	onceKey  struct{}
+	fenceKey struct{}
+)
+
+// WithOnce makes the requests of ctx carry o. It is for one mutation.
+func WithOnce(ctx context.Context, o Once) context.Context {
+	return context.WithValue(ctx, onceKey{}, o)
+}
+
+// OnceOf returns what WithOnce put into ctx; Client is 0 if nothing did.
+func OnceOf(ctx context.Context) Once {
+	o, _ := ctx.Value(onceKey{}).(Once)
+	return o
+}
+
+// WithFence makes the requests of ctx carry f.
+func WithFence(ctx context.Context, f Fence) context.Context {
+	return context.WithValue(ctx, fenceKey{}, f)
+}
+
+// FenceOf returns what WithFence put into ctx; Name is "" if nothing did.
+func FenceOf(ctx context.Context) Fence {
+	f, _ := ctx.Value(fenceKey{}).(Fence)
+	return f
+}
