@@ -215,6 +215,31 @@ func TestLeader(t *testing.T) {
 	}
 }
 
+// TestSilent: sessions with a control machine that does not answer are ended when there is another to ask, else kept.
+func TestSilent(t *testing.T) {
+	for _, others := range []int{0, 1} {
+		parts := []part{control, {name: "m2"}}
+		if others > 0 {
+			parts = append(parts, part{name: "m3", control: true, services: []string{serviceBesched}})
+		}
+		m2 := newWorld(t, parts...).machines["m2"]
+		s, _, err := m2.k.dialNamed(t.Context(), "default")
+		if err != nil {
+			t.Fatal(err)
+		}
+		m2.k.silent("m1", true)
+		if others > 0 {
+			<-s.Done()
+			continue
+		}
+		if root, err := s.Attach(t.Context(), "default"); err != nil {
+			t.Errorf("the only control machine's session has ended: %v", err)
+		} else {
+			root.Close()
+		}
+	}
+}
+
 // lostOnce does f again for as long as it goes to a service that is just ending.
 func lostOnce(f func() error) error {
 	for {

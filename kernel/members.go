@@ -132,7 +132,7 @@ func (k *Kernel) beat(ctx context.Context) {
 	machines.NewBeater(machines.BeaterConfig{Timing: k.own.timing, Controls: k.controls, Dial: k.dialBeat, Over: k.own.isOver, Silent: k.silent}).Run(ctx)
 }
 
-// silent ends the sessions with a control machine that does not answer, so that whoever waits there asks another.
+// silent ends the sessions with a control machine that does not answer, so that whoever waits there asks another. If there is no other to ask they are kept: it may be slow, or the way to it.
 func (k *Kernel) silent(m sigma.MachineID, silent bool) {
 	k.own.mu.Lock()
 	k.own.silent[m] = silent
@@ -142,7 +142,9 @@ func (k *Kernel) silent(m sigma.MachineID, silent bool) {
 		return
 	}
 	k.cfg.Log.Warn("a control machine does not answer", "machine", m)
-	k.node.Drop(m)
+	if k.local(serviceNamed) != nil || slices.ContainsFunc(k.controls(), func(o sigma.MachineID) bool { return o != m && !k.isSilent(o) }) {
+		k.node.Drop(m)
+	}
 }
 
 // isSilent says whether a control machine has not answered this one for a while. It may be alive all the same.
