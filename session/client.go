@@ -187,6 +187,9 @@ func (c *Client) callInto(ctx context.Context, m sigmap.Message, into []byte, fi
 		return nil, nil, err
 	}
 	w := &waiter{ch: make(chan reply, 1), into: into, epoch: epoch}
+	if !version {
+		m = sigmap.With(ctx, m)
+	}
 	tag, err := c.send(w, m, files, version)
 	if err != nil {
 		return nil, nil, err

@@ -11,10 +11,10 @@ import (
 // piecesMax bounds the messages of one large read or write that are under way at once: about 2 MiB, what a link of 10 Gbit/s carries in the 1.5 ms between two halls. The server takes four times as many.
 const piecesMax = 32
 
-// pieces cuts n bytes into messages and calls do for each, many at a time, in order of their beginning. It begins no more once do says stop. got tells how many bytes each piece moved, 0
+// pieces cuts n bytes into messages of so many and calls do for each, many at a time, in order of their beginning. It begins no more once do says stop. got tells how many bytes each piece moved, 0
 // for those that were not begun; err is the error of the first that failed.
-func pieces(n int, do func(from, to int) (got int, stop bool, err error)) (got []int, errs []error) {
-	count := (n + sigmap.DataMax - 1) / sigmap.DataMax
+func pieces(n, size int, do func(from, to int) (got int, stop bool, err error)) (got []int, errs []error) {
+	count := (n + size - 1) / size
 	got, errs = make([]int, count), make([]error, count)
 	var mu sync.Mutex
 	next, over := 0, false
@@ -30,7 +30,7 @@ func pieces(n int, do func(from, to int) (got int, stop bool, err error)) (got [
 				}
 				next++
 				mu.Unlock()
-				n, stop, err := do(i*sigmap.DataMax, min((i+1)*sigmap.DataMax, n))
+				n, stop, err := do(i*size, min((i+1)*size, n))
 				got[i], errs[i] = n, err
 				if stop || err != nil {
 					mu.Lock()
@@ -48,7 +48,7 @@ func pieces(n int, do func(from, to int) (got int, stop bool, err error)) (got [
 func (r *remote) ReadAt(ctx context.Context, p []byte, offset uint64) (int, error) {
 	done := 0
 	if len(p) > sigmap.DataMax {
-		got, errs := pieces(len(p), func(from, to int) (int, bool, error) {
+		got, errs := pieces(len(p), sigmap.DataMax, func(from, to int) (int, bool, error) {
 			n, err := r.readOnce(ctx, p[from:to], offset+uint64(from))
 			return n, n < to-from, err
 		})
@@ -87,10 +87,14 @@ func (r *remote) readOnce(ctx context.Context, p []byte, offset uint64) (int, er
 // WriteAt implements sigma.File. Like ReadAt it has many messages under way, unless they have to come in order because each goes to the end. With an error, bytes behind the ones that are counted
 // may have been written too.
 func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error) {
-	if len(p) <= sigmap.DataMax || r.appends.Load() {
+	size := sigmap.WriteMax(ctx)
+	switch {
+	case len(p) > size && sigma.OnceOf(ctx).Client != 0:
+		return 0, sigma.Errorf("session.WriteAt", sigma.KindTooBig, "%d bytes do not fit one message, and each needs a number of its own", len(p))
+	case len(p) <= size || r.appends.Load():
 		return r.writeInOrder(ctx, p, offset)
 	}
-	got, errs := pieces(len(p), func(from, to int) (int, bool, error) {
+	got, errs := pieces(len(p), size, func(from, to int) (int, bool, error) {
 		n, err := r.writeInOrder(ctx, p[from:to], offset+uint64(from))
 		return n, false, err
 	})
@@ -105,8 +109,9 @@ func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, err
 }
 
 func (r *remote) writeInOrder(ctx context.Context, p []byte, offset uint64) (int, error) {
+	size := sigmap.WriteMax(ctx)
 	for done := 0; ; {
-		piece := p[done:min(len(p), done+sigmap.DataMax)]
+		piece := p[done:min(len(p), done+size)]
 		m, err := ask[*sigmap.Rwrite](ctx, r, &sigmap.Twrite{Fid: r.fid, Offset: offset + uint64(done), Data: piece})
 		if err != nil {
 			return done, err

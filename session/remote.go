@@ -29,6 +29,7 @@ var (
 	_ sigma.Putter     = (*remote)(nil)
 	_ sigma.Watcher    = (*remote)(nil)
 	_ sigma.Leaser     = (*remote)(nil)
+	_ sigma.Finder     = (*remote)(nil)
 	_ sigma.Caller     = (*remote)(nil)
 	_ sigma.FilePasser = (*remote)(nil)
 )
@@ -307,6 +308,15 @@ func (r *remote) Renew(ctx context.Context, id sigma.LeaseID) error {
 func (r *remote) Revoke(ctx context.Context, id sigma.LeaseID) error {
 	_, err := ask[*sigmap.Rlease](ctx, r, &sigmap.Tlease{Fid: r.fid, ID: id})
 	return err
+}
+
+func (r *remote) Find(ctx context.Context, path uint64) (sigma.File, error) {
+	fid, epoch := r.c.newFid(), r.c.Epoch()
+	if _, err := ask[*sigmap.Rfind](ctx, r, &sigmap.Tfind{Fid: r.fid, NewFid: fid, Path: path}); err != nil {
+		r.c.unmade(fid, err)
+		return nil, err
+	}
+	return &remote{c: r.c, fid: fid, epoch: epoch}, nil
 }
 
 func (r *remote) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {

@@ -188,6 +188,13 @@ type Leaser interface {
 	Revoke(ctx context.Context, id LeaseID) error
 }
 
+// Finder takes up handles again after a server was restarted or another took its place. A File at a tree's root implements it, for who stands between the tree and its users; others get KindPermission.
+type Finder interface {
+	// Find returns a new handle of the file whose FileID.Path is path. KindStale if it is gone; if ctx carries a mutation that may have been made before (Once.Again), a handle all the same, by which to ask what
+	// became of it.
+	Find(ctx context.Context, path uint64) (File, error)
+}
+
 // Caller answers calls by method name (KindCallable).
 type Caller interface {
 	// Call runs method with payload. Passed file descriptors belong to the receiver. p is who calls.

@@ -85,6 +85,13 @@ type (
 		More    bool
 		Entries []sigma.DirEntry
 	}
+	// Tfind makes NewFid a handle of the file whose id is Path, in the tree that Fid is the root of.
+	Tfind struct {
+		Fid, NewFid uint32
+		Path        uint64
+	}
+	// Rfind says that it is done.
+	Rfind struct{}
 	// Tdescribe asks for all that sigma.Stat has; Tgetattr does not carry the name, the owner and whether the file is ephemeral.
 	Tdescribe struct{ Fid uint32 }
 	// Rdescribe has it.
@@ -111,6 +118,8 @@ func (*Tpass) Type() Type     { return typeTpass }
 func (*Rpass) Type() Type     { return typeTpass + 1 }
 func (*Tlist) Type() Type     { return typeTlist }
 func (*Rlist) Type() Type     { return typeTlist + 1 }
+func (*Tfind) Type() Type     { return typeTfind }
+func (*Rfind) Type() Type     { return typeTfind + 1 }
 func (*Tdescribe) Type() Type { return typeTdescribe }
 func (*Rdescribe) Type() Type { return typeTdescribe + 1 }
 
@@ -200,6 +209,8 @@ func (m *Rlist) fields(c *Coder) {
 		c.Str(&e.Name)
 	})
 }
+func (m *Tfind) fields(c *Coder)     { c.U32(&m.Fid); c.U32(&m.NewFid); c.U64(&m.Path) }
+func (m *Rfind) fields(*Coder)       {}
 func (m *Tdescribe) fields(c *Coder) { c.U32(&m.Fid) }
 func (m *Rdescribe) fields(c *Coder) {
 	st := &m.Stat

@@ -70,56 +70,58 @@ func Decode(buf []byte) (tag uint16, m Message, err error) {
 	}
 	m = New(Type(typ))
 	if m == nil {
-		return tag, nil, sigma.Errorf("sigmap.Decode", sigma.KindUnsupported, "unknown message type %d", typ)
+		return tag, nil, unknownType(Type(typ))
 	}
 	m.fields(c)
 	return tag, m, c.Finish()
 }
 
+func unknownType(t Type) error {
+	return sigma.Errorf("sigmap.Decode", sigma.KindUnsupported, "unknown message type %d", uint8(t))
+}
+
 // The message types. Below 128 they are 9P2000.L's. A reply's type is its request's plus one.
 const (
-	typeRlerror     Type = 7
-	typeTstatfs     Type = 8
-	typeTlopen      Type = 12
-	typeTlcreate    Type = 14
-	typeTsymlink    Type = 16
-	typeTreadlink   Type = 22
-	typeTgetattr    Type = 24
-	typeTsetattr    Type = 26
-	typeTreaddir    Type = 40
-	typeTfsync      Type = 50
-	typeTmkdir      Type = 72
-	typeTrenameat   Type = 74
-	typeTunlinkat   Type = 76
-	typeTversion    Type = 100
-	typeTattach     Type = 104
-	typeTflush      Type = 108
-	typeTwalk       Type = 110
-	typeTread       Type = 116
-	typeTwrite      Type = 118
-	typeTclunk      Type = 120
-	typeTremove     Type = 122
-	typeRfail       Type = 129 // an error with kind, message and hint, instead of Rlerror
-	typeRstop       Type = 131 // a walk met a link
-	typeTget        Type = 132
-	typeTput        Type = 134
-	typeTwatch      Type = 136
-	typeTlease      Type = 138
-	typeTcall       Type = 140
-	typeTpass       Type = 142
-	typeTfence      Type = 144 // reserved: bind an epoch to a fid
-	typeTresume     Type = 146 // reserved: resume a session by its reply table
-	typeTwriteAt    Type = 148 // reserved: write conditional on a version
-	typeTcreateWait Type = 150 // reserved: create once an ephemeral name is gone
-	typeTlist       Type = 152
-	typeTdescribe   Type = 154
-	typeRreset      Type = 157 // another server has taken over the connection; nobody asked
+	typeRlerror   Type = 7
+	typeTstatfs   Type = 8
+	typeTlopen    Type = 12
+	typeTlcreate  Type = 14
+	typeTsymlink  Type = 16
+	typeTreadlink Type = 22
+	typeTgetattr  Type = 24
+	typeTsetattr  Type = 26
+	typeTreaddir  Type = 40
+	typeTfsync    Type = 50
+	typeTmkdir    Type = 72
+	typeTrenameat Type = 74
+	typeTunlinkat Type = 76
+	typeTversion  Type = 100
+	typeTattach   Type = 104
+	typeTflush    Type = 108
+	typeTwalk     Type = 110
+	typeTread     Type = 116
+	typeTwrite    Type = 118
+	typeTclunk    Type = 120
+	typeTremove   Type = 122
+	typeRfail     Type = 129 // an error with kind, message and hint, instead of Rlerror
+	typeRstop     Type = 131 // a walk met a link
+	typeTget      Type = 132
+	typeTput      Type = 134
+	typeTwatch    Type = 136
+	typeTlease    Type = 138
+	typeTcall     Type = 140
+	typeTpass     Type = 142
+	typeTwith     Type = 144 // another request, with what it carries; it has the reply of that
+	typeTfind     Type = 150
+	typeTlist     Type = 152
+	typeTdescribe Type = 154
+	typeRreset    Type = 157 // another server has taken over the connection; nobody asked
 )
 
 // ResetVersion is the version in the Tversion by which a client answers an Rreset. Whatever else the server receives before it was meant for another.
 func ResetVersion(nonce uint64) string { return fmt.Sprintf("%s.reset.%016x", VersionSigma, nonce) }
 
-// New returns an empty message of type t, or nil if t is unknown or only reserved.
+// New returns an empty message of type t, or nil if t is unknown.
 func New(t Type) Message {
 	if f := constructors[t]; f != nil {
 		return f()
@@ -157,6 +159,7 @@ var constructors = [256]func() Message{
 	typeTcall: func() Message { return new(Tcall) }, typeTcall + 1: func() Message { return new(Rcall) },
 	typeTpass: func() Message { return new(Tpass) }, typeTpass + 1: func() Message { return new(Rpass) },
 	typeTlist: func() Message { return new(Tlist) }, typeTlist + 1: func() Message { return new(Rlist) },
+	typeTwith: func() Message { return new(Twith) }, typeTfind: func() Message { return new(Tfind) }, typeTfind + 1: func() Message { return new(Rfind) },
 	typeTdescribe: func() Message { return new(Tdescribe) }, typeTdescribe + 1: func() Message { return new(Rdescribe) },
 }
 

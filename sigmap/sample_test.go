@@ -85,6 +85,21 @@ func (s sampler) fill(v reflect.Value, wide bool) {
 		}
 		*p = sigma.Endpoint{Realm: "tenant", Machine: "machine-1", Proc: sigma.NewProcID(), ID: sigma.EndpointID(base64.RawURLEncoding.EncodeToString(id)), Form: sigma.FormTree}
 		return
+	case *Message: // in a Twith; a Tfsync may be shorter, which those who cut messages would stumble over
+		t := typeTwith
+		for New(t) == nil || t%2 != 0 || t == typeTwith || t == typeTversion || t == typeTflush || t == typeTfsync {
+			t = Type(s.IntN(256))
+		}
+		*p = s.message(t)
+		return
+	case *sigma.Once:
+		if s.IntN(4) > 0 {
+			*p = sigma.Once{Client: 1 + s.Uint64()>>1, Seq: 1<<63 + s.Uint64()>>1, Done: s.Uint64() >> 1, Again: s.IntN(2) == 0}
+		}
+		return
+	case *sigma.Fence:
+		*p = sigma.Fence{Name: "f" + s.text(), Epoch: sigma.Epoch(s.Uint64())}
+		return
 	case *time.Time:
 		if s.IntN(4) > 0 {
 			*p = time.Unix(0, s.Int64()).UTC()

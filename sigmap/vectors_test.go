@@ -23,7 +23,7 @@ const vectorsHead = `# Test vectors of sigmaP (docs/reference/protocol.md). Ever
 #
 # A line is: name, bytes in hex, fields in JSON; separated by tabs. A name is that of a message, or "payload." and that of a payload of calls, with a suffix
 # where there are several. Messages have tag 0x0102. In the fields, bytes are in base64, times in RFC 3339 (0001-01-01T00:00:00Z = none), durations in
-# nanoseconds, kinds and other enumerations are numbers.
+# nanoseconds, kinds and other enumerations are numbers. The request in a Twith is a Tunlinkat, or what the suffix says.
 #
 # Written by: go test ./sigmap -run TestVectors -rewrite
 `
@@ -60,7 +60,11 @@ func vectors() map[string]Message {
 		&Rput{ID: wide}, &Twatch{Fid: 1, Since: 1<<64 - 1}, &Rwatch{Version: 8}, &Tlease{Fid: 1, ID: 2, TTL: 3 * time.Second}, &Rlease{ID: 4},
 		&Tcall{Fid: 1, Method: "spawn", Payload: []byte("payload")}, &Rcall{Payload: []byte("reply")}, &Tpass{Fid: 1}, &Rpass{}, &Tlist{Fid: 1, Cookie: 2, Max: 3},
 		&Rlist{Next: 9, More: true, Entries: []sigma.DirEntry{{Name: "a", ID: wide, Size: 1, Next: 5}, {Name: "b", ID: sigma.FileID{Kind: sigma.KindFile, Path: 3, Version: 4}, Next: 9}}},
+		&Twith{Once: sigma.Once{Client: 0x1122334455667788, Seq: 3, Done: 2, Again: true}, Fence: sigma.Fence{Name: "/leader", Epoch: 9}, Request: &Tunlinkat{Dir: 1, Name: "a"}},
+		&Tfind{Fid: 1, NewFid: 2, Path: 3}, &Rfind{},
 		&Tdescribe{Fid: 1}, &Rdescribe{Stat: sigma.Stat{ID: wide, Name: "n", Perm: 0o640, Size: 7, Modified: time.Unix(1700000000, 123456789).UTC(), Owner: "o", Ephemeral: true}})
+	add(".Tput", &Twith{Once: sigma.Once{Client: 1, Seq: 1}, Request: &Tput{Fid: 1, Names: []string{"a"}, Data: []byte("data")}})
+	add(".Tread", &Twith{Fence: sigma.Fence{Name: "f", Epoch: 1}, Request: &Tread{Fid: 1, Count: 2}})
 	add(".clone", &Twalk{Fid: 1, NewFid: 2, Names: []string{}}, &Rwalk{IDs: []sigma.FileID{}})
 	add(".none", &Rfail{Kind: sigma.KindOther}, &Rread{Data: []byte{}}, &Rdescribe{}, &Rlist{})
 	add(".endpoint", &Tput{Fid: 1, Names: []string{"e"}, Options: sigma.PutOptions{Kind: sigma.KindEndpoint, MustExist: true}, Data: []byte("text")},

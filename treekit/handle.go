@@ -123,6 +123,8 @@ func fidOf(m sigmap.Message) (uint32, bool) {
 		return m.Fid, true
 	case *sigmap.Tdescribe:
 		return m.Fid, true
+	case *sigmap.Tfind:
+		return m.Fid, true
 	}
 	return 0, false
 }
@@ -419,6 +421,16 @@ func (s *server) extended(ctx context.Context, f *fid, m sigmap.Message) (sigmap
 		}
 		v, err := w.Watch(ctx, m.Since)
 		return &sigmap.Rwatch{Version: v}, err
+	case *sigmap.Tfind:
+		d, ok := f.file.(sigma.Finder)
+		if !ok {
+			return nil, Unsupported("find")
+		}
+		file, err := d.Find(ctx, m.Path)
+		if err != nil {
+			return nil, err
+		}
+		return &sigmap.Rfind{}, s.add(m.NewFid, file)
 	case *sigmap.Tlease:
 		l, ok := f.file.(sigma.Leaser)
 		if !ok {

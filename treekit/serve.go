@@ -142,12 +142,19 @@ func (s *server) loop(ctx context.Context) error {
 			return err
 		}
 		tag, m, err := sigmap.Decode(buf)
+		with := ctx
+		if w, ok := m.(*sigmap.Twith); ok && err == nil && s.ready {
+			if s.plain {
+				err = Unsupported("with")
+			}
+			with, m = w.Context(ctx), w.Request
+		}
 		if _, ok := m.(*sigmap.Tcall); !ok || err != nil || !s.cfg.KeepFiles {
 			session.CloseFiles(files)
 			files = nil
 		}
 		if err == nil {
-			err = s.begin(ctx, tag, m, files, len(buf))
+			err = s.begin(with, tag, m, files, len(buf))
 		} else if sigma.KindOf(err) == sigma.KindUnsupported && !s.taken(tag) {
 			err = s.reply(tag, sigmap.Fail(err, s.plain), nil) // a message of a later version; the framing is intact
 		}

@@ -1,0 +1,111 @@
+package sigmap
+
+import (
+	"context"
+
+	"sigmaos.dev/sigma"
+)
+
+// Twith is a request together with what it carries (sigma.Once, sigma.Fence). Its reply is that of the request in it.
+type Twith struct {
+	Once    sigma.Once  // Client 0 = none
+	Fence   sigma.Fence // Name "" = none
+	Request Message     // of a client; no Twith, Tversion or Tflush
+}
+
+// withRoom is what a Twith needs besides the name of its fence and the fields of its request.
+const withRoom = 1 + 3*8 + 2 + 8 + 1
+
+func (*Twith) Type() Type { return typeTwith }
+
+func (m *Twith) fields(c *Coder) {
+	var flags, typ uint8
+	if m.Once.Again {
+		flags = withAgain
+	}
+	if !c.decoding {
+		if m.Request == nil {
+			c.Fail("a request was left out")
+			return
+		}
+		typ = uint8(m.Request.Type())
+	}
+	c.U8(&flags)
+	c.U64(&m.Once.Client)
+	c.U64(&m.Once.Seq)
+	c.U64(&m.Once.Done)
+	c.Str(&m.Fence.Name)
+	c.U64((*uint64)(&m.Fence.Epoch))
+	c.U8(&typ)
+	if c.decoding {
+		m.Once.Again = flags&withAgain != 0
+	}
+	o, f := m.Once, m.Fence
+	t := Type(typ)
+	switch {
+	case c.err != nil:
+		return
+	case flags > withAgain, o.Client == 0 && o != sigma.Once{}, o.Client != 0 && o.Seq <= o.Done:
+		c.Fail("a number of a mutation that cannot be")
+	case f.Name == "" && f.Epoch != 0, len(f.Name) > sigma.PathMax:
+		c.Fail("a fence that cannot be")
+	case o.Client == 0 && f.Name == "":
+		c.Fail("nothing goes with the request")
+	case t%2 != 0 || t == typeTwith || t == typeTversion || t == typeTflush:
+		c.Fail("a message that nothing can go with")
+	}
+	if c.decoding && c.err == nil {
+		if m.Request = New(t); m.Request == nil {
+			c.err = unknownType(t)
+		}
+	}
+	if c.err == nil {
+		m.Request.fields(c)
+	}
+}
+
+const withAgain = 1 // bit of flags
+
+// With returns m together with what ctx says it carries, or m itself if that is nothing. Only mutations carry numbers.
+func With(ctx context.Context, m Message) Message {
+	o, f := sigma.OnceOf(ctx), sigma.FenceOf(ctx)
+	if o.Client != 0 && !Mutates(m) {
+		o = sigma.Once{}
+	}
+	if o.Client == 0 && f.Name == "" {
+		return m
+	}
+	return &Twith{o, f, m}
+}
+
+// Context returns ctx as who carries out the request needs it.
+func (m *Twith) Context(ctx context.Context) context.Context {
+	if m.Once.Client != 0 && Mutates(m.Request) {
+		ctx = sigma.WithOnce(ctx, m.Once)
+	}
+	if m.Fence.Name != "" {
+		ctx = sigma.WithFence(ctx, m.Fence)
+	}
+	return ctx
+}
+
+// Mutates reports whether m is one change of files or leases, which may have a number. Calls have none: what they do may be many.
+func Mutates(m Message) bool {
+	switch m := m.(type) {
+	case *Tput, *Twrite, *Tlcreate, *Tmkdir, *Tsymlink, *Trenameat, *Tunlinkat, *Tsetattr:
+		return true
+	case *Tlopen:
+		return m.Flags&linuxTruncate != 0
+	case *Tlease:
+		return m.ID == 0 || m.TTL == 0 // to renew one twice is as good as once
+	}
+	return false
+}
+
+// linuxTruncate is O_TRUNC of open(2).
+const linuxTruncate = 0o1000
+
+// WriteMax is how much data a write of ctx may have, so that what it carries fits too.
+func WriteMax(ctx context.Context) int {
+	return DataMax - max(0, len(sigma.FenceOf(ctx).Name)+withRoom-(HeaderRoom-64))
+}
