@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"slices"
+	"strings"
 	"time"
 
 	"sigmaos.dev/identity"
@@ -116,6 +117,7 @@ func (k *Kernel) until(ctx context.Context, do func() error) error {
 func (k *Kernel) joinNames(ctx context.Context) error {
 	s := k.local(serviceNamed)
 	now := k.own.keeper.get()
+	k.etcd = k.cfg.Etcd
 	if s == nil || !now.Joined {
 		return nil
 	}
@@ -138,6 +140,9 @@ func (k *Kernel) joinNames(ctx context.Context) error {
 			return err
 		}
 		now.Names = text
+	}
+	if strings.HasPrefix(now.Names, sigmap.EtcdPrefix) {
+		return k.toldEtcd(now.Names)
 	}
 	s.args = []string{"--initial", now.Names}
 	return nil

@@ -28,6 +28,7 @@ import (
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
 	"sigmaos.dev/ux"
 )
@@ -51,7 +52,8 @@ type Config struct {
 	Labels   map[string]string // the machine's failure domain and whatever else its owner says of it
 	// Connect makes a TCP connection to an IP address with a port; nil = link's default.
 	Connect func(ctx context.Context, address string) (net.Conn, error)
-	Join    *Join // how the machine becomes a member of a system; nil = it is one already, or founds one
+	Etcd    *sigmap.Etcd // where named keeps the names; nil = in an etcd of its own
+	Join    *Join        // how the machine becomes a member of a system; nil = it is one already, or founds one
 	// AllowWeaken lets an environment entry SIGMA_WEAKEN=bits of a descriptor take protections off that proc. The launcher must allow it too. Tests only.
 	AllowWeaken bool
 	// Rootless says that an ordinary user started the launcher: the admin sockets are also for the group of the data directory, by which that user reaches them.
@@ -112,7 +114,8 @@ type Kernel struct {
 	id        *identity.Identity // see enrolled
 	node      *link.Node         // see enrolled
 	own       *membership
-	inherited int // procs that ran before this sigmad; after known is closed
+	etcd      *sigmap.Etcd // Config.Etcd, or what a machine that joined was told; complete before named is started
+	inherited int          // procs that ran before this sigmad; after known is closed
 
 	mu       sync.Mutex
 	young    young

@@ -251,6 +251,8 @@ func (r *root) endpointCalls() map[string]handler {
 			return reply, []*os.File{f}, err
 		},
 		sigmap.CallDialStream: r.dialStreamCall,
+		sigmap.CallEtcd:       r.etcdCall,
+		sigmap.CallDialEtcd:   r.dialEtcdCall,
 		sigmap.CallDial: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var e sigma.Endpoint
 			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e) }); err != nil {

@@ -46,7 +46,10 @@ func (l *leadership) callable() *treekit.Callable {
 func (l *leadership) call(ctx context.Context, method string, payload []byte) (reply []byte, ours bool, err error) {
 	switch method {
 	case sigmap.CallMembers:
-		ms := l.members()
+		var ms []sigmap.NamesMember
+		if ms, err = l.members(ctx); err != nil {
+			return nil, true, err
+		}
 		reply, err = sigmap.Payload(func(c *sigmap.Coder) { c.NamesMembers(&ms) })
 	case sigmap.CallMemberAdd, sigmap.CallMemberRemove, sigmap.CallExpel, sigmap.CallAdmit:
 		var machine sigma.MachineID
@@ -84,7 +87,10 @@ func (l *leadership) about(ctx context.Context, method string, machine sigma.Mac
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Str(&text) })
 }
 
-func (l *leadership) members() (out []sigmap.NamesMember) {
+func (l *leadership) members(ctx context.Context) (out []sigmap.NamesMember, err error) {
+	if l.store.etcd == nil {
+		return l.externalMembers(ctx)
+	}
 	for _, x := range l.store.etcd.Server.Cluster().Members() {
 		machine := l.m.machineOf(l.store.etcdStore, x)
 		out = append(out, sigmap.NamesMember{Machine: machine, Learner: x.IsLearner, Started: x.Name != "", Leads: machine == l.m.cfg.Machine})
@@ -98,7 +104,7 @@ func (l *leadership) members() (out []sigmap.NamesMember) {
 		}
 		return 0
 	})
-	return out
+	return out, nil
 }
 
 // change runs f while nobody else changes the members. Meanwhile this store counts as one of several: the leader has to hold its lease before another member can exist.
@@ -162,6 +168,9 @@ func (l *leadership) retry(ctx context.Context, op string, f func(ctx context.Co
 // addMember makes a machine a learner. It becomes a full member when its named has caught up.
 func (l *leadership) addMember(ctx context.Context, machine sigma.MachineID) (text string, err error) {
 	const op = "named.addMember"
+	if l.store.etcd == nil {
+		return l.addExternal(ctx, machine)
+	}
 	if l.m.cfg.Peers == nil {
 		return "", sigma.Errorf(op, sigma.KindUnsupported, "this named has no way to others")
 	}
@@ -217,15 +226,18 @@ func (l *leadership) ownURL(ctx context.Context) error {
 // removeMember takes a machine out. A leader that shall go hands over first.
 func (l *leadership) removeMember(ctx context.Context, machine sigma.MachineID) error {
 	const op = "named.removeMember"
+	if l.store.etcd == nil {
+		return l.removeExternal(ctx, machine)
+	}
 	found, voters := l.find(machine)
 	switch {
 	case found == nil:
 		return nil
 	case voters == 1 && !found.IsLearner:
-		return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: "machine " + string(machine) + " alone keeps the names; it cannot be removed", Hint: "make another machine a control machine first"}
+		return lastMember(op, machine)
 	case machine == l.m.cfg.Machine:
 		l.resign()
-		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "named of machine " + string(machine) + " leads, and hands over first", Hint: "try again in a moment"}
+		return handsOver(op, machine)
 	}
 	return l.retry(ctx, op, func(ctx context.Context) error {
 		_, err := l.store.client.MemberRemove(ctx, uint64(found.ID))
@@ -234,6 +246,14 @@ func (l *leadership) removeMember(ctx context.Context, machine sigma.MachineID) 
 		}
 		return err
 	})
+}
+
+func lastMember(op string, machine sigma.MachineID) error {
+	return &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: "machine " + string(machine) + " alone keeps the names; it cannot be removed", Hint: "make another machine a control machine first"}
+}
+
+func handsOver(op string, machine sigma.MachineID) error {
+	return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "named of machine " + string(machine) + " leads, and hands over first", Hint: "try again in a moment"}
 }
 
 // abstainMax is how long a leader that resigned lets others take over.

@@ -22,23 +22,26 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// etcdStore is a Store in an etcd inside this process. It has no listener, not even a socket file: the client calls the server's functions, and other members come in by streams (peers.go).
+// etcdStore is a Store in an etcd. That is one of an operator's (external.go), or one inside this process, which has no listener, not even a socket file: the client calls the server's functions, and other members come in by streams (peers.go).
 //
 // etcd keeps every old value of a key until it is told to compact. Nobody asks for old values here, and a tenant that rewrites a
 // big file would fill the database within etcd's shortest automatic period. So the store compacts by itself each time that compactBytes were
 // written, and writers wait when it cannot keep up.
 type etcdStore struct {
-	etcd   *embed.Etcd
+	etcd   *embed.Etcd // nil = it is external
 	client *clientv3.Client
 	log    *slog.Logger
 	lost   <-chan struct{}
 	work   sync.WaitGroup
 	stop   context.CancelFunc // ends compaction
 	due    chan struct{}      // holds a token when compaction should start
-	lock   *os.File           // of the directory
+	lock   *os.File           // of the directory; nil = none
 	keep   atomic.Int64       // the revision that a snapshot reads; 0 = none
 
 	several atomic.Bool // there are other members, or will be in a moment
+
+	claimed string                   // of an external etcd: whose names it has, as far as this process has made sure
+	foreign func(there string) error // why another system there is refused
 
 	mu      sync.Mutex
 	written int64         // bytes since the last compaction began; guarded by mu
@@ -94,10 +97,14 @@ func startEtcd(cfg Config, change func(*embed.Config)) (*etcdStore, error) {
 		lock.Close()
 		return nil, &sigma.Error{Op: op, Path: dir, Kind: sigma.KindUnavailable, Msg: "etcd does not start", Err: err}
 	}
+	return newStore(e, v3client.New(e.Server), cfg.Log, e.Server.StopNotify(), lock), nil
+}
+
+func newStore(e *embed.Etcd, client *clientv3.Client, log *slog.Logger, lost <-chan struct{}, lock *os.File) *etcdStore {
 	compacting, stop := context.WithCancel(context.Background())
-	s := &etcdStore{etcd: e, client: v3client.New(e.Server), log: cfg.Log, lost: e.Server.StopNotify(), stop: stop, due: make(chan struct{}, 1), over: make(chan struct{}), lock: lock}
+	s := &etcdStore{etcd: e, client: client, log: log, lost: lost, stop: stop, due: make(chan struct{}, 1), over: make(chan struct{}), lock: lock}
 	s.work.Go(func() { s.compact(compacting) })
-	return s, nil
+	return s
 }
 
 // etcdDir is where etcd's files are in the data directory.
@@ -266,8 +273,10 @@ func (s *etcdStore) Close() {
 	s.stop()
 	s.work.Wait()
 	s.client.Close()
-	s.etcd.Close()
-	s.lock.Close()
+	if s.etcd != nil {
+		s.etcd.Close()
+	}
+	s.lock.Close() // nil does no harm
 }
 
 // admit makes a writer wait while there is too much garbage.

@@ -42,6 +42,7 @@ func (m *Member) lead(ctx context.Context, s *etcdStore, t term) {
 	defer end()
 	l := &leadership{m: m, ctx: term, end: end, resigned: make(chan struct{}), changing: make(chan struct{}, 1), expelled: map[sigma.MachineID]bool{}, snapshots: map[uint64]*snapshot{},
 		authority: newAuthority(term.Done(), m.cfg.Timing.Quorum)}
+	l.authority.lost = m.quorumLost
 	l.store = &termStore{etcdStore: s, term: t, ended: term, authority: l.authority}
 	l.changing <- struct{}{}
 	l.renew(t.began)
@@ -61,7 +62,9 @@ func (m *Member) lead(ctx context.Context, s *etcdStore, t term) {
 	}
 	defer l.server.Close()
 	work.Go(func() { l.server.Run(term) })
-	work.Go(func() { l.promote() })
+	if s.etcd != nil {
+		work.Go(func() { l.promote() })
+	}
 	if s.several.Load() {
 		m.log.Info("this machine's named leads", "machine", m.cfg.Machine, "term", t.number)
 	}
@@ -98,7 +101,7 @@ func (l *leadership) handOver() {
 
 // open makes the Server of the term. It holds everything that was acknowledged in terms before: their last writes are before the one that began this term.
 func (l *leadership) open(ctx context.Context) error {
-	if len(l.store.etcd.Server.Alarms()) > 0 { // as this member knows it, which has applied the beginning of the term
+	if e := l.store.etcd; e != nil && len(e.Server.Alarms()) > 0 { // as this member knows it, which has applied the beginning of the term
 		if err := l.store.makeRoom(ctx); err != nil {
 			return err
 		}
@@ -140,7 +143,11 @@ func (l *leadership) beat() {
 				return
 			case err != nil:
 				pause = pollPause
+				if l.m.cfg.External != nil && l.ctx.Err() == nil {
+					l.m.troubled(err)
+				}
 			default:
+				l.m.troubled(nil)
 				l.renew(began)
 			}
 		}
@@ -222,7 +229,7 @@ const (
 // leading returns this machine's term, or an error that says who leads.
 func (m *Member) leading(ctx context.Context) (*leadership, error) {
 	const op = "named.Attach"
-	late := time.NewTimer(attachMax)
+	late := time.NewTimer(min(attachMax, m.cfg.Timing.Quorum+time.Second))
 	defer late.Stop()
 	for {
 		m.mu.Lock()
@@ -239,6 +246,9 @@ func (m *Member) leading(ctx context.Context) (*leadership, error) {
 		select {
 		case <-changed:
 		case <-late.C:
+			if m.cfg.External != nil {
+				return nil, m.quorumLost(op)
+			}
 			return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "no named leads now: quorum of the control machines is lost, or is just being found", Hint: "sigma machine ls shows which are there"}
 		case <-ctx.Done():
 			return nil, sigma.Wrap(op, "", ctx.Err())

@@ -29,8 +29,10 @@ type MemberConfig struct {
 	Machine sigma.MachineID // this one
 	// Initial is what member-add of the leading named answered. It is used by a machine that has no store yet, or that of a membership before. Without it such a machine founds a store.
 	Initial string
-	Peers   Peers  // may be nil: then there cannot be another member
-	Timing  Timing // zero = DefaultTiming
+	Peers   Peers // may be nil: then there cannot be another member
+	// External is used instead of an etcd in this process if it is not nil. Then Initial and Peers are of no use.
+	External *External
+	Timing   Timing // zero = DefaultTiming
 }
 
 // Member is the name service on one of several machines: a member of the store, and while it leads the one Server of the system. It is a sigma.Tree as Server is; who attaches while another leads is told who. A
@@ -49,6 +51,7 @@ type Member struct {
 	changed    chan struct{}   // mu; closed and replaced when leadership or leader changes
 	sessions   map[*tie]bool   // mu
 	abstain    time.Time       // mu; until when this machine does not lead
+	trouble    error           // mu; why the store does not answer; nil = it does
 	retired    bool            // mu; it was removed
 }
 
@@ -108,6 +111,16 @@ func OpenMember(cfg MemberConfig) (*Member, error) {
 	}
 	cfg.Config = cfg.Config.withDefaults()
 	m := &Member{cfg: cfg, log: cfg.Log, changed: make(chan struct{}), sessions: map[*tie]bool{}}
+	if cfg.External != nil {
+		m.cfg.Peers = nil
+		m.net = newNetwork(cfg.Machine, nil, cfg.Log)
+		store, err := openExternal(m.cfg)
+		if err != nil {
+			return nil, err
+		}
+		m.setStore(store)
+		return m, nil
+	}
 	m.net = newNetwork(cfg.Machine, cfg.Peers, cfg.Log)
 	if err := restorePending(context.Background(), cfg.Config); err != nil {
 		return nil, err
@@ -206,13 +219,18 @@ func (m *Member) Run(ctx context.Context) error {
 		tending.Go(func() { m.tend(ctx, s) })
 		tending.Go(func() { m.noteElections(ctx, s) })
 	}
+	if m.cfg.External != nil {
+		if err := m.claim(ctx, s); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
 	for ctx.Err() == nil {
 		if t, ok := m.campaign(ctx, s); ok {
 			m.lead(ctx, s, t)
 		}
 	}
 	select {
-	case <-s.lost:
+	case <-s.lost: // never closed for an external etcd
 		if c, ok := s.etcd.Server.Cluster().(*membership.RaftCluster); ok && c.IsIDRemoved(s.etcd.Server.MemberID()) {
 			m.retire(outer)
 			return nil
@@ -251,7 +269,7 @@ func (m *Member) Ready(ctx context.Context) error {
 
 // counts asks the leader whether this member is a full one. It does not know itself: until it has its first state it takes all members for such.
 func (m *Member) counts(ctx context.Context, s *etcdStore) bool {
-	t, err := s.look(ctx)
+	t, err := s.look(ctx, m.cfg.Machine)
 	if err != nil || t.machine == "" || t.machine == m.cfg.Machine {
 		return err == nil && t.machine == m.cfg.Machine
 	}
@@ -411,13 +429,19 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 	// etcd's own word that it is ready may come late: a member that got its first state as a snapshot waits for an answer that was in it. A leader of the members and this transaction's majority are enough.
 	w := watcher{timing: m.cfg.Timing, self: m.cfg.Machine}
 	for {
-		seen, err := s.look(ctx)
+		seen, err := s.look(ctx, m.cfg.Machine)
+		if errors.Is(err, errRemoved) {
+			m.retire(ctx)
+			return t, false
+		}
+		if err != nil && s.etcd == nil { // whoever leads had no chance to beat either, and gets one before he is replaced
+			m.know("")
+			w.due(outlook{now: time.Now(), term: seen})
+		}
 		if err == nil {
-			now, alone, raftLeader := time.Now(), s.alone(), uint64(s.etcd.Server.Leader())
-			v := outlook{now: now, term: seen, raftLeader: raftLeader, alone: alone, learner: learning(s), abstains: m.abstains(now),
-				first: s.etcd.Server.Leader() == s.etcd.Server.MemberID(), heard: m.net.lastHeard(seen.machine)}
+			v := m.outlook(s, seen)
 			due := w.due(v)
-			if leader := w.leader(v); leader == "" || !alone {
+			if leader := w.leader(v); leader == "" || !v.alone {
 				m.know(leader)
 			}
 			if due {
@@ -427,7 +451,7 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 				cancel()
 				if ok {
 					t.began = began
-					if alone && !s.alone() { // the log told of others only now; one that led among them may still answer from memory
+					if v.alone && !s.alone() { // the log told of others only now; one that led among them may still answer from memory
 						t.began = time.Now().Add(m.cfg.Timing.Patience)
 						return t, sleep(ctx, m.cfg.Timing.Patience)
 					}
@@ -435,8 +459,8 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 				}
 			}
 		}
-		if err != nil && ctx.Err() == nil {
-			m.log.Warn("this machine cannot lead the names now", "err", err)
+		if ctx.Err() == nil {
+			m.troubled(err)
 		}
 		select {
 		case <-ctx.Done():
@@ -446,8 +470,25 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 	}
 }
 
-// alone looks whether this member is the only one, and notes it.
+// outlook is what m sees now.
+func (m *Member) outlook(s *etcdStore, seen term) outlook {
+	now := time.Now()
+	v := outlook{now: now, term: seen, alone: s.alone(), abstains: m.abstains(now), heard: m.net.lastHeard(seen.machine)}
+	if s.etcd == nil { // that it answers means that its members have a leader; which of this system's machines reaches it first leads
+		v.raftLeader, v.first = 1, true
+		return v
+	}
+	v.raftLeader, v.learner = uint64(s.etcd.Server.Leader()), learning(s)
+	v.first = s.etcd.Server.Leader() == s.etcd.Server.MemberID()
+	return v
+}
+
+// alone looks whether this member is the only one, and notes it. Of an external etcd that is never known.
 func (s *etcdStore) alone() bool {
+	if s.etcd == nil {
+		s.several.Store(true)
+		return false
+	}
 	ms := s.etcd.Server.Cluster().Members()
 	alone := len(ms) == 1 && ms[0].ID == s.etcd.Server.MemberID()
 	s.several.Store(!alone)

@@ -59,6 +59,7 @@ type term struct {
 	at      Revision        // when it was written; 0 = never
 	beat    Revision        // when the beat was
 	began   time.Time       // of a term of one's own: when it was asked for
+	text    string          // of a term of one's own: the record
 }
 
 func (t term) encode() []byte {
@@ -80,17 +81,26 @@ func decodeTerm(b []byte) (t term, err error) {
 	return t, d.end("term")
 }
 
-// holds is the condition of everything that a leader writes.
+// holds is the condition of everything that a leader writes. A revision would not do: an etcd that was emptied meanwhile has them again.
 func (t term) holds() clientv3.Cmp {
-	return clientv3.Compare(clientv3.ModRevision(termKey), "=", int64(t.at))
+	return clientv3.Compare(clientv3.Value(termKey), "=", t.text)
 }
 
-// look reads who leads as this member knows it, which may be old.
-func (s *etcdStore) look(ctx context.Context) (t term, err error) {
-	r, err := s.client.Get(ctx, leaderPrefix, clientv3.WithPrefix(), clientv3.WithSerializable())
+// look reads who leads as this member knows it, which may be old. Of an external etcd it is as most members know it, and an error if self may not lead there.
+func (s *etcdStore) look(ctx context.Context, self sigma.MachineID) (t term, err error) {
+	options := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithSerializable()}
+	member := s.etcd != nil
+	if !member {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, externalLook)
+		defer cancel()
+		options = options[:1]
+	}
+	r, err := s.client.Get(ctx, leaderPrefix, options...)
 	if err != nil {
 		return t, err
 	}
+	system := ""
 	for _, kv := range r.Kvs {
 		switch string(kv.Key) {
 		case termKey:
@@ -101,7 +111,17 @@ func (s *etcdStore) look(ctx context.Context) (t term, err error) {
 			t.at, t.beat = Revision(kv.ModRevision), beat
 		case beatKey:
 			t.beat = Revision(kv.ModRevision)
+		case systemKey:
+			system = string(kv.Value)
+		case memberPrefix + string(self):
+			member = true
 		}
+	}
+	switch {
+	case system != s.claimed:
+		return t, s.foreign(system)
+	case !member:
+		return t, errRemoved
 	}
 	return t, nil
 }
@@ -111,9 +131,13 @@ func (s *etcdStore) take(ctx context.Context, seen term, self sigma.MachineID) (
 	ctx, cancel := s.untilElection(ctx)
 	defer cancel()
 	t = term{number: seen.number + 1, machine: self}
-	r, err := s.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.ModRevision(termKey), "=", int64(seen.at)), clientv3.Compare(clientv3.ModRevision(beatKey), "=", int64(seen.beat))).
-		Then(clientv3.OpPut(termKey, string(t.encode())), clientv3.OpPut(beatKey, "")).Commit()
+	t.text = string(t.encode())
+	unchanged := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(termKey), "=", int64(seen.at)), clientv3.Compare(clientv3.ModRevision(beatKey), "=", int64(seen.beat))}
+	if s.etcd == nil {
+		unchanged = append(unchanged, clientv3.Compare(clientv3.Value(systemKey), "=", s.claimed), clientv3.Compare(clientv3.CreateRevision(memberPrefix+string(self)), ">", 0))
+	}
+	r, err := s.client.Txn(ctx).If(unchanged...).
+		Then(clientv3.OpPut(termKey, t.text), clientv3.OpPut(beatKey, "")).Commit()
 	if err != nil || !r.Succeeded {
 		return t, false, err
 	}
@@ -215,7 +239,8 @@ type authority struct {
 	start time.Time
 	until atomic.Int64 // nanoseconds after start; forever = no limit
 	over  <-chan struct{}
-	most  time.Duration // that requests wait after the leader had to stop answering
+	most  time.Duration         // that requests wait after the leader had to stop answering
+	lost  func(op string) error // what they are told then
 
 	mu      sync.Mutex
 	renewed chan struct{} // mu; closed with the next extension
@@ -224,7 +249,7 @@ type authority struct {
 const forever = math.MaxInt64
 
 func newAuthority(over <-chan struct{}, most time.Duration) *authority {
-	return &authority{start: time.Now(), over: over, most: most, renewed: make(chan struct{})}
+	return &authority{start: time.Now(), over: over, most: most, lost: quorumLost, renewed: make(chan struct{})}
 }
 
 // extend lets the leader answer until then; the zero time means without limit.
@@ -273,10 +298,10 @@ func (a *authority) wait(ctx context.Context) error {
 		case <-a.over:
 			return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "another machine's named leads now"}
 		case <-late.C:
-			return quorumLost(op)
+			return a.lost(op)
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return quorumLost(op)
+				return a.lost(op)
 			}
 			return sigma.Wrap(op, "", ctx.Err())
 		}
@@ -308,9 +333,9 @@ func (s *termStore) Scan(ctx context.Context, prefix string, f func(key string, 
 }
 
 // near lets a leader read what this member has, without asking the others: it has applied the beginning of the term, so all that leaders before could write, and each commit of the term was applied here before its
-// outcome was known. That saves a new leader's first readers round trips and etcd's pauses in between, when every moment counts.
+// outcome was known. That saves a new leader's first readers round trips and etcd's pauses in between, when every moment counts. Of an external etcd no member is near: the next that answers may be one that lags.
 func (s *termStore) near() []clientv3.OpOption {
-	if s.doubted.Load() {
+	if s.etcd == nil || s.doubted.Load() {
 		return nil
 	}
 	return []clientv3.OpOption{clientv3.WithSerializable()}
@@ -367,7 +392,7 @@ func unknownOutcome(last, why error) error { return fmt.Errorf("%v: %w", last, w
 // untilElection gives a context that ends when the members have elected another leader: with the one before a proposal may have died, and etcd would not say so.
 func (s *etcdStore) untilElection(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
-	if s.several.Load() {
+	if s.etcd != nil && s.several.Load() {
 		changed := s.etcd.Server.LeaderChangedNotify()
 		go func() {
 			select {

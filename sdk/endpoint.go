@@ -42,6 +42,27 @@ func (c *Client) DialStream(ctx context.Context, machine sigma.MachineID, servic
 	return connOf(files, CallerAddr{c.info.Principal}, EndpointAddr{sigma.Endpoint{Realm: sigma.SystemRealm, Machine: machine, Form: sigma.FormStream}})
 }
 
+// Etcd says in which etcd named keeps the names; nil: in one of its own. Only named may ask.
+func (c *Client) Etcd(ctx context.Context) (*sigmap.Etcd, error) {
+	reply, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallEtcd, nil)
+	session.CloseFiles(files)
+	if err != nil {
+		return nil, err
+	}
+	var e *sigmap.Etcd
+	err = sigmap.Parse(reply, func(d *sigmap.Coder) { d.Etcd(&e) })
+	return e, err
+}
+
+// DialEtcd connects named to a member of that etcd.
+func (c *Client) DialEtcd(ctx context.Context, name string) (net.Conn, error) {
+	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDialEtcd, func(enc *sigmap.Coder) { enc.Str(&name) })
+	if err != nil {
+		return nil, err
+	}
+	return connOf(files, CallerAddr{c.info.Principal}, EndpointAddr{sigma.Endpoint{Realm: sigma.SystemRealm, Form: sigma.FormStream}})
+}
+
 // DialPath dials the endpoint in the file at path.
 func (c *Client) DialPath(ctx context.Context, path string) (net.Conn, error) {
 	text, err := c.ReadLink(ctx, path)

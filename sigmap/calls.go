@@ -19,6 +19,8 @@ import (
 //	/sys/endpoints  listen     form -> Endpoint                accept      EndpointID -> Principal + socket
 //	                dial       Endpoint -> - + socket          close       EndpointID -> -
 //	                dial-stream machine, service -> - + socket (of the system's services only: to the same service of another machine)
+//	                etcd       - -> Etcd (to named only: where the names are, if not in an etcd of its own)
+//	                dial-etcd  name of one of its members -> - + socket (of named only)
 //	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  - -> []RealmInfo
 //	                set-shares RealmID, shares -> -
 //	/sys/machine    status     - -> []Service                  down        - -> -
@@ -54,6 +56,8 @@ const (
 	CallDial       = "dial"
 	CallClose      = "close"
 	CallDialStream = "dial-stream"
+	CallEtcd       = "etcd"
+	CallDialEtcd   = "dial-etcd"
 	CallCreate     = "create"
 	CallRemove     = "remove"
 	CallSetShares  = "set-shares"

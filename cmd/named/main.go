@@ -2,13 +2,18 @@
 //
 //	named [--initial TEXT]           TEXT is what member-add of the leading named answered, for a machine that joins
 //	named --check FILE               reads a snapshot to its end and prints how many keys it has, for sigma snapshot
+//	named --probe DIR                tells whether the names of the named of that data directory can be in the etcd that standard input describes, for sigma up
+//
+// Where the names are in an etcd of the operator's, sigmad says so and connects named to it.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -33,14 +38,22 @@ func main() {
 	flags := flag.NewFlagSet("named", flag.ExitOnError)
 	initial := flags.String("initial", "", "what member-add of the leading named answered")
 	file := flags.String("check", "", "check this snapshot and end")
+	dir := flags.String("probe", "", "look at the etcd that standard input describes for the named of this data directory, and end")
 	flags.Parse(os.Args[1:])
 	var err error
-	if *file != "" {
+	switch {
+	case *file != "":
 		err = check(*file)
-	} else {
+	case *dir != "":
+		err = probe(ctx, *dir)
+	default:
 		err = run(ctx, log, *initial)
 	}
 	if err != nil {
+		if *dir != "" {
+			json.NewEncoder(os.Stdout).Encode(probed{Kind: sigma.KindOf(err), Msg: err.Error(), Hint: sigma.HintOf(err)})
+			os.Exit(1)
+		}
 		if *file != "" {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -63,7 +76,11 @@ func run(ctx context.Context, log *slog.Logger, initial string) error {
 	if err := named.EnterSocketDir(dataDir); err != nil {
 		return err
 	}
-	m, err := named.OpenMember(named.MemberConfig{Config: named.Config{Dir: dataDir, Log: log, Board: board}, Machine: c.Info().Principal.Machine, Initial: initial, Peers: peers{c}})
+	external, err := etcdOf(ctx, c)
+	if err != nil {
+		return err
+	}
+	m, err := named.OpenMember(named.MemberConfig{Config: named.Config{Dir: dataDir, Log: log, Board: board}, Machine: c.Info().Principal.Machine, Initial: initial, Peers: peers{c}, External: external})
 	if err != nil {
 		return err
 	}
@@ -111,6 +128,45 @@ func (p peers) Dial(ctx context.Context, m sigma.MachineID) (net.Conn, error) {
 
 func (p peers) Listen(ctx context.Context) (sigma.Listener, error) {
 	return p.c.Listen(ctx, sigma.FormStream)
+}
+
+// etcdOf is the etcd that sigmad says; nil = the one in this process.
+func etcdOf(ctx context.Context, c *sdk.Client) (*named.External, error) {
+	e, err := c.Etcd(ctx)
+	if err != nil || e == nil {
+		return nil, err
+	}
+	return &named.External{Etcd: *e, Dial: c.DialEtcd}, nil
+}
+
+// probed is what --probe prints of an error.
+type probed struct {
+	Kind sigma.Kind
+	Msg  string
+	Hint string
+}
+
+// describedMax bounds the description of an etcd.
+const describedMax = 128 << 10
+
+func probe(ctx context.Context, dir string) error {
+	text, err := io.ReadAll(io.LimitReader(os.Stdin, describedMax))
+	if err != nil {
+		return err
+	}
+	x := &named.External{}
+	if err := json.Unmarshal(text, &x.Etcd); err != nil {
+		return err
+	}
+	x.Dial = func(ctx context.Context, name string) (net.Conn, error) {
+		for _, m := range x.Members {
+			if m.Name == name {
+				return new(net.Dialer).DialContext(ctx, "tcp", m.Address)
+			}
+		}
+		return nil, fmt.Errorf("%s is no member", name)
+	}
+	return named.ProbeExternal(ctx, dir, x)
 }
 
 func check(file string) error {

@@ -15,6 +15,7 @@ import (
 
 	"sigmaos.dev/kernel"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // bootPlan says what to start on a DATA.
@@ -23,6 +24,7 @@ type bootPlan struct {
 	join             *kernel.Join // nil = it has joined, or founds a system
 	weaken, rootless bool
 	network          *localNetwork // nil = the host's
+	etcd             *sigmap.Etcd  // nil = what was noted there before, if anything
 }
 
 // booting is a launcher that was started.
@@ -132,6 +134,11 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 func (p *bootPlan) prepare(dir, instance string) (listen netip.AddrPort, err error) {
 	if p.join != nil {
 		if err := prepareJoin(dir, instance, p.join); err != nil {
+			return listen, err
+		}
+	}
+	if p.etcd != nil {
+		if err := putEtcd(dir, instance, p.etcd); err != nil {
 			return listen, err
 		}
 	}

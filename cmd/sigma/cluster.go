@@ -97,10 +97,15 @@ func (a *app) several(dir string, o upOptions) (*cluster, error) {
 		if o.machines > 0 && o.machines != have.Machines || o.control > 0 && o.control != have.Control {
 			return nil, dataError(dir, sigma.KindExists, fmt.Sprintf("is that of %s, %d of them with a part of the control plane", count(have.Machines, "machine"), have.Control), "leave --machines and --control out, or choose another with --data DIR")
 		}
+	case o.machines == 0 && o.control != 0 && o.etcd.given():
+		return nil, flagFault("--control does not go with --etcd: it counts the members of sigmaOS's own etcd")("leave it out")
 	case o.machines == 0 && o.control != 0:
 		return nil, flagFault("--control says how many of --machines hold the control plane")("sigma up --machines 3 --control 3; a machine that joins says just: sigma join --control")
 	case o.machines == 0:
 		return nil, nil
+	}
+	if o.etcd.given() {
+		return nil, flagFault("--etcd does not go with --machines: their networks lead to each other alone")("leave one of the two out; machines of their own share an etcd: sigma up --etcd on the first, then sigma join --control")
 	}
 	if o.machine != "" || o.address != "" {
 		return nil, flagFault("--machine and --address are for one machine: of several, names and addresses are given")("leave them out")

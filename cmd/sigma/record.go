@@ -50,6 +50,7 @@ type record struct {
 	CPU     sigma.MilliCPU    `json:"cpu,omitempty"`     // 0 = all of the host's
 	Memory  sigma.Bytes       `json:"memory,omitempty"`  // 0 = all of the host's
 	Labels  map[string]string `json:"labels,omitempty"`
+	Etcd    *recordEtcd       `json:"etcd,omitempty"`  // where the names are; nil = in named's own etcd, or as it was told when it joined
 	Local   bool              `json:"local,omitempty"` // its network is that of up --machines
 }
 

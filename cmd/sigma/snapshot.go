@@ -261,6 +261,9 @@ func putSnapshot(dir, file string, replace bool) (size int64, err error) {
 		_, err := os.Lstat(name)
 		return err == nil
 	}
+	if exists(filepath.Join(own, "system")) {
+		return 0, &sigma.Error{Op: op, Path: own, Kind: sigma.KindUnsupported, Msg: "the names of this system are in an etcd that you run, into which sigmaOS restores nothing", Hint: "restore that etcd's own backup: etcdctl snapshot save, etcdutl snapshot restore; or begin a new system with a fresh --data DIR"}
+	}
 	if exists(filepath.Join(own, "etcd")) && !replace {
 		return 0, &sigma.Error{Op: op, Path: own, Kind: sigma.KindExists, Msg: "has names already", Hint: "replace them, and keep them aside, with --replace; or choose a fresh --data DIR"}
 	}

@@ -26,6 +26,7 @@ var bootPrograms = []string{"sigmad", "named", "besched", "s3d", "machined"}
 
 type upOptions struct {
 	offer
+	etcd              etcdOptions
 	detach            bool
 	weaken            bool
 	machines, control int
@@ -56,6 +57,11 @@ has a network of its own, DATA/machines/mI, and its share of cores and memory, a
 nothing in common with the others but the kernel. "sigma down" ends all, and the next
 up starts all. Other commands talk to m1.
 
+With --etcd the names are in an etcd that you run, instead of one of sigmaOS's own. It
+needs TLS, but on this host's loopback, and must allow big transactions; up says which
+flags it lacks. It holds the names of one sigmaOS. What --etcd and its FILEs are is
+remembered; the FILEs are read at each start.
+
 The programs launcher, sigmad, named, besched, s3d and machined must lie beside sigma.
 
 With --rootless an ordinary user can do it, for development on a machine of one's own:
@@ -65,6 +71,7 @@ each start and by "sigma doctor".`,
   sudo sigma up --data /srv/sigma --machine host-1
   sudo sigma up --address 192.0.2.7:7700 --label zone=a --detach
   sudo sigma up --machines 3 --detach
+  sudo sigma up --etcd etcd-1:2379,etcd-2:2379 --etcd-ca ca.pem --etcd-cert me.pem --etcd-key me.key
   sigma up --rootless --detach`,
 		Args:        between(0, 0),
 		Annotations: map[string]string{ownSignals: ""},
@@ -73,6 +80,7 @@ each start and by "sigma doctor".`,
 	f := cmd.Flags()
 	f.BoolVarP(&o.detach, "detach", "d", false, "return when the system is ready and leave it running")
 	o.offer.flags(f)
+	o.etcd.flags(f)
 	f.IntVar(&o.machines, "machines", 0, "be `N` machines on this host")
 	f.IntVar(&o.control, "control", 0, "how many of --machines hold the control plane: `1, 3 or 5` (default: 1)")
 	f.BoolVar(&o.rootless, "rootless", false, "start it as an ordinary user, less protected than under root")
@@ -87,6 +95,8 @@ func (a *app) up(ctx context.Context, o upOptions) error {
 		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindInvalid, Msg: "--rootless is for ordinary users, and this is root", Hint: "sigma up"})
 	case !root && o.rootless && (o.machines > 0 || o.beyondRootless() != ""):
 		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnsupported, Msg: fmt.Sprintf("%s needs root: an ordinary user has no network namespaces and control groups to give machines, and others could not trust one whose procs are a user's", orElse(o.beyondRootless(), "--machines")), Hint: "sudo sigma up"})
+	case !root && o.rootless && o.etcd.given():
+		return withCode(exitUsage, &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnsupported, Msg: "--etcd needs root: its keys would not be kept from other programs of the user", Hint: "sudo sigma up"})
 	case !root && !o.rootless:
 		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindPermission, Msg: "starting sigmaOS needs root", Hint: "sudo sigma up; or, with weaker protections: sigma up --rootless"}
 	}
@@ -105,6 +115,12 @@ func (a *app) up(ctx context.Context, o upOptions) error {
 	}
 	p := bootPlan{weaken: o.weaken, rootless: o.rootless}
 	if p.record, err = upRecord(ctx, dir, &o.offer); err != nil {
+		return err
+	}
+	if err := o.etcd.apply(dir, &p.record); err != nil {
+		return err
+	}
+	if p.etcd, err = lookAtEtcd(ctx, dir, &p.record); err != nil {
 		return err
 	}
 	if p.record.Local {

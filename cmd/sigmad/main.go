@@ -23,6 +23,7 @@ import (
 	"sigmaos.dev/launch"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // File descriptors that the launcher passes.
@@ -37,6 +38,7 @@ const (
 	data     = "/data"
 	joinFile = data + "/join" // how this machine becomes a member; sigma join writes it, the kernel removes it
 	joinMax  = 64 << 10
+	etcdFile = data + "/etcd" // where the names are kept, if not in named's own etcd; sigma up writes it
 )
 
 // delayFile, which only the provider can make, puts the object store as far away as it says ("200us" each way): for benches and tests.
@@ -87,6 +89,9 @@ func run(log *slog.Logger) error {
 	}
 	if cfg.Labels, err = parseLabels(*labels); err == nil {
 		cfg.Join, err = readJoin(joinFile)
+	}
+	if err == nil {
+		cfg.Etcd, err = readEtcd(etcdFile)
 	}
 	if err == nil && *listen > 0 {
 		cfg.Listener, err = listener(*listen)
@@ -156,6 +161,22 @@ func readJoin(path string) (*kernel.Join, error) {
 		return nil, fmt.Errorf("%s does not say how to join: %w", path, err)
 	}
 	return &j, nil
+}
+
+// readEtcd reads where the names are kept; nil if nothing says so.
+func readEtcd(path string) (*sigmap.Etcd, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	e := &sigmap.Etcd{}
+	if err := json.Unmarshal(text, e); err != nil {
+		return nil, fmt.Errorf("%s does not say where the names are: %w", path, err)
+	}
+	return e, e.Check()
 }
 
 // parseLabels reads name=value,name=value. What a label may be is checked by who registers the machine.

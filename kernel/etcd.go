@@ -1,0 +1,107 @@
+package kernel
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"sigmaos.dev/link"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// named reaches no network by itself. Where the names are in an etcd of the operator's, sigmad connects it to that, and to nothing else. It relays the bytes instead of passing the TCP socket, which could be
+// connected again to somebody else where Landlock does not know networks; what named and etcd say is between them (TLS), sigmad does not look at it.
+
+// etcdDialMax bounds one attempt to connect.
+const etcdDialMax = 3 * time.Second
+
+// toldEtcd takes what the leading named told a machine that joined. What the operator says of it on this machine, as of new certificates, goes before.
+func (k *Kernel) toldEtcd(text string) error {
+	told := &sigmap.Etcd{}
+	if err := json.Unmarshal([]byte(strings.TrimPrefix(text, sigmap.EtcdPrefix)), told); err != nil {
+		return &sigma.Error{Op: "kernel.joinNames", Kind: sigma.KindInvalid, Msg: "named does not say in which etcd the names are", Err: err}
+	}
+	if err := told.Check(); err != nil {
+		return err
+	}
+	if k.cfg.Etcd != nil {
+		e := *k.cfg.Etcd
+		e.System = told.System
+		told = &e
+	}
+	k.etcd = told
+	return nil
+}
+
+// namedOnly is an error for anybody but named, on whose behalf alone sigmad holds the keys of an etcd.
+func (r *root) namedOnly(op string) error {
+	if s := r.tree.k.service(r.tree.principal); s == nil || s.name != serviceNamed {
+		return sigma.Errorf(op, sigma.KindPermission, "only named may ask this")
+	}
+	return nil
+}
+
+// etcdCall is the call etcd.
+func (r *root) etcdCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+	if err := r.namedOnly("kernel.Etcd"); err != nil {
+		return nil, nil, err
+	}
+	if err := sigmap.Parse(payload, func(*sigmap.Coder) {}); err != nil {
+		return nil, nil, err
+	}
+	e := r.tree.k.etcd
+	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Etcd(&e) })
+	return reply, nil, err
+}
+
+// dialEtcdCall is the call dial-etcd.
+func (r *root) dialEtcdCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+	const op = "kernel.DialEtcd"
+	if err := r.namedOnly(op); err != nil {
+		return nil, nil, err
+	}
+	var name string
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
+		return nil, nil, err
+	}
+	k := r.tree.k
+	address := ""
+	if k.etcd != nil {
+		for _, m := range k.etcd.Members {
+			if m.Name == name {
+				address = m.Address
+			}
+		}
+	}
+	if address == "" || k.cfg.Connect == nil {
+		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "%.80q is no member of the etcd that keeps the names", name)
+	}
+	soon, cancel := context.WithTimeout(ctx, etcdDialMax)
+	defer cancel()
+	far, err := k.cfg.Connect(soon, address)
+	if err != nil {
+		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "no etcd answers at " + name, Err: err}
+	}
+	ours, theirs, err := session.FilePair(syscall.SOCK_STREAM)
+	if err != nil {
+		far.Close()
+		return nil, nil, sigma.Wrap(op, "", err)
+	}
+	near, err := session.UnixConn(ours)
+	if err != nil {
+		far.Close()
+		theirs.Close()
+		return nil, nil, sigma.Wrap(op, "", err)
+	}
+	k.sessions.Go(func() {
+		defer far.Close()
+		defer near.Close()
+		link.Relay(k.ctx, far, near)
+	})
+	return nil, []*os.File{theirs}, nil
+}
