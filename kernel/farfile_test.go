@@ -33,6 +33,7 @@ func TestFarConformance(t *testing.T) {
 		Principal:   sigma.Principal{Realm: sigma.DefaultRealm},
 		Lacks:       []treetest.Capability{treetest.SetPerm, treetest.SetModified, treetest.Leases, treetest.PassFiles},
 		ListEntries: 2000,
+		Depth:       200,
 	})
 }
 

@@ -23,6 +23,7 @@ func TestConformance(t *testing.T) {
 		Principal: sigma.Principal{Realm: "r"},
 		Lacks: []treetest.Capability{treetest.Rewrite, treetest.Symlinks, treetest.Endpoints, treetest.SetPerm, treetest.SetModified,
 			treetest.Leases},
-		ListEntries: 20_000,
+		ListEntries: 10_000,
+		Depth:       200,
 	})
 }

@@ -24,6 +24,8 @@ var dataTests = []subtest{
 	{name: "resize", needs: []Capability{Rewrite}, run: testResize},
 	{name: "append-races", needs: []Capability{Rewrite}, run: testAppendRaces},
 	{name: "read-after-remove", run: testReadAfterRemove},
+	{name: "read-while-removed", run: testReadWhileRemoved},
+	{name: "write-after-remove", run: testWriteAfterRemove},
 	{name: "pass-file", needs: []Capability{PassFiles}, run: testPassFile},
 }
 
@@ -271,6 +273,58 @@ func testReadAfterRemove(e *env) {
 	e.wantData("its successor", e.read(e.dir, "g"), "new")
 	e.write(e.dir, "f", "other")
 	e.wantData("a removed file", e.readOpen(f), "abc")
+}
+
+// Who reads a large file gets all of it, although it is removed meanwhile and others of its name come and go.
+func testReadWhileRemoved(e *env) {
+	size := min(e.cfg.SizeMax, 200<<10)
+	want := pattern(size)
+	e.write(e.dir, "f", want)
+	var readers [4]sigma.File
+	for i := range readers {
+		readers[i] = e.open(e.dir, sigma.OpenRead, "f")
+	}
+	half := make([]byte, size/2)
+	for i, f := range readers {
+		n, err := f.ReadAt(e.ctx, half, 0)
+		e.ok("ReadAt", err)
+		e.wantData("the first half", string(half[:n]), want[:n])
+		if i == 0 {
+			e.ok("Remove", e.dir.Remove(e.ctx, "f"))
+		}
+		e.write(e.dir, "f", fmt.Sprint("another ", i))
+		e.ok("Remove", e.dir.Remove(e.ctx, "f"))
+	}
+	for _, f := range readers {
+		e.wantData("a removed file", e.readOpen(f), want)
+		f.Close()
+	}
+	e.wantNames(e.dir)
+}
+
+// What is written to a removed file is nowhere to be seen, whether the server takes it or not.
+func testWriteAfterRemove(e *env) {
+	f := e.create(e.dir, "f", sigma.OpenReadWrite)
+	_, err := f.WriteAt(e.ctx, []byte("abc"), 0)
+	e.ok("WriteAt", err)
+	g := e.create(e.dir, "g", sigma.OpenReadWrite)
+	if e.lacks(Rewrite) { // there is nothing to remove before
+		e.ok("Sync", f.Sync(e.ctx))
+		e.ok("Sync", g.Sync(e.ctx))
+	}
+	e.ok("Remove", e.dir.Remove(e.ctx, "f"))
+	e.write(e.dir, "h", "successor")
+	e.ok("Rename", e.dir.Rename(e.ctx, "h", e.dir, "g"))
+	for _, f := range []sigma.File{f, g} {
+		if _, err := f.WriteAt(e.ctx, []byte("XYZ"), 0); err == nil {
+			err = f.Sync(e.ctx)
+		} else {
+			e.fails("WriteAt of a removed file", err, sigma.KindNotFound, sigma.KindStale, sigma.KindUnsupported)
+		}
+		f.Close()
+	}
+	e.wantNames(e.dir, "g")
+	e.wantData("its successor", e.read(e.dir, "g"), "successor")
 }
 
 func testPassFile(e *env) {

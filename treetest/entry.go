@@ -105,23 +105,44 @@ func testListing(e *env) {
 func (e *env) many(dir sigma.File, prefix string, n int) {
 	e.Helper()
 	p, ok := dir.(sigma.Putter)
-	for i := range n {
-		name := fmt.Sprintf("%s%06d", prefix, i)
-		if !ok {
-			e.write(dir, name, "")
-		} else if _, _, err := p.Put(e.ctx, []string{name}, nil, sigma.PutOptions{}); err != nil {
-			e.Fatalf("Put: %v", err)
-		}
+	const makers = 8 // a server that writes many changes at once does so only for many at once
+	var wg sync.WaitGroup
+	for w := range makers {
+		wg.Go(func() {
+			for i := w; i < n; i += makers {
+				name := fmt.Sprintf("%s%06d", prefix, i)
+				err := error(nil)
+				if ok {
+					_, _, err = p.Put(e.ctx, []string{name}, nil, sigma.PutOptions{})
+				} else {
+					err = e.tryWrite(dir, name, "", sigma.OpenWrite)
+				}
+				if err != nil {
+					e.Errorf("making %s: %v", name, err)
+					return
+				}
+			}
+		})
 	}
+	wg.Wait()
 }
 
+// A large directory is listed whole in pieces of any size, is not removed, and moves as a whole.
 func testListingLarge(e *env) {
-	e.many(e.dir, "", e.cfg.ListEntries)
+	d, to := e.mkdir(e.dir, "large"), e.mkdir(e.dir, "to")
+	e.many(d, "", e.cfg.ListEntries)
 	for _, size := range []int{1000, 37} {
-		if got := len(e.list(e.dir, size)); got != e.cfg.ListEntries {
+		if got := len(e.list(d, size)); got != e.cfg.ListEntries {
 			e.Errorf("%d entries at a time: got %d, want %d", size, got, e.cfg.ListEntries)
 		}
 	}
+	e.fails("Remove", e.dir.Remove(e.ctx, "large"), sigma.KindNotEmpty)
+	e.ok("Rename", e.dir.Rename(e.ctx, "large", to, "moved"))
+	e.wantNames(e.dir, "to")
+	if got := len(e.list(e.walk(to, "moved"), 1000)); got != e.cfg.ListEntries {
+		e.Errorf("moved: got %d entries, want %d", got, e.cfg.ListEntries)
+	}
+	e.statOf(to, "moved", fmt.Sprintf("%06d", e.cfg.ListEntries-1))
 }
 
 // Every entry that exists during the whole listing is in it once, whatever comes and goes meanwhile.

@@ -46,6 +46,8 @@ type Config struct {
 	ListEntries int
 	// SizeMax bounds the files that are made; 0 means 1 MiB.
 	SizeMax int
+	// Depth is how deep directories are nested; 0 means as deep as a path can say.
+	Depth int
 }
 
 // timeout bounds a subtest, so that a tree that wedges fails instead of hanging.
@@ -72,6 +74,9 @@ func Run(t *testing.T, cfg Config) {
 	if cfg.SizeMax == 0 {
 		cfg.SizeMax = 1 << 20
 	}
+	if cfg.Depth == 0 {
+		cfg.Depth = sigma.PathMax/2 - 1
+	}
 	tree := cfg.New(t)
 	root, err := tree.Attach(t.Context(), cfg.Principal, cfg.Root)
 	if err != nil {
@@ -81,7 +86,7 @@ func Run(t *testing.T, cfg Config) {
 	if err := root.Mkdir(t.Context(), cfg.Dir, 0o777); err != nil {
 		t.Fatalf("Mkdir of %q in the root: %v", cfg.Dir, err)
 	}
-	for _, group := range [][]subtest{walkTests, dataTests, entryTests, renameTests, wholeTests, changeTests, lackTests} {
+	for _, group := range [][]subtest{walkTests, pathTests, dataTests, entryTests, renameTests, raceTests, wholeTests, changeTests, loadTests, lackTests} {
 		for _, s := range group {
 			t.Run(s.name, func(t *testing.T) { runOne(t, cfg, root, s) })
 		}
@@ -176,6 +181,18 @@ func (e *env) create(dir sigma.File, name string, flags sigma.OpenFlags) sigma.F
 func (e *env) write(dir sigma.File, name, data string) {
 	e.Helper()
 	e.ok("write "+name, e.tryWrite(dir, name, data, sigma.OpenWrite|sigma.OpenTruncate))
+}
+
+// quickly is write by Put where there is one, which need not wait for a disk.
+func (e *env) quickly(dir sigma.File, name, data string) {
+	e.Helper()
+	p, ok := dir.(sigma.Putter)
+	if !ok {
+		e.write(dir, name, data)
+		return
+	}
+	_, _, err := p.Put(e.ctx, []string{name}, []byte(data), sigma.PutOptions{})
+	e.ok("Put "+brief(name), err)
 }
 
 func (e *env) tryWrite(dir sigma.File, name, data string, flags sigma.OpenFlags) error {

@@ -19,6 +19,6 @@ func TestConformance(t *testing.T) {
 		},
 		Principal:   sigma.Principal{Realm: "r"},
 		Lacks:       []treetest.Capability{treetest.SetPerm, treetest.SetModified, treetest.Leases},
-		ListEntries: 20_000,
+		ListEntries: 10_000,
 	})
 }
