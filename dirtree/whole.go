@@ -121,8 +121,8 @@ func (sp *space) checkPut(op string, names []string, data []byte, o sigma.PutOpt
 		return sigma.Errorf(op, sigma.KindInvalid, "nothing can be appended to a %v", o.Kind)
 	case o.MustMake && o.MustExist:
 		return sigma.Errorf(op, sigma.KindInvalid, "a file cannot both be new and exist")
-	case o.Lease != 0 || o.Epoch != 0:
-		return sigma.Errorf(op, sigma.KindUnsupported, "this tree has no leases and no fences")
+	case o.Lease != 0 || o.Wait:
+		return sigma.Errorf(op, sigma.KindUnsupported, "this tree has no leases, and nobody can wait for a name")
 	case o.Append && sp.t.cfg.Policy.Objects:
 		return sigma.Errorf(op, sigma.KindUnsupported, "nothing can be appended to an object")
 	case isLink(o.Kind) && !sp.t.cfg.Policy.Links:

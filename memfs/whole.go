@@ -102,8 +102,10 @@ func checkPut(op string, names []string, data []byte, o sigma.PutOptions) error 
 		return sigma.Errorf(op, sigma.KindInvalid, "nothing can be appended to a %v", o.Kind)
 	case o.MustMake && o.MustExist:
 		return sigma.Errorf(op, sigma.KindInvalid, "a file cannot both be new and exist")
-	case o.Epoch != 0:
-		return sigma.Errorf(op, sigma.KindUnsupported, "this tree has no fences")
+	case o.Wait && !o.MustMake:
+		return sigma.Errorf(op, sigma.KindInvalid, "who waits for a name wants to make the file")
+	case o.Wait:
+		return sigma.Errorf(op, sigma.KindUnsupported, "nobody can wait for a name here yet")
 	case isLink(o.Kind):
 		if err := checkTarget(op, string(data)); err != nil {
 			return err

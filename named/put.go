@@ -94,8 +94,10 @@ func (o putOp) check(s *step) error {
 		return bad("a file cannot be new and exist")
 	case o.o.Append && o.o.Kind != sigma.KindFile:
 		return bad("a link cannot be appended to")
-	case o.o.Epoch != 0:
-		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "fences are not supported here yet"}
+	case o.o.Wait && !o.o.MustMake:
+		return bad("who waits for a name wants to make the file")
+	case o.o.Wait:
+		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "nobody can wait for a name here yet"}
 	case len(o.data) > FileMax:
 		return tooBig(op, "", uint64(len(o.data)))
 	}

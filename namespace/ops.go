@@ -96,7 +96,7 @@ func (t *Tree) Put(ctx context.Context, path string, data []byte, o sigma.PutOpt
 
 // putLarge streams the data into a file of another name and moves that over path, so that nobody sees a part.
 func (t *Tree) putLarge(ctx context.Context, path string, data []byte, o sigma.PutOptions) (sigma.FileID, error) {
-	if o.Kind != sigma.KindFile || o.IfVersion != 0 || o.MustMake || o.MustExist || o.Append || o.Lease != 0 {
+	if o.Kind != sigma.KindFile || o.IfVersion != 0 || o.MustMake || o.MustExist || o.Append || o.Wait || o.Lease != 0 {
 		return sigma.FileID{}, &sigma.Error{Op: "namespace.Put", Path: path, Kind: sigma.KindTooBig, Msg: "a conditional put is limited to 60 KiB"}
 	}
 	dir, name, _, err := t.parent(ctx, path)

@@ -32,6 +32,8 @@ var (
 	_ sigma.Finder     = (*remote)(nil)
 	_ sigma.Caller     = (*remote)(nil)
 	_ sigma.FilePasser = (*remote)(nil)
+
+	_ sigma.Conditional = (*remote)(nil)
 )
 
 // roundTrip is call for requests whose replies carry no files.
@@ -275,6 +277,34 @@ func (r *remote) Put(ctx context.Context, names []string, data []byte, o sigma.P
 		return sigma.FileID{}, s, err
 	}
 	return sigma.FileID{}, nil, unexpected(got)
+}
+
+// ReadAtIf implements sigma.Conditional. At most one message's worth is read, so that it is of one version.
+func (r *remote) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (int, error) {
+	p = p[:min(len(p), sigmap.DataMax)]
+	m, err := ask[*sigmap.Rreadif](ctx, r, &sigmap.Treadif{Fid: r.fid, Offset: offset, Count: uint32(len(p)), Version: v})
+	if err != nil {
+		return 0, err
+	}
+	if len(m.Data) > len(p) {
+		return 0, unexpected(m)
+	}
+	return copy(p, m.Data), nil
+}
+
+// WriteAtIf implements sigma.Conditional. What does not fit one message is not written at all.
+func (r *remote) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (int, sigma.Version, error) {
+	if len(p) > sigmap.WriteMax(ctx) {
+		return 0, 0, sigma.Errorf("session.WriteAtIf", sigma.KindTooBig, "%d bytes do not fit one message", len(p))
+	}
+	m, err := ask[*sigmap.Rwriteif](ctx, r, &sigmap.Twriteif{Fid: r.fid, Offset: offset, Version: v, Data: p})
+	if err != nil {
+		return 0, 0, err
+	}
+	if int(m.Count) > len(p) {
+		return 0, 0, unexpected(m)
+	}
+	return int(m.Count), m.Version, nil
 }
 
 func stopped(m *sigmap.Rstop, n int) (*sigma.Stopped, error) {

@@ -160,17 +160,25 @@ type PutOptions struct {
 	Kind      FileKind // KindFile, KindSymlink or KindEndpoint (Data is then the target)
 	Perm      uint32
 	MustMake  bool    // KindExists if there is a file
+	Wait      bool    // with MustMake: if there is a file, wait until it is gone, in order of arrival (000 §3.6)
 	MustExist bool    // KindNotFound if there is none (set, 000 Fig 4-1)
 	Append    bool    // add at the end instead of replacing
 	IfVersion Version // if not 0: only if the file is at this version, else KindVersion
 	Lease     LeaseID // if not 0: the file is ephemeral
-	Epoch     Epoch   // fence
 }
 
 // Putter writes a small file in one round trip, atomically: a reader sees the old or the new content, never a part.
 type Putter interface {
 	// Put walks all but the last of names and makes or replaces the last. Links on the way, and an existing symlink at the end unless o.Kind is a link, give *Stopped.
 	Put(ctx context.Context, names []string, data []byte, o PutOptions) (FileID, *Stopped, error)
+}
+
+// Conditional reads and writes an opened file only as long as it is at a version (000 Fig 4-2).
+type Conditional interface {
+	// ReadAtIf is ReadAt of the bytes that the file has at version v; KindVersion if it is not at v (any more). 0 means any.
+	ReadAtIf(ctx context.Context, p []byte, offset uint64, v Version) (int, error)
+	// WriteAtIf is WriteAt if the file is at version v, else KindVersion and nothing is written. 0 means any. now is the version that the write gave the file, for the next one.
+	WriteAtIf(ctx context.Context, p []byte, offset uint64, v Version) (n int, now Version, err error)
 }
 
 // Watcher waits for changes.

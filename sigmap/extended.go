@@ -73,6 +73,27 @@ type (
 	Tpass struct{ Fid uint32 }
 	// Rpass comes with it.
 	Rpass struct{}
+	// Treadif is Tread of what the file has at a version.
+	Treadif struct {
+		Fid     uint32
+		Offset  uint64
+		Count   uint32
+		Version sigma.Version
+	}
+	// Rreadif has the bytes.
+	Rreadif struct{ Data []byte }
+	// Twriteif is Twrite if the file is at a version.
+	Twriteif struct {
+		Fid     uint32
+		Offset  uint64
+		Version sigma.Version
+		Data    []byte
+	}
+	// Rwriteif says how much was written and at which version the file is by that.
+	Rwriteif struct {
+		Count   uint32
+		Version sigma.Version
+	}
 	// Tlist asks for up to Max entries of the open directory after Cookie, with all that sigma.DirEntry has.
 	Tlist struct {
 		Fid    uint32
@@ -116,6 +137,10 @@ func (*Tcall) Type() Type     { return typeTcall }
 func (*Rcall) Type() Type     { return typeTcall + 1 }
 func (*Tpass) Type() Type     { return typeTpass }
 func (*Rpass) Type() Type     { return typeTpass + 1 }
+func (*Treadif) Type() Type   { return typeTreadif }
+func (*Rreadif) Type() Type   { return typeTreadif + 1 }
+func (*Twriteif) Type() Type  { return typeTwriteif }
+func (*Rwriteif) Type() Type  { return typeTwriteif + 1 }
 func (*Tlist) Type() Type     { return typeTlist }
 func (*Rlist) Type() Type     { return typeTlist + 1 }
 func (*Tfind) Type() Type     { return typeTfind }
@@ -152,6 +177,7 @@ const (
 	putMustMake  = 1
 	putMustExist = 2
 	putAppend    = 4
+	putWait      = 8
 )
 
 func (m *Tput) fields(c *Coder) {
@@ -160,7 +186,7 @@ func (m *Tput) fields(c *Coder) {
 	for _, f := range []struct {
 		on  bool
 		bit uint32
-	}{{o.MustMake, putMustMake}, {o.MustExist, putMustExist}, {o.Append, putAppend}} {
+	}{{o.MustMake, putMustMake}, {o.MustExist, putMustExist}, {o.Append, putAppend}, {o.Wait, putWait}} {
 		if f.on {
 			flags |= f.bit
 		}
@@ -172,12 +198,11 @@ func (m *Tput) fields(c *Coder) {
 	c.U32(&o.Perm)
 	c.U64((*uint64)(&o.IfVersion))
 	c.U64((*uint64)(&o.Lease))
-	c.U64((*uint64)(&o.Epoch))
 	c.Data(&m.Data)
 	if c.decoding {
-		o.MustMake, o.MustExist, o.Append = flags&putMustMake != 0, flags&putMustExist != 0, flags&putAppend != 0
+		o.MustMake, o.MustExist, o.Append, o.Wait = flags&putMustMake != 0, flags&putMustExist != 0, flags&putAppend != 0, flags&putWait != 0
 	}
-	if flags > 7 || o.Kind != sigma.KindFile && o.Kind != sigma.KindSymlink && o.Kind != sigma.KindEndpoint {
+	if flags > 15 || o.Kind != sigma.KindFile && o.Kind != sigma.KindSymlink && o.Kind != sigma.KindEndpoint {
 		c.Fail("put has unknown flags or a kind that cannot be put")
 	}
 }
@@ -194,6 +219,23 @@ func (m *Tcall) fields(c *Coder)  { c.U32(&m.Fid); c.Str(&m.Method); c.Data(&m.P
 func (m *Rcall) fields(c *Coder)  { c.Data(&m.Payload) }
 func (m *Tpass) fields(c *Coder)  { c.U32(&m.Fid) }
 func (m *Rpass) fields(*Coder)    {}
+func (m *Treadif) fields(c *Coder) {
+	c.U32(&m.Fid)
+	c.U64(&m.Offset)
+	c.U32(&m.Count)
+	c.U64((*uint64)(&m.Version))
+}
+func (m *Rreadif) fields(c *Coder) { c.Data(&m.Data) }
+func (m *Twriteif) fields(c *Coder) {
+	c.U32(&m.Fid)
+	c.U64(&m.Offset)
+	c.U64((*uint64)(&m.Version))
+	c.Data(&m.Data)
+}
+func (m *Rwriteif) fields(c *Coder) {
+	c.U32(&m.Count)
+	c.U64((*uint64)(&m.Version))
+}
 func (m *Tlist) fields(c *Coder) {
 	c.U32(&m.Fid)
 	c.U64(&m.Cookie)

@@ -112,6 +112,8 @@ const (
 	typeTcall     Type = 140
 	typeTpass     Type = 142
 	typeTwith     Type = 144 // another request, with what it carries; it has the reply of that
+	typeTreadif   Type = 146
+	typeTwriteif  Type = 148
 	typeTfind     Type = 150
 	typeTlist     Type = 152
 	typeTdescribe Type = 154
@@ -158,6 +160,8 @@ var constructors = [256]func() Message{
 	typeTlease: func() Message { return new(Tlease) }, typeTlease + 1: func() Message { return new(Rlease) },
 	typeTcall: func() Message { return new(Tcall) }, typeTcall + 1: func() Message { return new(Rcall) },
 	typeTpass: func() Message { return new(Tpass) }, typeTpass + 1: func() Message { return new(Rpass) },
+	typeTreadif: func() Message { return new(Treadif) }, typeTreadif + 1: func() Message { return new(Rreadif) },
+	typeTwriteif: func() Message { return new(Twriteif) }, typeTwriteif + 1: func() Message { return new(Rwriteif) },
 	typeTlist: func() Message { return new(Tlist) }, typeTlist + 1: func() Message { return new(Rlist) },
 	typeTwith: func() Message { return new(Twith) }, typeTfind: func() Message { return new(Tfind) }, typeTfind + 1: func() Message { return new(Rfind) },
 	typeTdescribe: func() Message { return new(Tdescribe) }, typeTdescribe + 1: func() Message { return new(Rdescribe) },

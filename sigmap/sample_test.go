@@ -76,7 +76,7 @@ func (s sampler) fill(v reflect.Value, wide bool) {
 		return
 	case *sigma.PutOptions:
 		*p = sigma.PutOptions{Kind: []sigma.FileKind{sigma.KindFile, sigma.KindSymlink, sigma.KindEndpoint}[s.IntN(3)], Perm: s.Uint32(), MustMake: s.IntN(2) == 0,
-			MustExist: s.IntN(2) == 0, Append: s.IntN(2) == 0, IfVersion: sigma.Version(s.Uint64()), Lease: sigma.LeaseID(s.Uint64()), Epoch: sigma.Epoch(s.Uint64())}
+			MustExist: s.IntN(2) == 0, Append: s.IntN(2) == 0, Wait: s.IntN(2) == 0, IfVersion: sigma.Version(s.Uint64()), Lease: sigma.LeaseID(s.Uint64())}
 		return
 	case *sigma.Endpoint:
 		id := make([]byte, 16)

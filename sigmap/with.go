@@ -92,7 +92,7 @@ func (m *Twith) Context(ctx context.Context) context.Context {
 // Mutates reports whether m is one change of files or leases, which may have a number. Calls have none: what they do may be many.
 func Mutates(m Message) bool {
 	switch m := m.(type) {
-	case *Tput, *Twrite, *Tlcreate, *Tmkdir, *Tsymlink, *Trenameat, *Tunlinkat, *Tsetattr:
+	case *Tput, *Twrite, *Twriteif, *Tlcreate, *Tmkdir, *Tsymlink, *Trenameat, *Tunlinkat, *Tsetattr:
 		return true
 	case *Tlopen:
 		return m.Flags&linuxTruncate != 0

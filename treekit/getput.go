@@ -113,7 +113,7 @@ func Put(ctx context.Context, f sigma.File, names []string, data []byte, o sigma
 		}
 		return id, stop, err
 	}
-	if o.Kind != sigma.KindFile || o.IfVersion != 0 || o.Lease != 0 || o.MustExist || o.Epoch != 0 {
+	if o.Kind != sigma.KindFile || o.IfVersion != 0 || o.Lease != 0 || o.MustExist || o.Wait {
 		return sigma.FileID{}, nil, Unsupported("put with conditions")
 	}
 	flags := sigma.OpenWrite | sigma.OpenTruncate

@@ -121,6 +121,10 @@ func fidOf(m sigmap.Message) (uint32, bool) {
 		return m.Fid, true
 	case *sigmap.Tlist:
 		return m.Fid, true
+	case *sigmap.Treadif:
+		return m.Fid, true
+	case *sigmap.Twriteif:
+		return m.Fid, true
 	case *sigmap.Tdescribe:
 		return m.Fid, true
 	case *sigmap.Tfind:
@@ -260,8 +264,8 @@ func (s *server) plainly(ctx context.Context, f *fid, m sigmap.Message) (sigmap.
 		if err := f.check(true); err != nil {
 			return nil, err
 		}
-		if m.Offset+uint64(len(m.Data)) > 1<<62 || m.Offset > 1<<62 {
-			return nil, sigma.Errorf("treekit.Serve", sigma.KindTooBig, "write at offset %d", m.Offset)
+		if err := checkOffset(m.Offset, m.Data); err != nil {
+			return nil, err
 		}
 		n, err := f.file.WriteAt(ctx, m.Data, m.Offset)
 		return &sigmap.Rwrite{Count: uint32(n)}, err
@@ -414,6 +418,10 @@ func (s *server) extended(ctx context.Context, f *fid, m sigmap.Message) (sigmap
 			return rstop(stop), err
 		}
 		return &sigmap.Rput{ID: id}, nil
+	case *sigmap.Treadif:
+		return s.readIf(ctx, f, m)
+	case *sigmap.Twriteif:
+		return writeIf(ctx, f, m)
 	case *sigmap.Twatch:
 		w, ok := f.file.(sigma.Watcher)
 		if !ok {

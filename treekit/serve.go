@@ -222,6 +222,8 @@ func answerSize(m sigmap.Message) uint32 {
 		return m.Count
 	case *sigmap.Tget:
 		return m.Count
+	case *sigmap.Treadif:
+		return m.Count
 	case *sigmap.Tlist:
 		return sigmap.DataMax
 	}
