@@ -346,6 +346,44 @@ func TestMadeUpEndpoint(t *testing.T) {
 	}
 }
 
+// Goal: a walk that met the link to the object store just before the store was restarted goes on to the store that is there then; the answer that it leads elsewhere, which is for good and kills a proc that waits for a page of its program, is
+// given only for what never was the store, and not while that cannot be known.
+func TestStoreRestartsUnderWalk(t *testing.T) {
+	m := boot(t)
+	ctx := t.Context()
+	before, err := (&storeLink{k: m.k}).ReadLink(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := sigma.ParseEndpoint(before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := m.k.services[serviceS3].ended()
+	m.kill(serviceS3)
+	<-over
+	unknown := e
+	unknown.ID = "AAECAwQFBgcICQoLDA0ODw"
+	if _, _, err := m.k.mount(ctx, sigma.DefaultRealm, e); err != nil {
+		t.Errorf("the endpoint that it had: %v", err)
+	}
+	if _, _, err := m.k.mount(ctx, sigma.DefaultRealm, unknown); sigma.KindOf(err) != sigma.KindNoExec {
+		t.Errorf("one that it never had: %v", err)
+	}
+	for i := range toldMax {
+		m.k.links.tell(sigma.Endpoint{ID: sigma.EndpointID(fmt.Sprint(i))})
+	}
+	if m.k.links.wasTold(e) || !m.k.links.wasTold(sigma.Endpoint{ID: "0"}) {
+		t.Error("more or fewer endpoints are remembered than should be")
+	}
+	m.end()
+	given, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, _, err := m.k.mount(given, sigma.DefaultRealm, unknown); sigma.KindOf(err) != sigma.KindUnavailable {
+		t.Errorf("while the store is away: %v", err)
+	}
+}
+
 // status0 runs one proc, so that the program and the way to it are there.
 func (m *machine) status0(c *sdk.Client) {
 	id := m.spawn(c, sigma.Descriptor{})

@@ -47,6 +47,7 @@ type links struct {
 	notes   chan struct{}                     // mu; closed and replaced with each change of last
 	last    map[string]sigma.MachineID        // mu; which machine's service of a name was reached last
 	store   sigma.Endpoint                    // mu; where another machine's object store listens, as long as that is certain
+	told    [toldMax]sigma.Endpoint           // mu; where the object store listened when that was asked last, latest first
 }
 
 // serving is what is counted of one machine's links.

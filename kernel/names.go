@@ -118,7 +118,11 @@ func (k *Kernel) tree(realm sigma.RealmID) (*realmTree, error) {
 
 // mount attaches to the object store for the kernel. It does not go through tenants' endpoints: their servers could make it wait.
 func (k *Kernel) mount(ctx context.Context, realm sigma.RealmID, e sigma.Endpoint) (sigma.File, <-chan struct{}, error) {
-	if !k.isStore(ctx, e) { // another of the system's cannot be: each would cost a session that lasts
+	is, err := k.isStore(ctx, e)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !is { // another of the system's cannot be: each would cost a session that lasts
 		return nil, nil, &sigma.Error{Op: "kernel.mount", Kind: sigma.KindNoExec, Msg: "programs are started from /bin and /s3 only", Hint: "copy the program to /bin"}
 	}
 	s, root, err := k.reachRoot(ctx, serviceS3, realm)

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"slices"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
@@ -16,8 +17,34 @@ const (
 	callServiceOver = "service-over"
 )
 
-// storeEndpoint is where the object store listens, here or on another machine. fresh asks again whatever is known.
+// toldMax bounds the endpoints of the object store that are remembered: it has another after each restart, and nobody who walks to it takes longer than a few of them.
+const toldMax = 8
+
+// storeEndpoint is where the object store listens, here or on another machine. fresh asks again whatever is known. What it tells is remembered, for isStore.
 func (k *Kernel) storeEndpoint(ctx context.Context, fresh bool) (sigma.Endpoint, error) {
+	e, err := k.findStore(ctx, fresh)
+	if err == nil {
+		k.links.tell(e)
+	}
+	return e, err
+}
+
+func (x *links) tell(e sigma.Endpoint) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !slices.Contains(x.told[:], e) {
+		copy(x.told[1:], x.told[:])
+		x.told[0] = e
+	}
+}
+
+func (x *links) wasTold(e sigma.Endpoint) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return e.ID != "" && slices.Contains(x.told[:], e)
+}
+
+func (k *Kernel) findStore(ctx context.Context, fresh bool) (sigma.Endpoint, error) {
 	if s := k.local(serviceS3); s != nil {
 		return s.address(ctx)
 	}
@@ -136,14 +163,18 @@ func (k *Kernel) serviceCall(ctx context.Context, _ identity.Subject, payload []
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Endpoint(&e) })
 }
 
-// isStore says whether e is where the object store listens now.
-func (k *Kernel) isStore(ctx context.Context, e sigma.Endpoint) bool {
+// isStore says whether e is where the object store listens now, or did when somebody was told: a walk that met the link before the store was restarted means the store all the same. If it cannot be known, since the store is away, that is the
+// error: a no would be for good.
+func (k *Kernel) isStore(ctx context.Context, e sigma.Endpoint) (bool, error) {
 	if e.Realm != sigma.SystemRealm {
-		return false
+		return false, nil
+	}
+	if k.links.wasTold(e) {
+		return true, nil
 	}
 	now, err := k.storeEndpoint(ctx, false)
 	if err == nil && e != now && now.Machine != k.cfg.Machine && e.Machine == now.Machine {
 		now, err = k.storeEndpoint(ctx, true) // it may have been restarted just now
 	}
-	return err == nil && e == now
+	return err == nil && e == now, err
 }
