@@ -2,6 +2,7 @@ package named
 
 import (
 	"testing"
+	"time"
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/treetest"
@@ -20,6 +21,25 @@ func TestConformance(t *testing.T) {
 				t.Fatal(err)
 			}
 			return s
+		},
+	})
+}
+
+// What it keeps it keeps over restarts, leases too.
+func TestRestarts(t *testing.T) {
+	treetest.RunRestarts(t, treetest.RestartConfig{
+		Principal: sigma.Principal{Realm: testRealm},
+		Dir:       "d",
+		TTL:       10 * time.Second,
+		New: func(t *testing.T) func() (sigma.Tree, func()) {
+			store := newMemStore()
+			return func() (sigma.Tree, func()) {
+				s, stop := serve(t, Config{Store: store})
+				if err := s.Create(t.Context(), testRealm); err != nil && sigma.KindOf(err) != sigma.KindExists {
+					t.Fatal(err)
+				}
+				return s, stop
+			}
 		},
 	})
 }

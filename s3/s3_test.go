@@ -27,3 +27,22 @@ func TestConformance(t *testing.T) {
 		Depth:       200,
 	})
 }
+
+// What is there is there after a restart.
+func TestRestarts(t *testing.T) {
+	treetest.RunRestarts(t, treetest.RestartConfig{
+		Principal: sigma.Principal{Realm: "r"},
+		Dir:       "d",
+		Lacks:     []treetest.Capability{treetest.Leases, treetest.Symlinks},
+		New: func(t *testing.T) func() (sigma.Tree, func()) {
+			dir := t.TempDir()
+			return func() (sigma.Tree, func()) {
+				tree, err := New(Config{Dir: dir})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return tree, tree.Close
+			}
+		},
+	})
+}

@@ -170,16 +170,30 @@ func testWatchLoadDir(e *env) {
 
 // A client that asks for much and reads no answer delays nobody else, and what it holds goes with it.
 func testStalledClient(e *env) {
-	const size = 60 << 10
-	e.write(e.dir, "large", pattern(size))
+	e.write(e.dir, "large", pattern(60<<10))
+	e.stall(e.dir, []string{"large"}, func() {
+		for i := range 30 {
+			e.write(e.dir, "small", fmt.Sprint(i))
+			e.wantData("content", e.read(e.dir, "small"), fmt.Sprint(i))
+			e.ok("Rename", e.dir.Rename(e.ctx, "small", e.dir, "other"))
+			e.ok("Remove", e.dir.Remove(e.ctx, "other"))
+			e.wantNames(e.dir, "large")
+		}
+	})
+	e.ok("Remove", e.dir.Remove(e.ctx, "large"))
+}
+
+// stall lets a client of a server of what is below dir ask for the file and read no answers, while others do something.
+func (e *env) stall(dir sigma.File, file []string, others func()) {
+	e.Helper()
 	ours, theirs, err := session.Pair()
 	e.ok("Pair", err)
 	ctx, cancel := context.WithCancel(e.ctx)
 	served, stalled := make(chan error, 1), make(chan struct{})
 	go func() {
-		served <- treekit.Serve(ctx, theirs, treekit.Config{Tree: at{e.dir}, Principal: e.cfg.Principal})
+		served <- treekit.Serve(ctx, theirs, treekit.Config{Tree: at{dir}, Principal: e.cfg.Principal})
 	}()
-	sent := make(chan int, 1000)
+	sent := make(chan struct{}, 4000)
 	go func() { // ends when the server does
 		defer close(stalled)
 		defer close(sent)
@@ -196,27 +210,20 @@ func testStalledClient(e *env) {
 			_, _, err := ours.Recv()
 			ok = err == nil
 		}
-		for tag := uint16(2); ok && tag < 1000; tag++ {
-			if ok = send(tag, &sigmap.Tget{Fid: 1, Names: []string{"large"}, Count: size}); ok {
-				sent <- int(tag)
+		for tag := uint16(2); ok && tag < 4000; tag++ {
+			if ok = send(tag, &sigmap.Tget{Fid: 1, Names: file, Count: sigmap.DataMax}); ok {
+				sent <- struct{}{}
 			}
 		}
 	}()
-	for range 16 { // more than the socket holds of answers
+	for range 16 {
 		<-sent
 	}
-	for i := range 30 {
-		e.write(e.dir, "small", fmt.Sprint(i))
-		e.wantData("content", e.read(e.dir, "small"), fmt.Sprint(i))
-		e.ok("Rename", e.dir.Rename(e.ctx, "small", e.dir, "other"))
-		e.ok("Remove", e.dir.Remove(e.ctx, "other"))
-		e.wantNames(e.dir, "large")
-	}
+	others()
 	cancel()
 	e.ok("Serve", <-served)
 	ours.Close()
 	<-stalled
-	e.ok("Remove", e.dir.Remove(e.ctx, "large"))
 }
 
 // at is a tree whose root is a handle of another.
