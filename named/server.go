@@ -11,7 +11,8 @@
 //
 // Where things are: record.go what is stored; tree.go and step.go the state of a realm and changes on top of it; mutate.go and lease.go what
 // each operation does (pure); realm.go the goroutine that leads a realm; load.go how realms get a leader; file.go the handles;
-// store.go and etcd.go the store. Several machines: member.go, peers.go, term.go, lead.go, calls.go, snapshot.go.
+// store.go and etcd.go the store. Several machines: member.go, campaign.go, peers.go, term.go, lead.go, calls.go, snapshot.go. An
+// etcd of the operator's: external.go.
 //
 // Locks: Member.mu, network.mu and authority.mu alone; slot.mu before Server.mu; leader.mu and leader.queueMu alone.
 package named

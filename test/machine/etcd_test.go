@@ -89,6 +89,12 @@ func TestExternalEtcd(t *testing.T) {
 	if st, err := os.Stat(filepath.Join(s.DataDir, "sigmad", "etcd")); err != nil || st.Mode() != fs.FileMode(0o600) {
 		t.Errorf("what sigmad is told of it: %v, %v", st, err)
 	}
+	if _, err := r.Etcd(ctx); sigma.KindOf(err) != sigma.KindPermission || err == nil {
+		t.Errorf("its key is told to others than named: %v", err)
+	}
+	if _, err := r.DialEtcd(ctx, address); sigma.KindOf(err) != sigma.KindPermission || err == nil {
+		t.Errorf("others than named are connected to it: %v", err)
+	}
 	saved := filepath.Join(t.TempDir(), "names")
 	s.Must(t, "snapshot", "save", saved)
 	stays := r.spawn(r.descriptor("probe.c", "stay"))[0]
