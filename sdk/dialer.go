@@ -15,8 +15,9 @@ import (
 )
 
 const (
-	// tryMost is for one member to be reached while there are others: a machine that says nothing is called lost about as fast.
-	tryMost = 2 * time.Second
+	// tryMost is for one member to be reached before the others are asked: a machine that says nothing is called lost about as fast. Those that took longer are asked again, for longer.
+	tryMost    = 2 * time.Second
+	tryLongest = time.Minute
 	// shunned is how long a member that could not be reached is asked after the others. The name of one whose machine is lost stays until its lease ends.
 	shunned = time.Second
 	// linksMax bounds the symlinks at the end of a Dialer's path.
@@ -32,6 +33,7 @@ const (
 type Dialer struct {
 	c    *Client
 	path string
+	most time.Duration // tryMost
 
 	mu      sync.Mutex
 	isDir   bool              // mu; what path was when last looked at
@@ -49,7 +51,7 @@ type member struct {
 
 // Dialer makes a Dialer for path, which need not exist yet.
 func (c *Client) Dialer(path string) *Dialer {
-	return &Dialer{c: c, path: path, turn: rand.Uint()} // so that clients do not all begin with the first
+	return &Dialer{c: c, path: path, most: tryMost, turn: rand.Uint()} // so that clients do not all begin with the first
 }
 
 // Join publishes e in the directory dir, which is made if need be, under the proc's id. The name goes with leave, or when the proc ends. A server that goes in good order leaves, and then shuts down: who found it before is
@@ -72,27 +74,47 @@ func (c *Client) Join(ctx context.Context, dir string, e sigma.Endpoint) (leave 
 // DialContext connects to a member; network and address, which net/http makes of a URL, mean nothing to it. KindUnavailable if there is none that can be reached, KindNotFound if there is nothing at the path.
 func (d *Dialer) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
 	var said []string
-	for tried := map[sigma.EndpointID]bool{}; ; {
-		members, err := d.look(ctx)
+	tried, gone := map[sigma.EndpointID]bool{}, map[string]sigma.Version{}
+	for most := d.most; ; {
+		members, left, err := d.look(ctx)
 		if err != nil {
 			return nil, err
 		}
 		fresh := slices.DeleteFunc(members, func(m member) bool { return tried[m.endpoint.ID] })
-		if len(fresh) == 0 { // all that are there now have failed
-			return nil, d.nobody(said)
-		}
-		for i, m := range fresh {
-			c, err := d.try(ctx, m, i < len(fresh)-1)
+		slow := false
+		for _, m := range fresh {
+			c, over, err := d.try(ctx, m, most)
 			if err == nil {
 				return c, nil
 			}
 			if ctx.Err() != nil {
 				return nil, sigma.Wrap("sdk.Dialer", d.path, ctx.Err())
 			}
+			if over {
+				slow = true
+				continue // it may live on a busy host, so it is asked again, for longer, after the others and those who have come
+			}
 			tried[m.endpoint.ID] = true
 			said = append(said, fmt.Sprintf("%.80s: %.120s", m.name, err.Error()))
 		}
+		if len(fresh) == 0 && !turnover(gone, left) { // all that are there now have failed
+			return nil, d.nobody(said)
+		}
+		if slow {
+			most = min(2*most, tryLongest)
+		}
 	}
+}
+
+// turnover notes who left while the directory was looked at, and says whether it was anybody new. If it was, others may have joined since the listing: a client that is stalled between listing and reading finds that all of its listing have left,
+// although the directory never was empty. That each look has to tell of somebody new bounds the looks by those who come.
+func turnover(gone map[string]sigma.Version, left []sigma.DirEntry) (anew bool) {
+	for _, e := range left {
+		if v, known := gone[e.Name]; !known || v != e.ID.Version {
+			gone[e.Name], anew = e.ID.Version, true
+		}
+	}
+	return anew
 }
 
 // Dial is DialContext for those who know no networks.
@@ -108,17 +130,14 @@ func (d *Dialer) nobody(said []string) error {
 	return e
 }
 
-// try dials one member.
-func (d *Dialer) try(ctx context.Context, m member, others bool) (net.Conn, error) {
+// try dials one member, for a while at most; over says that it took longer.
+func (d *Dialer) try(ctx context.Context, m member, most time.Duration) (c net.Conn, over bool, err error) {
 	if m.err != nil {
-		return nil, m.err
+		return nil, false, m.err
 	}
-	if others {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, tryMost)
-		defer cancel()
-	}
-	c, err := d.c.Dial(ctx, m.endpoint)
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	c, err = d.c.Dial(ctx, m.endpoint)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if now := d.members[m.name]; now.version == m.version && now.name == m.name {
@@ -128,18 +147,18 @@ func (d *Dialer) try(ctx context.Context, m member, others bool) (net.Conn, erro
 		}
 		d.members[m.name] = now
 	}
-	return c, err
+	return c, err != nil && ctx.Err() != nil, err
 }
 
-// look gives the members in the order in which to try them: in turn, those that could not be reached just now last.
-func (d *Dialer) look(ctx context.Context) ([]member, error) {
+// look gives the members in the order in which to try them: in turn, those that could not be reached just now last. left are those that were listed and gone before they could be read.
+func (d *Dialer) look(ctx context.Context) (out []member, left []sigma.DirEntry, err error) {
 	d.mu.Lock()
 	isDir := d.isDir
 	d.mu.Unlock()
 	if !isDir {
 		m, isDir, err := d.single(ctx)
 		if err != nil || !isDir {
-			return []member{m}, err
+			return []member{m}, nil, err
 		}
 	}
 	entries, err := d.c.ReadDir(ctx, d.path)
@@ -147,7 +166,7 @@ func (d *Dialer) look(ctx context.Context) ([]member, error) {
 		d.mu.Lock()
 		d.isDir = false
 		d.mu.Unlock()
-		return nil, err
+		return nil, nil, err
 	}
 	d.mu.Lock()
 	old := maps.Clone(d.members)
@@ -156,14 +175,15 @@ func (d *Dialer) look(ctx context.Context) ([]member, error) {
 	turn := d.turn
 	d.mu.Unlock()
 	members := map[string]member{}
-	var out []member
 	for _, e := range entries {
 		if e.ID.Kind != sigma.KindEndpoint {
 			continue
 		}
 		m, known := old[e.Name]
 		if !known || m.version != e.ID.Version {
-			if m = d.read(ctx, e); sigma.KindOf(m.err) == sigma.KindNotFound { // it has just left
+			m = d.read(ctx, e)
+			if k := sigma.KindOf(m.err); m.err != nil && (k == sigma.KindNotFound || k == sigma.KindStale) { // stale: it left while it was read
+				left = append(left, e)
 				continue
 			}
 		}
@@ -176,12 +196,12 @@ func (d *Dialer) look(ctx context.Context) ([]member, error) {
 	d.members = members
 	d.mu.Unlock()
 	if len(out) == 0 {
-		return nil, nil
+		return nil, left, nil
 	}
 	at := int(turn % uint(len(out)))
 	out = slices.Concat(out[at:], out[:at])
 	slices.SortStableFunc(out, func(a, b member) int { return order(a) - order(b) })
-	return out, nil
+	return out, left, nil
 }
 
 func order(m member) int {
