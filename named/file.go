@@ -17,6 +17,7 @@ type file struct {
 	root bool // of a realm
 
 	machine sigma.MachineID // of who attached; roots only
+	system  bool            // a machine attached; roots only
 
 	closed atomic.Bool
 	opened bool
@@ -31,6 +32,7 @@ var (
 	_ sigma.Putter  = (*file)(nil)
 	_ sigma.Watcher = (*file)(nil)
 	_ sigma.Leaser  = (*file)(nil)
+	_ sigma.Caller  = (*file)(nil)
 )
 
 // walkMax bounds the names of one walk: no path has more.
@@ -114,7 +116,7 @@ func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 	case len(reached) < len(names):
 		return nil, ids, nil
 	case len(names) == 0:
-		return &file{slot: f.slot, id: f.id, root: f.root, machine: f.machine}, ids, nil
+		return &file{slot: f.slot, id: f.id, root: f.root, machine: f.machine, system: f.system}, ids, nil
 	}
 	return &file{slot: f.slot, id: reached[len(reached)-1].id}, ids, nil
 }

@@ -187,7 +187,7 @@ func load(ctx context.Context, srv *Server, id sigma.RealmID) (*leader, error) {
 	}
 	srv.cfg.Board.AllChanged() // by a commit whose outcome was unknown
 	return &leader{realm: id, store: srv.store, log: srv.log, board: srv.cfg.Board, wake: make(chan struct{}, 1), done: make(chan struct{}), guard: guard,
-		tree: t, watches: map[uint64]*watched{}}, nil
+		tree: t, watches: map[uint64]*watched{}, feed: newFeed()}, nil
 }
 
 // claim writes the realm's record, after which no batch of an earlier leader takes effect.

@@ -10,6 +10,7 @@ import (
 
 	"sigmaos.dev/changeboard"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // A leader has one realm's whole tree in memory. Readers read it there; one goroutine (run) takes the mutations that wait, makes a step of as
@@ -31,6 +32,7 @@ type leader struct {
 	mu      sync.RWMutex
 	tree    *tree               // guarded by mu for all but run, which alone writes and so reads without
 	watches map[uint64]*watched // guarded by mu
+	feed    feed                // guarded by mu
 
 	queueMu sync.Mutex // never held together with mu
 	queue   []*request // guarded by queueMu
@@ -213,6 +215,10 @@ func (l *leader) commit(s *step) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	var changes []sigmap.NamesChange
+	if l.feed.kept {
+		changes = changesOf(l.tree, s) // as it was before is needed
+	}
 	for _, id := range l.tree.merge(s) {
 		l.board.Changed(id)
 		if w := l.watches[id]; w != nil {
@@ -220,6 +226,7 @@ func (l *leader) commit(s *step) error {
 			delete(l.watches, id)
 		}
 	}
+	l.feed.addLocked(changes)
 	return nil
 }
 

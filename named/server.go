@@ -10,8 +10,8 @@
 // It is used by cmd/named, which serves it with the server kit, and by nobody else: others see sigma.Tree.
 //
 // Where things are: record.go what is stored; tree.go and step.go the state of a realm and changes on top of it; mutate.go and lease.go what
-// each operation does (pure); realm.go the goroutine that leads a realm; load.go how realms get a leader; file.go the handles;
-// store.go and etcd.go the store. Several machines: member.go, campaign.go, peers.go, term.go, lead.go, calls.go, snapshot.go. An
+// each operation does (pure); realm.go the goroutine that leads a realm; feed.go what tells machines of changes; load.go how realms get a leader;
+// file.go the handles; store.go and etcd.go the store. Several machines: member.go, campaign.go, peers.go, term.go, lead.go, calls.go, snapshot.go. An
 // etcd of the operator's: external.go.
 //
 // Locks: Member.mu, network.mu and authority.mu alone; slot.mu before Server.mu; leader.mu and leader.queueMu alone.
@@ -250,7 +250,7 @@ func (s *Server) Attach(ctx context.Context, p sigma.Principal, name string) (si
 	}
 	var root uint64
 	err = l.read(func(t *tree) error { root = t.rec.rootID(); return nil })
-	return &file{slot: at, id: root, root: true, machine: machineOfPrincipal(p)}, err
+	return &file{slot: at, id: root, root: true, machine: machineOfPrincipal(p), system: p.System}, err
 }
 
 // machineOfPrincipal is what leases are kept by; "" if there is no proper name.

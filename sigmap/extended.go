@@ -244,18 +244,23 @@ func (m *Tlist) fields(c *Coder) {
 func (m *Rlist) fields(c *Coder) {
 	c.U64(&m.Next)
 	c.Bool(&m.More)
-	list(c, &m.Entries, ListEntrySize, func(e *sigma.DirEntry) {
-		c.FileID(&e.ID)
-		c.U64(&e.Size)
-		c.U64(&e.Next)
-		c.Str(&e.Name)
-	})
+	list(c, &m.Entries, ListEntrySize, c.ListEntry)
+}
+
+// ListEntry is an entry of Rlist.
+func (c *Coder) ListEntry(e *sigma.DirEntry) {
+	c.FileID(&e.ID)
+	c.U64(&e.Size)
+	c.U64(&e.Next)
+	c.Str(&e.Name)
 }
 func (m *Tfind) fields(c *Coder)     { c.U32(&m.Fid); c.U32(&m.NewFid); c.U64(&m.Path) }
 func (m *Rfind) fields(*Coder)       {}
 func (m *Tdescribe) fields(c *Coder) { c.U32(&m.Fid) }
-func (m *Rdescribe) fields(c *Coder) {
-	st := &m.Stat
+func (m *Rdescribe) fields(c *Coder) { c.Stat(&m.Stat) }
+
+// Stat is what Rdescribe tells.
+func (c *Coder) Stat(st *sigma.Stat) {
 	c.FileID(&st.ID)
 	c.Str(&st.Name)
 	c.U32(&st.Perm)
