@@ -115,6 +115,8 @@ func (sp *space) checkPut(op string, names []string, data []byte, o sigma.PutOpt
 	switch {
 	case len(names) == 0:
 		return sigma.Errorf(op, sigma.KindInvalid, "put needs the name of a file")
+	case o.Kind == sigma.KindPipe:
+		return sigma.Errorf(op, sigma.KindUnsupported, "there are no pipes here")
 	case o.Kind != sigma.KindFile && !isLink(o.Kind):
 		return sigma.Errorf(op, sigma.KindInvalid, "a %v cannot be put", o.Kind)
 	case o.Append && o.Kind != sigma.KindFile:

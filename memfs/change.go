@@ -33,10 +33,10 @@ func (n *node) wantDirLocked(op string) error {
 
 // makeLocked makes an entry that does not exist and charges for it.
 func (t *Tree) makeLocked(op string, dir *node, name string, kind sigma.FileKind, perm uint32) (*node, error) {
-	if err := t.chargeLocked(op, EntryCost); err != nil {
+	n := t.newNodeLocked(kind, perm)
+	if err := t.chargeLocked(op, n.charge()); err != nil {
 		return nil, err
 	}
-	n := t.newNodeLocked(kind, perm)
 	t.linkLocked(dir, name, n)
 	return n, nil
 }

@@ -16,6 +16,7 @@ type file struct {
 	open   bool
 	flags  sigma.OpenFlags
 	list   []string // the names being listed, taken when the listing began
+	end    end      // of an open pipe
 	closed atomic.Bool
 }
 
@@ -39,6 +40,7 @@ func (f *file) Close() {
 	}
 	f.t.mu.Lock()
 	defer f.t.mu.Unlock()
+	f.closePipeLocked()
 	f.n.handles--
 	f.list = nil
 	f.t.freeLocked(f.n)
@@ -157,6 +159,9 @@ func (f *file) Open(ctx context.Context, flags sigma.OpenFlags) error {
 	if f.open {
 		return sigma.Errorf(op, sigma.KindInvalid, "the handle is open already")
 	}
+	if f.n.kind == sigma.KindPipe {
+		return f.openPipeLocked(op, flags)
+	}
 	if f.n.kind != sigma.KindDir || flags.Writes() {
 		if err := f.n.wantFileLocked(op); err != nil {
 			return err
@@ -177,7 +182,7 @@ func (f *file) openLocked(flags sigma.OpenFlags) {
 
 // wantOpenLocked checks that the handle is open for reading or writing bytes.
 func (f *file) wantOpenLocked(op string, write bool) error {
-	if err := f.n.wantFileLocked(op); err != nil {
+	if err := f.n.wantFileLocked(op); err != nil && f.n.kind != sigma.KindPipe {
 		return err
 	}
 	switch {
@@ -201,6 +206,9 @@ func (f *file) ReadAt(ctx context.Context, p []byte, offset uint64) (int, error)
 	if err := f.wantOpenLocked(op, false); err != nil {
 		return 0, err
 	}
+	if f.n.kind == sigma.KindPipe {
+		return f.readPipeLocked(ctx, op, p)
+	}
 	return copy(p, f.n.data[min(offset, uint64(len(f.n.data))):]), nil
 }
 
@@ -213,6 +221,9 @@ func (f *file) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error
 	defer f.t.mu.Unlock()
 	if err := f.wantOpenLocked(op, true); err != nil {
 		return 0, err
+	}
+	if f.n.kind == sigma.KindPipe {
+		return f.writePipeLocked(ctx, op, p)
 	}
 	if f.flags&sigma.OpenAppend != 0 {
 		offset = uint64(len(f.n.data))

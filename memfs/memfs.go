@@ -9,7 +9,7 @@
 //
 // What the contract leaves open, here: Put changes a file in place, so an open handle reads the new bytes (each ReadAt sees one
 // content); a removed file lives until its last handle is closed, and is charged until then; versions are taken from the clock in
-// nanoseconds and grow with every change, so that they also grow over a restart of the program.
+// nanoseconds and grow with every change, so that they also grow over a restart of the program. Named pipes are here too (pipe.go).
 package memfs
 
 import (
@@ -93,6 +93,7 @@ type node struct {
 	modified time.Time
 	data     []byte           // KindFile
 	target   string           // links
+	pipe     *pipe            // KindPipe
 	children map[string]*node // KindDir
 	lease    sigma.LeaseID
 	handles  int
@@ -103,8 +104,11 @@ type node struct {
 func (t *Tree) newNodeLocked(kind sigma.FileKind, perm uint32) *node {
 	t.nextID++
 	n := &node{id: t.nextID, kind: kind, perm: perm & 0o777}
-	if kind == sigma.KindDir {
+	switch kind {
+	case sigma.KindDir:
 		n.children = map[string]*node{}
+	case sigma.KindPipe:
+		n.pipe = &pipe{}
 	}
 	t.changedLocked(n)
 	return n
@@ -115,10 +119,21 @@ func (n *node) fileID() sigma.FileID {
 }
 
 func (n *node) size() uint64 {
-	if n.kind == sigma.KindFile {
+	switch n.kind {
+	case sigma.KindFile:
 		return uint64(len(n.data))
+	case sigma.KindPipe:
+		return uint64(len(n.pipe.buf))
 	}
 	return uint64(len(n.target))
+}
+
+// charge is what the tree is charged for n.
+func (n *node) charge() uint64 {
+	if n.kind == sigma.KindPipe {
+		return EntryCost + PipeMax
+	}
+	return EntryCost + n.size()
 }
 
 // changedLocked gives n a new version and wakes who watches it.
@@ -190,7 +205,7 @@ func (t *Tree) unlinkLocked(n *node) {
 // freeLocked stops charging for a removed file that has no handle any more.
 func (t *Tree) freeLocked(n *node) {
 	if n.removed && n.handles == 0 {
-		t.used -= EntryCost + n.size()
+		t.used -= n.charge()
 		n.data, n.target = nil, ""
 	}
 }

@@ -42,6 +42,9 @@ func (f *file) Get(ctx context.Context, names []string, offset uint64, count int
 	if err != nil || stopped != nil {
 		return none, stopped, err
 	}
+	if n.kind == sigma.KindPipe {
+		return none, nil, &sigma.Error{Op: op, Path: n.name, Kind: sigma.KindUnsupported, Msg: "the file is a pipe", Hint: "open it and read"}
+	}
 	if err := n.wantFileLocked(op); err != nil {
 		return none, nil, err
 	}
@@ -96,7 +99,9 @@ func checkPut(op string, names []string, data []byte, o sigma.PutOptions) error 
 	switch {
 	case len(names) == 0:
 		return sigma.Errorf(op, sigma.KindInvalid, "put needs the name of a file")
-	case o.Kind != sigma.KindFile && !isLink(o.Kind):
+	case o.Kind == sigma.KindPipe && len(data) > 0:
+		return sigma.Errorf(op, sigma.KindInvalid, "a pipe is made empty")
+	case o.Kind != sigma.KindFile && o.Kind != sigma.KindPipe && !isLink(o.Kind):
 		return sigma.Errorf(op, sigma.KindInvalid, "a %v cannot be put", o.Kind)
 	case o.Append && o.Kind != sigma.KindFile:
 		return sigma.Errorf(op, sigma.KindInvalid, "nothing can be appended to a %v", o.Kind)
@@ -123,8 +128,10 @@ func allowed(op, name string, n *node, o sigma.PutOptions) error {
 		return sigma.PathError(op, sigma.KindVersion, name)
 	case n == nil:
 		return nil
-	case o.MustMake:
+	case o.MustMake || o.Kind == sigma.KindPipe:
 		return sigma.PathError(op, sigma.KindExists, name)
+	case n.kind == sigma.KindPipe:
+		return &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: "the file is a pipe", Hint: "open it and write, or remove it first"}
 	case n.kind == sigma.KindDir:
 		return sigma.PathError(op, sigma.KindIsDir, name)
 	case o.Append && n.kind != sigma.KindFile:

@@ -86,6 +86,8 @@ func (o putOp) check(s *step) error {
 	const op = "named.Put"
 	bad := func(msg string) error { return sigma.Errorf(op, sigma.KindInvalid, "%s", msg) }
 	switch {
+	case o.o.Kind == sigma.KindPipe:
+		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "there are no pipes here", Hint: "a tree that a proc serves from its memory has them"}
 	case o.o.Kind != sigma.KindFile && o.o.Kind != sigma.KindSymlink && o.o.Kind != sigma.KindEndpoint:
 		return bad("only files, symlinks and endpoints can be put")
 	case len(o.names) == 0:

@@ -28,6 +28,9 @@ type block struct {
 
 // WriteTo implements io.WriterTo, which io.Copy uses: from the position to the end. While a block is written the next is read.
 func (h *handle) WriteTo(w io.Writer) (total int64, err error) {
+	if h.stop != nil { // of a pipe each piece is passed on when it comes
+		return io.Copy(w, struct{ io.Reader }{h})
+	}
 	blocks, free, quit, ended := make(chan block), make(chan []byte, 2), make(chan struct{}), make(chan struct{})
 	defer func() { close(quit); <-ended }()
 	free <- nil
@@ -84,6 +87,9 @@ func (h *handle) WriteTo(w io.Writer) (total int64, err error) {
 
 // ReadFrom implements io.ReaderFrom, which io.Copy uses. What r gives is written at once; what it gives meanwhile, with the next write.
 func (h *handle) ReadFrom(r io.Reader) (total int64, err error) {
+	if h.stop != nil {
+		return io.Copy(struct{ io.Writer }{h}, r)
+	}
 	writing, size := false, copyLeast
 	written := make(chan block, 1) // with what was written, which is used again
 	var spare []byte

@@ -15,6 +15,17 @@ type handle struct {
 	path   string
 	pos    uint64
 	writes bool // opened for writing, so Close has something to make durable
+	// stop ends what waits, when a pipe is closed; nil = the file is no pipe.
+	stop context.CancelFunc
+}
+
+// newHandle makes a handle of an open file.
+func newHandle(ctx context.Context, file sigma.File, path string, writes bool) *handle {
+	h := &handle{ctx: context.WithoutCancel(ctx), file: file, path: path, writes: writes}
+	if k, ok := file.(interface{ FileKind() sigma.FileKind }); ok && k.FileKind() == sigma.KindPipe {
+		h.ctx, h.stop = context.WithCancel(h.ctx)
+	}
+	return h
 }
 
 // Open implements sigma.Namespace.
@@ -27,7 +38,7 @@ func (t *Tree) Open(ctx context.Context, path string, f sigma.OpenFlags) (sigma.
 		file.Close()
 		return nil, withPath(err, path)
 	}
-	return &handle{ctx: context.WithoutCancel(ctx), file: file, path: path, writes: f.Writes()}, nil
+	return newHandle(ctx, file, path, f.Writes()), nil
 }
 
 // Create implements sigma.Namespace.
@@ -44,10 +55,17 @@ func (t *Tree) Create(ctx context.Context, path string, f sigma.OpenFlags, perm 
 	if err != nil {
 		return nil, withPath(err, path)
 	}
-	return &handle{ctx: context.WithoutCancel(ctx), file: file, path: path, writes: true}, nil
+	return newHandle(ctx, file, path, true), nil
 }
 
 func (h *handle) Read(p []byte) (int, error) {
+	if h.stop != nil {
+		n, err := h.file.ReadAt(h.ctx, p, 0)
+		if n == 0 && err == nil && len(p) > 0 {
+			return 0, io.EOF
+		}
+		return n, withPathOrNil(err, h.path)
+	}
 	n, err := h.ReadAt(p, int64(h.pos))
 	h.pos += uint64(n)
 	if n > 0 && err == io.EOF {
@@ -59,6 +77,9 @@ func (h *handle) Read(p []byte) (int, error) {
 func (h *handle) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, sigma.Errorf("namespace.ReadAt", sigma.KindInvalid, "negative offset")
+	}
+	if h.stop != nil {
+		return 0, h.noPositions("namespace.ReadAt")
 	}
 	n, err := h.file.ReadAt(h.ctx, p, uint64(off))
 	if err == nil && n < len(p) {
@@ -81,7 +102,14 @@ func (h *handle) WriteAt(p []byte, off int64) (int, error) {
 	return n, withPathOrNil(err, h.path)
 }
 
+func (h *handle) noPositions(op string) error {
+	return &sigma.Error{Op: op, Path: h.path, Kind: sigma.KindInvalid, Msg: "a pipe has no positions"}
+}
+
 func (h *handle) Seek(offset int64, whence int) (int64, error) {
+	if h.stop != nil {
+		return 0, h.noPositions("namespace.Seek")
+	}
 	switch whence {
 	case io.SeekStart:
 	case io.SeekCurrent:
@@ -119,7 +147,9 @@ func (h *handle) File() (*os.File, error) {
 // Close makes what was written durable and visible, then releases the handle.
 func (h *handle) Close() error {
 	var err error
-	if h.writes {
+	if h.stop != nil {
+		h.stop()
+	} else if h.writes {
 		err = h.file.Sync(h.ctx)
 	}
 	h.file.Close()

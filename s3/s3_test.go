@@ -22,7 +22,7 @@ func TestConformance(t *testing.T) {
 		New:       func(t *testing.T) sigma.Tree { return newTree(t, t.TempDir()) },
 		Principal: sigma.Principal{Realm: "r"},
 		Lacks: []treetest.Capability{treetest.Rewrite, treetest.Symlinks, treetest.Endpoints, treetest.SetPerm, treetest.SetModified,
-			treetest.Leases},
+			treetest.Leases, treetest.Pipes},
 		ListEntries: 10_000,
 		Depth:       200,
 	})

@@ -46,6 +46,9 @@ func pieces(n, size int, do func(from, to int) (got int, stop bool, err error)) 
 
 // ReadAt implements sigma.File. What exceeds a message is asked for in many at once, so that it comes as fast as the connection carries it, whatever a round trip takes.
 func (r *remote) ReadAt(ctx context.Context, p []byte, offset uint64) (int, error) {
+	if r.kind == sigma.KindPipe {
+		return r.readOnce(ctx, p[:min(len(p), sigma.PipeAtomic)], 0)
+	}
 	done := 0
 	if len(p) > sigmap.DataMax {
 		got, errs := pieces(len(p), sigmap.DataMax, func(from, to int) (int, bool, error) {
@@ -87,11 +90,11 @@ func (r *remote) readOnce(ctx context.Context, p []byte, offset uint64) (int, er
 // WriteAt implements sigma.File. Like ReadAt it has many messages under way, unless they have to come in order because each goes to the end. With an error, bytes behind the ones that are counted
 // may have been written too.
 func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error) {
-	size := sigmap.WriteMax(ctx)
+	size := r.writeMax(ctx)
 	switch {
 	case len(p) > size && sigma.OnceOf(ctx).Client != 0:
 		return 0, sigma.Errorf("session.WriteAt", sigma.KindTooBig, "%d bytes do not fit one message, and each needs a number of its own", len(p))
-	case len(p) <= size || r.appends.Load():
+	case len(p) <= size || r.appends.Load() || r.kind == sigma.KindPipe:
 		return r.writeInOrder(ctx, p, offset)
 	}
 	got, errs := pieces(len(p), size, func(from, to int) (int, bool, error) {
@@ -108,8 +111,16 @@ func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, err
 	return done, nil
 }
 
+// writeMax is how many bytes go with one message. A pipe's messages are small: those that carry much may not have to wait for long (treekit), and here they wait for a reader.
+func (r *remote) writeMax(ctx context.Context) int {
+	if r.kind == sigma.KindPipe {
+		return sigma.PipeAtomic
+	}
+	return sigmap.WriteMax(ctx)
+}
+
 func (r *remote) writeInOrder(ctx context.Context, p []byte, offset uint64) (int, error) {
-	size := sigmap.WriteMax(ctx)
+	size := r.writeMax(ctx)
 	for done := 0; ; {
 		piece := p[done:min(len(p), done+size)]
 		m, err := ask[*sigmap.Rwrite](ctx, r, &sigmap.Twrite{Fid: r.fid, Offset: offset + uint64(done), Data: piece})

@@ -21,6 +21,8 @@ type remote struct {
 	closed atomic.Bool
 	// appends: it was opened with OpenAppend.
 	appends atomic.Bool
+	// kind is the file's as the walk told, KindFile if it is not known.
+	kind sigma.FileKind
 }
 
 var (
@@ -81,8 +83,15 @@ func (r *remote) Walk(ctx context.Context, names []string) (sigma.File, []sigma.
 		r.c.unmade(fid, nil)
 		return nil, m.IDs, nil
 	}
-	return &remote{c: r.c, fid: fid, epoch: epoch}, m.IDs, nil
+	kind := r.kind
+	if n := len(m.IDs); n > 0 {
+		kind = m.IDs[n-1].Kind
+	}
+	return &remote{c: r.c, fid: fid, epoch: epoch, kind: kind}, m.IDs, nil
 }
+
+// FileKind is what the walk to the file said that it is.
+func (r *remote) FileKind() sigma.FileKind { return r.kind }
 
 func (r *remote) Stat(ctx context.Context) (sigma.Stat, error) {
 	m, err := ask[*sigmap.Rdescribe](ctx, r, &sigmap.Tdescribe{Fid: r.fid})

@@ -17,10 +17,11 @@ const (
 	KindEndpoint                 // an Endpoint; walking through it continues at the server it names
 	KindDevice                   // a file of a server whose content is computed (/proc/PID/status)
 	KindCallable                 // a file that answers calls (Caller)
+	KindPipe                     // a named pipe: what is written by some is read once, by whoever comes first
 )
 
 func (k FileKind) String() string {
-	return [...]string{"file", "dir", "symlink", "endpoint", "device", "callable"}[min(k, 5)]
+	return [...]string{"file", "dir", "symlink", "endpoint", "device", "callable", "pipe"}[min(k, 6)]
 }
 
 // FileID identifies a file within its server: two handles with equal FileID.Path are the same file. The ids that Walk of a remote handle returns have only the low 32
@@ -102,9 +103,10 @@ type File interface {
 	// Create makes a file in this directory and returns an open handle of it. An existing one is opened (and truncated if asked),
 	// unless OpenExclusive is set.
 	Create(ctx context.Context, name string, f OpenFlags, perm uint32) (File, error)
-	// ReadAt fills p from offset; n < len(p) only at the end, and n == 0 with a nil error means end of file.
+	// ReadAt fills p from offset; n < len(p) only at the end, and n == 0 with a nil error means end of file. Of a pipe it takes what is there, whatever the offset, and waits while there is nothing and somebody may
+	// still write; the end is when the last writer has gone.
 	ReadAt(ctx context.Context, p []byte, offset uint64) (int, error)
-	// WriteAt writes all of p at offset (at the end if opened with OpenAppend).
+	// WriteAt writes all of p at offset (at the end if opened with OpenAppend). A pipe has no offsets; it waits for room, up to PipeAtomic bytes go in one piece, and KindUnavailable says that the last reader has gone.
 	WriteAt(ctx context.Context, p []byte, offset uint64) (int, error)
 	// ReadDir returns up to max entries after the cookie (0 = from the start) and the cookie to go on with; more == false at the end, and no entries with more == true are
 	// no end. A cookie is good for any later ReadDir on this handle. A server that sets DirEntry.Next saves the server kit from asking for one entry at a time.
@@ -124,6 +126,9 @@ type File interface {
 	// Close releases the handle. It never fails in a way that the caller could act on.
 	Close()
 }
+
+// PipeAtomic is how many bytes one WriteAt puts into a pipe without other writers' among them, as on Linux.
+const PipeAtomic = 4096
 
 // StatChange lists attributes to change; nil ones stay.
 type StatChange struct {
@@ -157,7 +162,7 @@ type Getter interface {
 
 // PutOptions qualify Put.
 type PutOptions struct {
-	Kind      FileKind // KindFile, KindSymlink or KindEndpoint (Data is then the target)
+	Kind      FileKind // KindFile, KindSymlink or KindEndpoint (Data is then the target), or KindPipe (no Data, and the name must be free)
 	Perm      uint32
 	MustMake  bool    // KindExists if there is a file
 	Wait      bool    // with MustMake: if there is a file, wait until it is gone, in order of arrival (000 §3.6)

@@ -218,6 +218,7 @@ const (
 	qidSymlink  = 0x02
 	qidDevice   = 0x01
 	qidCallable = 0x09
+	qidPipe     = 0x41 // Plan 9's "append only", and that it is no plain file
 )
 
 func kindToQid(k sigma.FileKind) uint8 {
@@ -232,6 +233,8 @@ func kindToQid(k sigma.FileKind) uint8 {
 		return qidDevice
 	case sigma.KindCallable:
 		return qidCallable
+	case sigma.KindPipe:
+		return qidPipe
 	}
 	return 0
 }
@@ -246,6 +249,8 @@ func qidToKind(t uint8) sigma.FileKind {
 		return sigma.KindEndpoint
 	case t == qidCallable:
 		return sigma.KindCallable
+	case t == qidPipe:
+		return sigma.KindPipe
 	case t == qidDevice:
 		return sigma.KindDevice
 	}

@@ -202,7 +202,7 @@ func (m *Tput) fields(c *Coder) {
 	if c.decoding {
 		o.MustMake, o.MustExist, o.Append, o.Wait = flags&putMustMake != 0, flags&putMustExist != 0, flags&putAppend != 0, flags&putWait != 0
 	}
-	if flags > 15 || o.Kind != sigma.KindFile && o.Kind != sigma.KindSymlink && o.Kind != sigma.KindEndpoint {
+	if flags > 15 || o.Kind != sigma.KindFile && o.Kind != sigma.KindSymlink && o.Kind != sigma.KindEndpoint && o.Kind != sigma.KindPipe {
 		c.Fail("put has unknown flags or a kind that cannot be put")
 	}
 }

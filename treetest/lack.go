@@ -46,6 +46,14 @@ var lacking = map[Capability]func(e *env) map[string]error{
 	Endpoints: func(e *env) map[string]error {
 		return map[string]error{"Put": e.tryPut(sigma.PutOptions{Kind: sigma.KindEndpoint})}
 	},
+	Pipes: func(e *env) map[string]error {
+		p, ok := e.dir.(sigma.Putter)
+		if !ok {
+			return nil
+		}
+		_, _, err := p.Put(e.ctx, []string{"x"}, nil, sigma.PutOptions{Kind: sigma.KindPipe})
+		return map[string]error{"Put": err}
+	},
 	SetPerm: func(e *env) map[string]error {
 		perm := uint32(0o640)
 		return map[string]error{"SetStat": e.trySetStat(sigma.StatChange{Perm: &perm})}

@@ -18,7 +18,7 @@ func TestConformance(t *testing.T) {
 			return tree
 		},
 		Principal:   sigma.Principal{Realm: "r"},
-		Lacks:       []treetest.Capability{treetest.SetPerm, treetest.SetModified, treetest.Leases},
+		Lacks:       []treetest.Capability{treetest.SetPerm, treetest.SetModified, treetest.Leases, treetest.Pipes},
 		ListEntries: 10_000,
 	})
 }
