@@ -22,6 +22,7 @@ type Fence struct {
 type (
 	onceKey  struct{}
 	fenceKey struct{}
+	syncKey  struct{}
 )
 
 // WithOnce makes the requests of ctx carry o. It is for one mutation.
@@ -44,4 +45,16 @@ func WithFence(ctx context.Context, f Fence) context.Context {
 func FenceOf(ctx context.Context) Fence {
 	f, _ := ctx.Value(fenceKey{}).(Fence)
 	return f
+}
+
+// WithSync makes the reads of ctx tell what is current: all that was acknowledged to anybody before they were asked is in them (they are linearizable). Other reads of a realm's names
+// may be answered by what the machine remembers, see docs/reference/named.md.
+func WithSync(ctx context.Context) context.Context {
+	return context.WithValue(ctx, syncKey{}, true)
+}
+
+// IsSync reports whether WithSync made ctx.
+func IsSync(ctx context.Context) bool {
+	is, _ := ctx.Value(syncKey{}).(bool)
+	return is
 }

@@ -65,6 +65,7 @@ func vectors() map[string]Message {
 		&Tfind{Fid: 1, NewFid: 2, Path: 3}, &Rfind{},
 		&Tdescribe{Fid: 1}, &Rdescribe{Stat: sigma.Stat{ID: wide, Name: "n", Perm: 0o640, Size: 7, Modified: time.Unix(1700000000, 123456789).UTC(), Owner: "o", Ephemeral: true}})
 	add(".Tput", &Twith{Once: sigma.Once{Client: 1, Seq: 1}, Request: &Tput{Fid: 1, Names: []string{"a"}, Data: []byte("data")}})
+	add(".Tget", &Twith{Sync: true, Request: &Tget{Fid: 1, Names: []string{"a"}, Count: 2}})
 	add(".Tread", &Twith{Fence: sigma.Fence{Name: "f", Epoch: 1}, Request: &Tread{Fid: 1, Count: 2}})
 	add(".clone", &Twalk{Fid: 1, NewFid: 2, Names: []string{}}, &Rwalk{IDs: []sigma.FileID{}})
 	add(".none", &Rfail{Kind: sigma.KindOther}, &Rread{Data: []byte{}}, &Rdescribe{}, &Rlist{})

@@ -6,10 +6,11 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Twith is a request together with what it carries (sigma.Once, sigma.Fence). Its reply is that of the request in it.
+// Twith is a request together with what it carries (sigma.Once, sigma.Fence, sigma.WithSync). Its reply is that of the request in it.
 type Twith struct {
 	Once    sigma.Once  // Client 0 = none
 	Fence   sigma.Fence // Name "" = none
+	Sync    bool        // the answer must be current
 	Request Message     // of a client; no Twith, Tversion or Tflush
 }
 
@@ -22,6 +23,9 @@ func (m *Twith) fields(c *Coder) {
 	var flags, typ uint8
 	if m.Once.Again {
 		flags = withAgain
+	}
+	if m.Sync {
+		flags |= withSync
 	}
 	if !c.decoding {
 		if m.Request == nil {
@@ -38,18 +42,18 @@ func (m *Twith) fields(c *Coder) {
 	c.U64((*uint64)(&m.Fence.Epoch))
 	c.U8(&typ)
 	if c.decoding {
-		m.Once.Again = flags&withAgain != 0
+		m.Once.Again, m.Sync = flags&withAgain != 0, flags&withSync != 0
 	}
 	o, f := m.Once, m.Fence
 	t := Type(typ)
 	switch {
 	case c.err != nil:
 		return
-	case flags > withAgain, o.Client == 0 && o != sigma.Once{}, o.Client != 0 && o.Seq <= o.Done:
+	case flags > withAgain|withSync, o.Client == 0 && o != sigma.Once{}, o.Client != 0 && o.Seq <= o.Done:
 		c.Fail("a number of a mutation that cannot be")
 	case f.Name == "" && f.Epoch != 0, len(f.Name) > sigma.PathMax:
 		c.Fail("a fence that cannot be")
-	case o.Client == 0 && f.Name == "":
+	case o.Client == 0 && f.Name == "" && !m.Sync:
 		c.Fail("nothing goes with the request")
 	case t%2 != 0 || t == typeTwith || t == typeTversion || t == typeTflush:
 		c.Fail("a message that nothing can go with")
@@ -64,18 +68,24 @@ func (m *Twith) fields(c *Coder) {
 	}
 }
 
-const withAgain = 1 // bit of flags
+// Bits of flags.
+const (
+	withAgain = 1 << iota
+	withSync
+)
 
-// With returns m together with what ctx says it carries, or m itself if that is nothing. Only mutations carry numbers.
+// With returns m together with what ctx says it carries, or m itself if that is nothing. Only mutations carry numbers, and they need not say that they must meet what is current.
 func With(ctx context.Context, m Message) Message {
-	o, f := sigma.OnceOf(ctx), sigma.FenceOf(ctx)
-	if o.Client != 0 && !Mutates(m) {
+	o, f, sync := sigma.OnceOf(ctx), sigma.FenceOf(ctx), sigma.IsSync(ctx)
+	if Mutates(m) {
+		sync = false
+	} else if o.Client != 0 {
 		o = sigma.Once{}
 	}
-	if o.Client == 0 && f.Name == "" {
+	if o.Client == 0 && f.Name == "" && !sync {
 		return m
 	}
-	return &Twith{o, f, m}
+	return &Twith{o, f, sync, m}
 }
 
 // Context returns ctx as who carries out the request needs it.
@@ -85,6 +95,9 @@ func (m *Twith) Context(ctx context.Context) context.Context {
 	}
 	if m.Fence.Name != "" {
 		ctx = sigma.WithFence(ctx, m.Fence)
+	}
+	if m.Sync {
+		ctx = sigma.WithSync(ctx)
 	}
 	return ctx
 }
