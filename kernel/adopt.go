@@ -13,6 +13,7 @@ import (
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
+	"sigmaos.dev/view"
 )
 
 // procConn is our end of a proc's session. The launcher may have a copy of it, so closing it does not end the connection by itself.
@@ -96,6 +97,8 @@ type label struct {
 	gid  uint32
 	said *sigma.Status
 	home sigma.Life // of a guest
+	view *view.Table
+	kin  []sigma.ProcID
 }
 
 func (l *label) code(c *sigmap.Coder) {
@@ -110,6 +113,8 @@ func (l *label) code(c *sigmap.Coder) {
 	}
 	c.Str((*string)(&l.home.Machine))
 	c.U64((*uint64)(&l.home.Incarnation))
+	view.Code(c, &l.view)
+	c.ProcIDs(&l.kin)
 }
 
 // keep tells the launcher what a successor will know of a proc, and hands it what the successor needs: the ends of its output and of its session. Without them it only renews
@@ -124,7 +129,7 @@ func (k *Kernel) keep(realm sigma.RealmID, id sigma.ProcID, fds ...int) {
 		k.mu.Unlock()
 		return
 	}
-	what, launched := label{p.ProcInfo, gid, p.Said(), p.Home}, p.Launch
+	what, launched := label{p.ProcInfo, gid, p.Said(), p.Home, p.View, p.Kin}, p.Launch
 	k.mu.Unlock()
 	for i := range fds {
 		if fds[i] < 0 { // what it prints there is complete
@@ -174,7 +179,7 @@ func (k *Kernel) adopt(e launch.Adopted) bool {
 		return false
 	}
 	realm, id := what.info.Realm, what.info.ID
-	c := &child{k: k, launch: e.ID, release: func() {}, who: sigma.Principal{Realm: realm, Proc: id, Machine: k.cfg.Machine}, outW: -1, errW: -1, ours: -1, theirs: -1}
+	c := &child{k: k, launch: e.ID, release: func() {}, who: sigma.Principal{Realm: realm, Proc: id, Machine: k.cfg.Machine}, view: what.view, kin: what.kin, outW: -1, errW: -1, ours: -1, theirs: -1}
 	var out, errs int
 	if len(e.FDs) > 0 {
 		out, errs, c.ours = e.FDs[0], e.FDs[1], e.FDs[2]
@@ -187,7 +192,7 @@ func (k *Kernel) adopt(e launch.Adopted) bool {
 		k.gids[realm] = what.gid
 	}
 	k.children[e.ID] = c.event
-	k.stepLocked(schedd.Adopted{Info: what.info, Launch: e.ID, Said: what.said, Home: what.home})
+	k.stepLocked(schedd.Adopted{Info: what.info, Launch: e.ID, Said: what.said, View: what.view, Kin: what.kin, Home: what.home})
 	l := k.newLogsLocked(realm, id)
 	k.mu.Unlock()
 	c.out, c.err = k.outputs.Adopt(l.out, out), k.outputs.Adopt(l.err, errs)

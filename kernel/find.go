@@ -17,6 +17,7 @@ import (
 type place struct {
 	home sigma.MachineID // keeps its status
 	runs sigma.MachineID // runs it, or ran it; "" before one does
+	kin  []sigma.ProcID  // its ancestors with views
 }
 
 // placeHere looks a proc up here.
@@ -27,7 +28,7 @@ func (k *Kernel) placeHere(realm sigma.RealmID, id sigma.ProcID) (place, bool) {
 	if p == nil {
 		return place{}, false
 	}
-	at := place{k.cfg.Machine, p.Machine}
+	at := place{k.cfg.Machine, p.Machine, p.Kin}
 	if p.Guest() {
 		at.home = p.Home.Machine
 	}
@@ -66,7 +67,7 @@ func (k *Kernel) find(ctx context.Context, realm sigma.RealmID, id sigma.ProcID)
 			var has bool
 			var at place
 			err := k.ask(ctx, m, peerHave, func(c *sigmap.Coder) { c.RealmID(&realm); c.ProcID(&id) },
-				func(c *sigmap.Coder) { c.Bool(&has); c.Str((*string)(&at.home)); c.Str((*string)(&at.runs)) })
+				func(c *sigmap.Coder) { c.Bool(&has); codePlace(c, &at) })
 			if err != nil || !has {
 				found <- nil
 				return
@@ -91,7 +92,13 @@ func (k *Kernel) peerHave(_ context.Context, _ identity.Subject, payload []byte)
 		return nil, err
 	}
 	at, has := k.placeHere(realm, id)
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Bool(&has); c.Str((*string)(&at.home)); c.Str((*string)(&at.runs)) })
+	return sigmap.Payload(func(c *sigmap.Coder) { c.Bool(&has); codePlace(c, &at) })
+}
+
+func codePlace(c *sigmap.Coder, at *place) {
+	c.Str((*string)(&at.home))
+	c.Str((*string)(&at.runs))
+	c.ProcIDs(&at.kin)
 }
 
 // parseProc reads a request about one proc; more reads what follows.

@@ -270,15 +270,10 @@ func (k *Kernel) Down() { k.down() }
 
 // serve answers one program's session until it ends.
 func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal) {
-	k.serveOn(ctx, conn, p, false)
+	k.serveAs(ctx, conn, &tree{k: k, principal: p}, false)
 }
 
-// serveOn is serve for a connection that may have been another sigmad's.
-func (k *Kernel) serveOn(ctx context.Context, conn session.Conn, p sigma.Principal, reset bool) {
-	k.serveAs(ctx, conn, &tree{k: k, principal: p}, reset)
-}
-
-// serveAs serves t, which is of this session alone.
+// serveAs serves t, which is of this session alone. The connection may have been another sigmad's (reset).
 func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset bool) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()

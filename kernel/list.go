@@ -39,7 +39,7 @@ func (r *root) list(ctx context.Context, payload []byte) ([]byte, []*os.File, er
 			at, after = m, 0
 		}
 		var err error
-		if page, more, after, err = k.listOf(ctx, m, r.realm, all, after); err != nil {
+		if page, _, more, after, err = k.listOf(ctx, m, r.realm, all, after, r.ownKin()); err != nil {
 			k.cfg.Log.Warn("a machine does not tell what procs it has", "machine", m, "err", err)
 			page, more = nil, false
 		}
@@ -58,23 +58,27 @@ func (r *root) list(ctx context.Context, payload []byte) ([]byte, []*os.File, er
 }
 
 // listOf gives a page of what is at home at one machine.
-func (k *Kernel) listOf(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, all bool, after uint64) (page []sigma.ProcInfo, more bool, last uint64, err error) {
+func (k *Kernel) listOf(ctx context.Context, m sigma.MachineID, realm sigma.RealmID, all bool, after uint64, of sigma.ProcID) (page []sigma.ProcInfo, seqs []uint64, more bool, last uint64, err error) {
 	if m == k.cfg.Machine {
-		return k.listHere(realm, all, after)
+		return k.listHere(realm, all, after, of)
 	}
 	ctx, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
-	err = k.ask(ctx, m, peerList, func(c *sigmap.Coder) { c.RealmID(&realm); c.Bool(&all); c.U64(&after) },
-		func(c *sigmap.Coder) { c.ProcInfos(&page); c.Bool(&more); c.U64(&last) })
-	return page, more, last, err
+	err = k.ask(ctx, m, peerList, func(c *sigmap.Coder) { c.RealmID(&realm); c.Bool(&all); c.U64(&after); c.ProcID(&of) },
+		func(c *sigmap.Coder) { c.ProcInfos(&page); codeCounts(c, &seqs); c.Bool(&more); c.U64(&last) })
+	if err == nil && len(seqs) != len(page) {
+		err = sigma.Errorf("kernel.list", sigma.KindInvalid, "%d numbers of %d procs", len(seqs), len(page))
+	}
+	return page, seqs, more, last, err
 }
 
-func (k *Kernel) listHere(realm sigma.RealmID, all bool, after uint64) (page []sigma.ProcInfo, more bool, last uint64, err error) {
+// listHere gives a page of what is at home here; of, if not "", is the proc whose kin alone is meant.
+func (k *Kernel) listHere(realm sigma.RealmID, all bool, after uint64, of sigma.ProcID) (page []sigma.ProcInfo, numbers []uint64, more bool, last uint64, err error) {
 	var infos []sigma.ProcInfo
 	var seqs []uint64
 	k.mu.Lock()
 	for seq, p := range k.core.After(realm, after) {
-		if !all && p.Ended() {
+		if !all && p.Ended() || of != "" && !p.IsKin(of) {
 			continue
 		}
 		if more = len(infos) == listProcs; more {
@@ -92,26 +96,27 @@ func (k *Kernel) listHere(realm sigma.RealmID, all bool, after uint64) (page []s
 	for i := range infos {
 		one, err := sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfo(&infos[i]) })
 		if err != nil {
-			return nil, false, 0, err
+			return nil, nil, false, 0, err
 		}
 		if size += len(one); size > listMax {
-			return infos[:i], true, after, nil
+			return infos[:i], seqs[:i], true, after, nil
 		}
 		after = seqs[i]
 	}
-	return infos, more, after, nil
+	return infos, seqs, more, after, nil
 }
 
 func (k *Kernel) peerList(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var realm sigma.RealmID
 	var all bool
 	var after uint64
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.Bool(&all); c.U64(&after) }); err != nil {
+	var of sigma.ProcID
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.Bool(&all); c.U64(&after); c.ProcID(&of) }); err != nil {
 		return nil, err
 	}
-	page, more, last, err := k.listHere(realm, all, after)
+	page, seqs, more, last, err := k.listHere(realm, all, after, of)
 	if err != nil {
 		return nil, err
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfos(&page); c.Bool(&more); c.U64(&last) })
+	return sigmap.Payload(func(c *sigmap.Coder) { c.ProcInfos(&page); codeCounts(c, &seqs); c.Bool(&more); c.U64(&last) })
 }

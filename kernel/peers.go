@@ -11,19 +11,20 @@ import (
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
+	"sigmaos.dev/view"
 )
 
 // Calls of sigmads among themselves about procs (docs/internals/machines-protocol.md). Who calls, in which life, is known from the link.
 //
-//	take      incarnation of the home, ProcID, boot -> given; ProcInfo, Descriptor    of who was granted a job, to its home
+//	take      incarnation of the home, ProcID, boot -> given; ProcInfo, Descriptor, view, kin    of who was granted a job, to its home
 //	decline   ProcID -> -                                    the same, when there is no room after all
 //	report    incarnation of the home, boot, []Report -> -    of who runs procs, to their home
 //	resync    boot -> -                                      I have reported all; report to me what you run for me
 //	tell      realm, ProcID, act, grace -> -
 //	wait      realm, ProcID, exit -> ProcInfo
-//	list      realm, all, after -> []ProcInfo, more, after
+//	list      realm, all, after, ProcID whose kin alone is meant, if any -> []ProcInfo, []number, more, after
 //	usage     realm, []ProcID -> [](known, Usage)
-//	have      realm, ProcID -> has, home, where it runs
+//	have      realm, ProcID -> has, home, where it runs, []ProcID of its ancestors with views
 //	end-realm realm -> -
 //	count     []realm -> []u64
 const (
@@ -280,6 +281,8 @@ func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 			if c.Bool(&given); given {
 				c.ProcInfo(&e.Info)
 				c.Descriptor(&e.Descriptor)
+				view.Code(c, &e.View)
+				c.ProcIDs(&e.Kin)
 			}
 		})
 	if err == nil && given {
@@ -311,6 +314,9 @@ func checkArrived(id sigma.ProcID, e *schedd.Arrived) error {
 	if err := e.Info.Realm.Check(); err != nil {
 		return err
 	}
+	if len(e.Kin) > schedd.KinMax {
+		return sigma.Errorf("kernel.take", sigma.KindInvalid, "it has %d ancestors with views", len(e.Kin))
+	}
 	return e.Descriptor.Check()
 }
 
@@ -329,10 +335,15 @@ func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []by
 	given := home == k.life().Incarnation
 	var info sigma.ProcInfo
 	var d sigma.Descriptor
+	var v *view.Table
+	var kin []sigma.ProcID
 	var err error
 	if given {
 		k.mu.Lock()
-		info, d, err = k.core.Give(time.Now(), id, lifeOf(from), boot)
+		if info, d, err = k.core.Give(time.Now(), id, lifeOf(from), boot); err == nil {
+			p := k.core.Proc(info.Realm, id)
+			v, kin = p.View, p.Kin
+		}
 		k.mu.Unlock()
 		given = err == nil
 	}
@@ -343,6 +354,8 @@ func (k *Kernel) peerTake(_ context.Context, from identity.Subject, payload []by
 		if c.Bool(&given); given {
 			c.ProcInfo(&info)
 			c.Descriptor(&d)
+			view.Code(c, &v)
+			c.ProcIDs(&kin)
 		}
 	})
 }
@@ -417,7 +430,7 @@ func (k *Kernel) reportTo(ctx context.Context, home sigma.Life, ids []sigma.Proc
 			id := ids[0]
 			r, to, ok := k.core.Report(id)
 			if ok && to == home {
-				one := 1024 + len(r.Info.Status.Data) + len(r.Info.Status.Msg) + len(r.Info.Program)
+				one := 2048 + len(r.Info.Status.Data) + len(r.Info.Status.Msg) + len(r.Info.Program)
 				for _, a := range r.Info.Args {
 					one += len(a) + 2
 				}
@@ -456,6 +469,7 @@ func codeReports(c *sigmap.Coder, rs *[]schedd.Report) {
 	for i := range *rs {
 		c.ProcInfo(&(*rs)[i].Info)
 		c.Bool(&(*rs)[i].Started)
+		c.ProcIDs(&(*rs)[i].Kin)
 	}
 }
 

@@ -18,6 +18,9 @@ func (r *root) procDir() sigma.File {
 	return &dir{path: "/proc", page: r.procPage,
 		open: func(ctx context.Context, name string) (sigma.File, error) {
 			k, id := r.tree.k, sigma.ProcID(name)
+			if r.mayProc(ctx, id, sigma.RightRead) != nil {
+				return nil, unknownProc(id)
+			}
 			if _, ok := k.placeHere(r.realm, id); ok {
 				return r.oneProcDir(id), nil
 			}
@@ -56,7 +59,9 @@ func (r *root) procPage(ctx context.Context, cookie uint64, n int) ([]sigma.DirE
 		}
 		var es []sigma.DirEntry
 		var more bool
-		if l.Machine == self.Machine {
+		if of := r.ownKin(); of != "" {
+			es, more = r.kinAt(ctx, l.Machine, from, of)
+		} else if l.Machine == self.Machine {
 			es, more = r.procsHere(from, n)
 		} else {
 			es, more = r.procsAt(ctx, l.Machine, from, n)

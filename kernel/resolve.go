@@ -81,6 +81,24 @@ func (t *realmTree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
 	return st, nil
 }
 
+// strictTree is a realm's tree for programs of procs with views: their paths contain no symlinks, and who makes one there later does not lead to another program. It remembers nothing.
+type strictTree struct{ t *realmTree }
+
+// Stat implements binfs.Tree.
+func (s strictTree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
+	return s.t.Tree.Stat(namespace.WithoutLinks(ctx), path)
+}
+
+// GetAt implements binfs.Tree.
+func (s strictTree) GetAt(ctx context.Context, path string, offset uint64, count int) (sigma.GetResult, error) {
+	return s.t.GetAt(namespace.WithoutLinks(ctx), path, offset, count)
+}
+
+// Handle implements binfs.Tree.
+func (s strictTree) Handle(ctx context.Context, path string) (sigma.File, error) {
+	return s.t.Handle(namespace.WithoutLinks(ctx), path)
+}
+
 // warm reports whether the program at path can be started without asking anybody, as far as is known.
 func (t *realmTree) warm(path string) bool {
 	r := t.remembered(path)

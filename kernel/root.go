@@ -15,7 +15,8 @@ import (
 type tree struct {
 	k         *Kernel
 	principal sigma.Principal
-	far       bool // another machine's sigmad asks: it is shown only what is of this machine (attachFar)
+	view      *viewer // of a proc that does not see all of its realm; nil = it does
+	far       bool    // another machine's sigmad asks: it is shown only what is of this machine (attachFar)
 
 	end    context.CancelFunc     // ends the session
 	over   chan struct{}          // closed when its last request is over
@@ -56,6 +57,9 @@ func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 		return nil, err
 	}
 	t.realms[realm] = true
+	if t.view != nil {
+		return t.view.root(), nil
+	}
 	return r, nil
 }
 
@@ -65,6 +69,9 @@ func (t *tree) release() {
 	leases := t.leases
 	t.leases = nil
 	t.mu.Unlock()
+	if t.view != nil {
+		t.view.release()
+	}
 	if len(leases) == 0 {
 		return
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/binfs"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/nowait"
 	"sigmaos.dev/output"
@@ -16,6 +17,7 @@ import (
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/view"
 )
 
 // start is a proc that was placed here and is to be started.
@@ -33,7 +35,7 @@ const startNowMax = 4
 func (k *Kernel) startSpawned(starts []start) {
 	var warm []start
 	for _, s := range starts {
-		if tree, err := k.tree(s.proc.Realm); err == nil && tree.warm(s.proc.Descriptor.Program) {
+		if tree, err := k.tree(s.proc.Realm); err == nil && len(s.proc.Kin) == 0 && tree.warm(s.proc.Descriptor.Program) {
 			warm = append(warm, s)
 		} else {
 			k.sessions.Go(func() { k.startProc(s) })
@@ -75,7 +77,11 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 	if p.Guest() {
 		k.holders.hint(p.Realm, p.Descriptor.Program, p.Home.Machine)
 	}
-	program, release, err := k.bin.Open(ctx, p.Realm, tree, p.Descriptor.Program)
+	var from binfs.Tree = tree
+	if len(p.Kin) > 0 { // who spawned it has a view
+		from = strictTree{tree}
+	}
+	program, release, err := k.bin.Open(ctx, p.Realm, from, p.Descriptor.Program)
 	if sigma.KindOf(err) == sigma.KindCanceled && ctx.Err() == nil { // by no caller, but by the end of a service's session
 		err = sigma.Errorf("kernel.startProc", sigma.KindUnavailable, "%s: the service that has it ended while it was looked up", p.Descriptor.Program)
 	}
@@ -116,6 +122,8 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 type child struct {
 	k          *Kernel
 	who        sigma.Principal
+	view       *view.Table // nil = it sees all of its realm
+	kin        []sigma.ProcID
 	launch     uint64
 	release    func()         // lets go of the program, which stays in the cache as long as the proc runs it
 	out, err   *output.Stream // what it prints
@@ -133,7 +141,7 @@ type child struct {
 
 // newChild makes what a proc is born with, and takes the launcher's events about it.
 func (k *Kernel) newChild(p *schedd.Proc, l *procLogs, release func()) (*child, error) {
-	c := &child{k: k, release: release, who: sigma.Principal{Realm: p.Realm, Proc: p.ID, Machine: k.cfg.Machine}, outW: -1, errW: -1}
+	c := &child{k: k, release: release, view: p.View, kin: p.Kin, who: sigma.Principal{Realm: p.Realm, Proc: p.ID, Machine: k.cfg.Machine}, outW: -1, errW: -1}
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0) // neither end blocks
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -193,7 +201,7 @@ func (c *child) serveLocked(adopted bool) {
 	}
 	conn := &procConn{session.NewPacketConn(u, false), u}
 	c.conn = conn
-	c.k.sessions.Go(func() { c.k.serveOn(c.k.ctx, conn, c.who, adopted) })
+	c.k.sessions.Go(func() { c.k.serveAs(c.k.ctx, conn, newProcTree(c), adopted) })
 }
 
 // end closes the proc's session, or what would have become one.

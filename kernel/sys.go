@@ -27,6 +27,11 @@ func (r *root) sysDir() sigma.File {
 			return treekit.RealmsFile(sigmap.FileRealms, idOf("/sys/realms"), r.tree.k.realms(r.tree), r.tree.principal.System)
 		},
 	}
+	if r.tree.view != nil { // what the proc needs of itself, and no more
+		for _, name := range []string{sigmap.FileMachine, sigmap.FileRealms, nameRoster} {
+			delete(files, name)
+		}
+	}
 	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isMachined() {
 		files[sigmap.FileMachines], files[sigmap.FileNames] = r.machinesFile, r.namesFile
 	}
@@ -61,10 +66,13 @@ func (r *root) callable(name string, methods map[string]handler) sigma.File {
 }
 
 // aboutProc makes a handler of a method whose request is one proc of the caller's realm.
-func aboutProc(f func(ctx context.Context, id sigma.ProcID) ([]byte, error)) handler {
+func (r *root) aboutProc(need sigma.Rights, f func(ctx context.Context, id sigma.ProcID) ([]byte, error)) handler {
 	return func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 		var id sigma.ProcID
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id) }); err != nil {
+			return nil, nil, err
+		}
+		if err := r.mayProc(ctx, id, need); err != nil {
 			return nil, nil, err
 		}
 		reply, err := f(ctx, id)
@@ -78,27 +86,27 @@ func (r *root) procsCalls() map[string]handler {
 		sigmap.CallSpawn: r.spawn,
 		sigmap.CallList:  r.list,
 		sigmap.CallUsage: r.usage,
-		sigmap.CallWaitStart: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+		sigmap.CallWaitStart: r.aboutProc(sigma.RightRead, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 			p, err := k.await(ctx, r.realm, id, hasStarted)
 			if err == nil && p.Times.Started.IsZero() {
 				err = &sigma.Error{Op: "kernel.WaitStart", Kind: max(p.Status.Kind, sigma.KindOther), Msg: p.Status.Code.String() + ": " + p.Status.Msg}
 			}
 			return nil, err
 		}),
-		sigmap.CallWaitExit: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+		sigmap.CallWaitExit: r.aboutProc(sigma.RightRead, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 			p, err := k.await(ctx, r.realm, id, hasEnded)
 			if err != nil {
 				return nil, err
 			}
 			return sigmap.Payload(func(c *sigmap.Coder) { c.Status(&p.Status) })
 		}),
-		sigmap.CallKill: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+		sigmap.CallKill: r.aboutProc(sigma.RightWrite, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 			return nil, k.tell(ctx, r.realm, id, actKill, 0)
 		}),
-		sigmap.CallFreeze: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+		sigmap.CallFreeze: r.aboutProc(sigma.RightWrite, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 			return nil, k.tell(ctx, r.realm, id, actFreeze, 0)
 		}),
-		sigmap.CallThaw: aboutProc(func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+		sigmap.CallThaw: r.aboutProc(sigma.RightWrite, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 			return nil, k.tell(ctx, r.realm, id, actThaw, 0)
 		}),
 		sigmap.CallEvict: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
@@ -107,12 +115,15 @@ func (r *root) procsCalls() map[string]handler {
 			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id); c.Duration(&grace) }); err != nil {
 				return nil, nil, err
 			}
+			if err := r.mayProc(ctx, id, sigma.RightWrite); err != nil {
+				return nil, nil, err
+			}
 			return nil, nil, k.tell(ctx, r.realm, id, actEvict, grace)
 		},
 	}
 }
 
-func (r *root) spawn(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+func (r *root) spawn(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var ds []sigma.Descriptor
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Descriptors(&ds) }); err != nil {
 		return nil, nil, err
@@ -133,13 +144,17 @@ func (r *root) spawn(_ context.Context, payload []byte) ([]byte, []*os.File, err
 	k := r.tree.k
 	by := r.tree.principal
 	by.Realm = r.realm
+	views, err := r.viewsOf(ctx, ds)
+	if err != nil {
+		return nil, nil, err
+	}
 	k.mu.Lock()
-	err := k.removedLocked(r.realm)
+	err = k.removedLocked(r.realm)
 	if err == nil {
 		err = k.core.CanSpawn(r.realm, ds)
 	}
 	if err == nil {
-		k.stepLocked(schedd.Spawned{By: by, IDs: ids, Ds: ds})
+		k.stepLocked(schedd.Spawned{By: by, IDs: ids, Ds: ds, Views: views, Kin: r.tree.kin()})
 	}
 	k.startSpawned(k.unlock())
 	if err != nil {
@@ -257,6 +272,11 @@ func (r *root) endpointCalls() map[string]handler {
 			var e sigma.Endpoint
 			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e) }); err != nil {
 				return nil, nil, err
+			}
+			if v := r.tree.view; v != nil {
+				if err := v.mayDial(e); err != nil {
+					return nil, nil, err
+				}
 			}
 			f, err := k.dialEndpoint(ctx, who, e)
 			if err != nil {

@@ -58,6 +58,13 @@ func New(cfg Config) *Tree {
 	return &Tree{cfg: cfg, mounts: map[string]*mount{}}
 }
 
+type noLinksKey struct{}
+
+// WithoutLinks makes operations fail as KindPermission at a symlink that they would follow, for paths that must lead where they say.
+func WithoutLinks(ctx context.Context) context.Context {
+	return context.WithValue(ctx, noLinksKey{}, true)
+}
+
 // cursor is a place on the way along a path: names remain to be walked from file.
 type cursor struct {
 	file  sigma.File
@@ -146,6 +153,9 @@ func (t *Tree) follow(ctx context.Context, c *cursor, stop *sigma.Stopped) error
 		c.move(root, false, rest)
 		c.mount = stop.Target
 		return nil
+	}
+	if ctx.Value(noLinksKey{}) != nil {
+		return sigma.Errorf("namespace.follow", sigma.KindPermission, "there is a symlink on the path, which is to lead to the file itself")
 	}
 	target := stop.Target
 	if !strings.HasPrefix(target, "/") {

@@ -96,5 +96,8 @@ func sizeOf(d sigma.Descriptor) sigma.Bytes {
 			n += len(s) + 16
 		}
 	}
+	for _, e := range d.View {
+		n += len(e.Path) + len(e.Target) + 8
+	}
 	return sigma.Bytes(n)
 }

@@ -10,11 +10,13 @@
 package schedd
 
 import (
+	"slices"
 	"syscall"
 	"time"
 
 	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/view"
 )
 
 // Defaults and limits.
@@ -28,6 +30,7 @@ const (
 	resultsMax   = 64 * sigma.MiB   // what the ended procs of one realm gave to Exited; the oldest are forgotten earlier
 	waitingMax   = 128 * sigma.MiB  // arguments and environments of one realm's procs that wait for their start
 	ArgsShownMax = 1024             // bytes of arguments kept for listings
+	KinMax       = 32               // ancestors that are remembered; earlier ones do not see a proc any more
 )
 
 // Proc is what the core knows of a proc.
@@ -51,6 +54,9 @@ type Proc struct {
 	evictable  int            // calls of WaitEvict that wait
 	exited     *sigma.Status
 
+	View *view.Table    // what it sees; nil = all of its realm. Dropped when it has ended, or runs elsewhere
+	Kin  []sigma.ProcID // its ancestors that have views, the nearest first, at most KinMax: they may see it
+
 	Home    sigma.Life // of a guest; none if here
 	Runner  sigma.Life // of one that is away; none if not
 	boot    uint64     // of the runner's sigmad
@@ -68,6 +74,9 @@ func (p *Proc) Away() bool { return p.Runner.Machine != "" }
 
 // Ended reports whether the proc has a final status.
 func (p *Proc) Ended() bool { return p.State == sigma.ProcEnded }
+
+// IsKin reports whether of, which has a view, is the proc or one of its ancestors.
+func (p *Proc) IsKin(of sigma.ProcID) bool { return p.ID == of || slices.Contains(p.Kin, of) }
 
 // Said is what the proc gave to Exited; nil before.
 func (p *Proc) Said() *sigma.Status { return p.exited }

@@ -6,6 +6,7 @@ import (
 
 	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/view"
 )
 
 // Effect is something for the shell to do.
@@ -84,9 +85,11 @@ type Event interface{ event() }
 type (
 	// Spawned: descriptors were accepted; IDs are theirs.
 	Spawned struct {
-		By  sigma.Principal
-		IDs []sigma.ProcID
-		Ds  []sigma.Descriptor
+		By    sigma.Principal
+		IDs   []sigma.ProcID
+		Ds    []sigma.Descriptor
+		Views []*view.Table  // of each; nil = none has one
+		Kin   []sigma.ProcID // of all of them
 	}
 	// Assigned: besched gave the proc to this machine.
 	Assigned struct{ ID sigma.ProcID }
@@ -124,7 +127,9 @@ type (
 		Info   sigma.ProcInfo
 		Launch uint64
 		Said   *sigma.Status // by Exited
-		Home   sigma.Life    // of a guest
+		View   *view.Table
+		Kin    []sigma.ProcID
+		Home   sigma.Life // of a guest
 	}
 	// CalledStarted, CalledExited: the proc said so.
 	CalledStarted struct{ ID sigma.ProcID }
@@ -174,6 +179,8 @@ type (
 	Arrived struct {
 		Info       sigma.ProcInfo
 		Descriptor sigma.Descriptor
+		View       *view.Table
+		Kin        []sigma.ProcID
 		Home       sigma.Life
 	}
 	// NotTaken: its home did not, and will not.

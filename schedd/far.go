@@ -14,6 +14,7 @@ import (
 type Report struct {
 	Info    sigma.ProcInfo
 	Started bool // WaitStart may return
+	Kin     []sigma.ProcID
 }
 
 // seen is what of a guest the home is told when it changes.
@@ -48,7 +49,7 @@ func (c *Core) Report(id sigma.ProcID) (Report, sigma.Life, bool) {
 	if p == nil || !p.Guest() {
 		return Report{}, sigma.Life{}, false
 	}
-	return Report{p.ProcInfo, p.startedOK}, p.Home, true
+	return Report{p.ProcInfo, p.startedOK, p.Kin}, p.Home, true
 }
 
 // Guests lists the guests of a home.
@@ -165,7 +166,7 @@ func (c *Core) arrived(now time.Time, e Arrived) []Effect {
 	if c.Over(e.Home) {
 		e.Home = sigma.Life{}
 	}
-	p := &Proc{ProcInfo: e.Info, Descriptor: e.Descriptor, bytes: sizeOf(e.Descriptor), Home: e.Home}
+	p := &Proc{ProcInfo: e.Info, Descriptor: e.Descriptor, bytes: sizeOf(e.Descriptor) + sigma.Bytes(e.View.Size()), View: e.View, Kin: e.Kin, Home: e.Home}
 	c.enter(p)
 	return []Effect{c.place(now, p)}
 }
@@ -177,7 +178,7 @@ func (c *Core) reported(now time.Time, from sigma.Life, boot uint64, r *Report) 
 		return nil
 	}
 	if p == nil {
-		p = &Proc{Runner: from}
+		p = &Proc{Runner: from, Kin: r.Kin[:min(len(r.Kin), KinMax)]}
 		p.ProcInfo = r.Info
 		p.State = sigma.ProcStarting
 		c.enter(p)
@@ -192,7 +193,7 @@ func (c *Core) reported(now time.Time, from sigma.Life, boot uint64, r *Report) 
 	p.ProcInfo = r.Info
 	p.State, p.Frozen, p.Machine = state, frozen, from.Machine
 	if state >= sigma.ProcRunning {
-		p.Descriptor = sigma.Descriptor{}
+		p.Descriptor, p.View = sigma.Descriptor{}, nil
 		c.realms[p.Realm].waiting -= p.bytes
 		p.bytes = 0
 	}

@@ -18,7 +18,7 @@ func (c *Core) end(now time.Time, p *Proc, s sigma.Status) []Effect {
 		c.running--
 	}
 	p.State, p.Status, p.Times.Ended, p.Frozen = sigma.ProcEnded, s, now, false
-	p.Descriptor, p.exited = sigma.Descriptor{}, nil
+	p.Descriptor, p.exited, p.View = sigma.Descriptor{}, nil, nil
 	r := c.realms[p.Realm]
 	if p.owed = p.Guest(); !p.owed {
 		r.live--

@@ -291,7 +291,9 @@ func (m *simMachine) take(id sigma.ProcID, home sigma.Life) {
 		if err != nil {
 			return func() { m.step(NotTaken{id}) }
 		}
-		return func() { m.step(Arrived{info, d, home}) }
+		p := to.core.Proc(info.Realm, id)
+		v, kin := p.View, p.Kin
+		return func() { m.step(Arrived{Info: info, Descriptor: d, View: v, Kin: kin, Home: home}) }
 	}, func() { m.step(NotTaken{id}) })
 }
 

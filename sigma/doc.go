@@ -29,6 +29,7 @@
 //	session     one connection that speaks sigmaP
 //	call        one request and reply by method name on a file (Caller)
 //	tree        something that can be attached to and walked (Tree)
+//	view        what one proc sees of its realm's tree, with which rights (ViewEntry, Rights)
 //
 // # Where to find what
 //
@@ -39,6 +40,6 @@
 //	proc.go      procs: descriptor, status      file.go      trees and files, what servers implement
 //	endpoint.go  endpoints                      namespace.go what programs use: paths in, answers out
 //	realm.go     realms                         error.go     Error, Kind
-//	machine.go   machines
+//	machine.go   machines                       view.go      views
 //	timing.go    phases of a start
 package sigma

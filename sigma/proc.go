@@ -47,6 +47,9 @@ type Descriptor struct {
 	Start       StartMark
 	TraceParent string  // W3C traceparent, optional
 	Profile     Profile // the calls it may make; "" = ProfileSigma
+
+	// View is what the proc sees; nil = what its spawner sees. With a view that is empty and not nil it sees only itself.
+	View []ViewEntry
 }
 
 // Profile names what a proc is kept from (docs/reference/isolation.md).
@@ -90,6 +93,9 @@ func (d *Descriptor) Check() error {
 		return Errorf(op, KindTooBig, "more than 4096 arguments or environment entries")
 	}
 	if err := d.Profile.Check(); err != nil {
+		return err
+	}
+	if err := checkView(d.View); err != nil {
 		return err
 	}
 	switch {

@@ -122,6 +122,18 @@ func FuzzParseEndpoint(f *testing.F) {
 	})
 }
 
+// FuzzParseRights: what is accepted is what it prints, and good.
+func FuzzParseRights(f *testing.F) {
+	for _, s := range []string{"ro", "rw", "rc", "none", "wo", ""} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if r, err := ParseRights(text); err == nil && (r.String() != text || r.Check() != nil) {
+			t.Errorf("%q became %v", text, r)
+		}
+	})
+}
+
 // FuzzParseBytes: an amount is never negative or out of range, and what it prints is accepted.
 func FuzzParseBytes(f *testing.F) {
 	for _, s := range []string{"64", "64k", "1.5GiB", "-1", "NaN", "1e30", "infg", ""} {

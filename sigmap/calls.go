@@ -137,10 +137,19 @@ func (c *Coder) Descriptor(d *sigma.Descriptor) {
 	c.U8((*uint8)(&d.Start))
 	c.Str(&d.TraceParent)
 	c.Str((*string)(&d.Profile))
+	has := d.View != nil
+	if c.Bool(&has); has {
+		c.View(&d.View)
+	}
+}
+
+// View is a counted list of path, target, rights (u8).
+func (c *Coder) View(v *[]sigma.ViewEntry) {
+	list(c, v, 5, func(e *sigma.ViewEntry) { c.Str(&e.Path); c.Str(&e.Target); c.U8((*uint8)(&e.Rights)) })
 }
 
 // Descriptors is a counted list.
-func (c *Coder) Descriptors(ds *[]sigma.Descriptor) { list(c, ds, 24, c.Descriptor) }
+func (c *Coder) Descriptors(ds *[]sigma.Descriptor) { list(c, ds, 25, c.Descriptor) }
 
 // Status is how a proc ended.
 func (c *Coder) Status(s *sigma.Status) {

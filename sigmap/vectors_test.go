@@ -81,7 +81,8 @@ func vectors() map[string]Message {
 // fillPayloads gives payloads fixed values.
 func fillPayloads(ps map[string]payload) {
 	proc := sigma.ProcID("abcdefghijklmnop")
-	d := sigma.Descriptor{Program: "/bin/hello", Name: "hello", Args: []string{"a", ""}, Env: []string{"K=v"}, CPU: 500, Memory: 64 * sigma.MiB, Start: sigma.StartedByCall, TraceParent: "00-1-2-00", Profile: sigma.ProfileLinux}
+	d := sigma.Descriptor{Program: "/bin/hello", Name: "hello", Args: []string{"a", ""}, Env: []string{"K=v"}, CPU: 500, Memory: 64 * sigma.MiB, Start: sigma.StartedByCall, TraceParent: "00-1-2-00", Profile: sigma.ProfileLinux,
+		View: []sigma.ViewEntry{{Path: "/in", Target: "/s3/in", Rights: sigma.RightsRead}}}
 	st := sigma.Status{Code: sigma.StatusError, ExitCode: -1, Kind: sigma.KindNoExec, Msg: "not executable", Data: []byte("data")}
 	info := sigma.ProcInfo{ID: proc, Realm: "tenant", Name: "hello", Program: "/bin/hello", Args: []string{"a"}, Parent: "parent", Machine: "m1", Memory: 1 << 20, Profile: sigma.ProfileLinux, State: sigma.ProcEnded, Frozen: true, Timing: sigma.Timing{1, 2, 3, 4, 5, 6, 7},
 		Status: st, Times: sigma.Times{Spawned: time.Unix(1, 2).UTC(), Ended: time.Unix(3, 4).UTC()}, Usage: sigma.Usage{UserTime: time.Second, SystemTime: 2, Memory: 4, MemoryPeak: 3, Tasks: 5, Output: 6}}
@@ -90,7 +91,7 @@ func fillPayloads(ps map[string]payload) {
 	*ps["ProcIDs"].value.(*[]sigma.ProcID) = []sigma.ProcID{proc, "b"}
 	*ps["RealmID"].value.(*sigma.RealmID) = "tenant"
 	*ps["Descriptor"].value.(*sigma.Descriptor) = d
-	*ps["Descriptors"].value.(*[]sigma.Descriptor) = []sigma.Descriptor{d, {Program: "/bin/x"}}
+	*ps["Descriptors"].value.(*[]sigma.Descriptor) = []sigma.Descriptor{d, {Program: "/bin/x"}, {Program: "/bin/y", View: []sigma.ViewEntry{}}}
 	*ps["Status"].value.(*sigma.Status) = st
 	*ps["ProcInfo"].value.(*sigma.ProcInfo) = info
 	*ps["ProcInfos"].value.(*[]sigma.ProcInfo) = []sigma.ProcInfo{info}

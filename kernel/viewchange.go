@@ -1,0 +1,212 @@
+package kernel
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
+)
+
+// fenced looks at the fence that a request may carry. Its name is a path in the proc's view: the realm knows it by where that leads. A fence of a file that the proc may not change would let it depose others.
+func (v *viewer) fenced(ctx context.Context) (context.Context, error) {
+	fence := sigma.FenceOf(ctx)
+	if fence.Name == "" {
+		return ctx, nil
+	}
+	names, err := sigma.ParsePath(fence.Name)
+	if err != nil {
+		return nil, err
+	}
+	e, rest, ok := v.table.Lookup(names)
+	if !ok || e.Rights&sigma.RightWrite == 0 {
+		return nil, &sigma.Error{Op: "kernel.view.Fence", Path: fence.Name, Kind: sigma.KindPermission, Msg: "the proc's view does not let it change the fence's file"}
+	}
+	fence.Name = sigma.JoinPath(slices.Concat(e.Target, rest)...)
+	return sigma.WithFence(ctx, fence), nil
+}
+
+// changing runs a request that may carry a fence.
+func (f *viewFile) changing(ctx context.Context, change func(context.Context) error) error {
+	ctx, err := f.v.fenced(ctx)
+	if err != nil {
+		return err
+	}
+	return change(ctx)
+}
+
+// change runs a change of the name here, if the rights allow it and the name is not one of the view.
+func (f *viewFile) change(ctx context.Context, op, name string, do func(context.Context) error) error {
+	if f.covered(name) {
+		return &sigma.Error{Op: "kernel.view." + op, Path: name, Kind: sigma.KindPermission, Msg: "the name is one of the proc's view", Hint: "what a view shows can be changed, where it shows it cannot"}
+	}
+	if err := f.may(op, name, sigma.RightWrite); err != nil {
+		return err
+	}
+	return f.changing(ctx, do)
+}
+
+// Create implements sigma.File. Where the name is that of an entry, the file is made where the entry leads.
+func (f *viewFile) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (file sigma.File, err error) {
+	if at := slices.Concat(f.at, []string{name}); f.at != nil {
+		if e, rest, ok := f.v.table.Lookup(at); ok && len(rest) == 0 && len(e.Target) > 0 && e.Rights&sigma.RightWrite != 0 {
+			last := len(e.Target) - 1
+			w := &way{v: f.v, f: f.v.base(), names: e.Target[:last], real: last}
+			dir, err := w.walk(ctx)
+			if err != nil || dir == nil {
+				return nil, sigma.Wrap("kernel.view.Create", name, orNotFound(err))
+			}
+			to := &viewFile{v: f.v, entry: e, inner: dir, by: w.by}
+			defer to.Close()
+			return to.Create(ctx, e.Target[last], flags, perm)
+		}
+	}
+	err = f.change(ctx, "Create", name, func(ctx context.Context) (err error) {
+		file, err = f.inner.Create(ctx, name, flags, perm)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &viewFile{v: f.v, entry: f.entry, inner: file, by: f.by, id: sigma.FileID{Kind: sigma.KindFile}}, nil
+}
+
+func orNotFound(err error) error {
+	if err == nil {
+		return sigma.Errorf("kernel.view", sigma.KindNotFound, "the directory of the file is not there")
+	}
+	return err
+}
+
+// Mkdir implements sigma.File.
+func (f *viewFile) Mkdir(ctx context.Context, name string, perm uint32) error {
+	if f.covered(name) {
+		return sigma.PathError("kernel.view.Mkdir", sigma.KindExists, name)
+	}
+	return f.change(ctx, "Mkdir", name, func(ctx context.Context) error { return f.inner.Mkdir(ctx, name, perm) })
+}
+
+// Symlink implements sigma.File. The target may be anything: who follows it does so in what it sees itself.
+func (f *viewFile) Symlink(ctx context.Context, name, target string) error {
+	return f.change(ctx, "Symlink", name, func(ctx context.Context) error { return f.inner.Symlink(ctx, name, target) })
+}
+
+// Remove implements sigma.File.
+func (f *viewFile) Remove(ctx context.Context, name string) error {
+	return f.change(ctx, "Remove", name, func(ctx context.Context) error { return f.inner.Remove(ctx, name) })
+}
+
+// Rename implements sigma.File. Both directories must be open to changes, and be of one server.
+func (f *viewFile) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
+	to, ok := newDir.(*viewFile)
+	if !ok {
+		return f.refuse("Rename", newName)
+	}
+	return to.change(ctx, "Rename", newName, func(context.Context) error {
+		return f.change(ctx, "Rename", name, func(ctx context.Context) error { return f.inner.Rename(ctx, name, to.inner, newName) })
+	})
+}
+
+// Get implements sigma.Getter.
+func (f *viewFile) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
+	s, err := f.locate("Get", names)
+	if err != nil {
+		return sigma.GetResult{}, nil, err
+	}
+	if s.way == nil {
+		return sigma.GetResult{}, nil, sigma.PathError("kernel.view.Get", sigma.KindIsDir, sigma.JoinPath(names...))
+	}
+	if ctx, err = f.v.fenced(ctx); err != nil {
+		return sigma.GetResult{}, nil, err
+	}
+	g, stop, err := s.way.get(ctx, offset, count)
+	return g, f.outer(s, stop, names), err
+}
+
+// outer makes a stop of a way one of the names that were asked for.
+func (f *viewFile) outer(s spot, stop *sigma.Stopped, names []string) *sigma.Stopped {
+	if stop != nil {
+		stop.Walked = min(stop.Walked+s.made, len(names))
+	}
+	return stop
+}
+
+// Put implements sigma.Putter.
+func (f *viewFile) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (id sigma.FileID, stop *sigma.Stopped, err error) {
+	s, err := f.locate("Put", names)
+	if err != nil {
+		return id, nil, err
+	}
+	if s.way == nil || s.below {
+		return id, nil, sigma.PathError("kernel.view.Put", sigma.KindIsDir, sigma.JoinPath(names...))
+	}
+	target := &viewFile{v: f.v, entry: s.entry}
+	if err := target.may("Put", sigma.JoinPath(names...), sigma.RightWrite); err != nil {
+		return id, nil, err
+	}
+	if err := f.v.mayPublish(o, data); err != nil {
+		return id, nil, err
+	}
+	err = f.changing(ctx, func(ctx context.Context) (err error) {
+		id, stop, err = s.way.put(ctx, data, o)
+		return err
+	})
+	return id, f.outer(s, stop, names), err
+}
+
+// mayPublish says whether a proc may make such a file: of an endpoint, one that it may dial, or else it could read there what it was not told; with a lease, its own.
+func (v *viewer) mayPublish(o sigma.PutOptions, data []byte) error {
+	if o.Kind == sigma.KindEndpoint {
+		e, err := sigma.ParseEndpoint(string(data))
+		if err != nil {
+			return err
+		}
+		if !v.knows(e) {
+			return &sigma.Error{Op: "kernel.view.Put", Kind: sigma.KindPermission, Msg: "the endpoint is neither the proc's own nor one that it has read in its view"}
+		}
+	}
+	if o.Lease != 0 && !v.holds(o.Lease) {
+		return sigma.Errorf("kernel.view.Put", sigma.KindPermission, "the lease is not of this proc")
+	}
+	return nil
+}
+
+// holds reports whether the proc was granted a lease.
+func (v *viewer) holds(id sigma.LeaseID) bool {
+	v.tree.mu.Lock()
+	defer v.tree.mu.Unlock()
+	_, ok := v.tree.leases[id]
+	return ok
+}
+
+// Lease implements sigma.Leaser, at the root of a view that lets anything be made.
+func (f *viewFile) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, error) {
+	if f.at == nil || len(f.at) > 0 {
+		return 0, treekit.Unsupported("lease")
+	}
+	if !f.v.table.Writes() {
+		return 0, f.refuse("Lease", "/")
+	}
+	return f.v.base().Lease(ctx, ttl)
+}
+
+// Renew implements sigma.Leaser.
+func (f *viewFile) Renew(ctx context.Context, id sigma.LeaseID) error {
+	if !f.v.holds(id) {
+		return noLease(id)
+	}
+	return f.v.base().Renew(ctx, id)
+}
+
+// Revoke implements sigma.Leaser.
+func (f *viewFile) Revoke(ctx context.Context, id sigma.LeaseID) error {
+	if !f.v.holds(id) {
+		return noLease(id)
+	}
+	return f.v.base().Revoke(ctx, id)
+}
+
+func noLease(id sigma.LeaseID) error {
+	return sigma.Errorf("kernel.view.Lease", sigma.KindNotFound, "no lease %d of this proc", uint64(id))
+}

@@ -1,0 +1,415 @@
+package kernel
+
+import (
+	"context"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
+	"sigmaos.dev/view"
+)
+
+// viewFile is a file as a proc with a view sees it: a file of the realm with the rights of the entry by which it was reached, or a directory that is there only because entries are below it.
+type viewFile struct {
+	v     *viewer
+	at    []string     // where it is in the view, if entries may be below; else nil: then the handle alone counts
+	entry *view.Entry  // whose rights hold; nil of a directory that is made up
+	inner sigma.File   // nil of a directory that is made up
+	by    sigma.ProcID // who serves inner; "" = the system
+	id    sigma.FileID
+	list  []sigma.DirEntry // of a directory with entries below it: those, as of Open
+}
+
+var (
+	_ sigma.File       = (*viewFile)(nil)
+	_ sigma.Getter     = (*viewFile)(nil)
+	_ sigma.Putter     = (*viewFile)(nil)
+	_ sigma.Watcher    = (*viewFile)(nil)
+	_ sigma.Leaser     = (*viewFile)(nil)
+	_ sigma.Caller     = (*viewFile)(nil)
+	_ sigma.FilePasser = (*viewFile)(nil)
+	_ sigma.Publisher  = (*viewFile)(nil)
+)
+
+func (f *viewFile) path() string {
+	if f.at != nil {
+		return sigma.JoinPath(f.at...)
+	}
+	return ""
+}
+
+func (f *viewFile) refuse(op, name string) error {
+	msg := "the proc's view does not allow it"
+	if f.entry != nil {
+		msg = "the proc's view gives " + f.entry.Rights.String() + " at " + sigma.JoinPath(f.entry.Path...)
+	}
+	return &sigma.Error{Op: "kernel.view." + op, Path: name, Kind: sigma.KindPermission, Msg: msg, Hint: "sigma caps PID shows what a proc may reach"}
+}
+
+// may says whether the rights here include r.
+func (f *viewFile) may(op, name string, r sigma.Rights) error {
+	if f.entry != nil && f.entry.Rights&r == r {
+		return nil
+	}
+	return f.refuse(op, name)
+}
+
+// spot is what names from a file lead to, before anybody is asked: the way to it, or a place that is made up.
+type spot struct {
+	at    []string // nil if nothing is below
+	entry *view.Entry
+	way   *way // nil of a place that is made up
+	made  int  // of the names, those that lead through the view itself, up to the entry's place
+	below bool // entries are below it
+}
+
+// locate finds what decides about names.
+func (f *viewFile) locate(op string, names []string) (spot, error) {
+	v := f.v
+	if f.at == nil {
+		return spot{entry: f.entry, way: &way{v: v, f: f.inner, by: f.by, names: names}}, nil
+	}
+	at := append(slices.Clip(f.at), names...) // not nil, also at the root
+	e, rest, found := v.table.Lookup(at)
+	below := len(v.table.Below(at)) > 0
+	s := spot{entry: e, below: below}
+	if below || len(at) == 0 {
+		s.at = at
+	}
+	real := found && e.Rights != sigma.RightsNone && slices.Equal(slices.Concat(e.Target, rest), at) // the realm's own place of that name
+	if len(at) > 0 && (at[0] == sigma.NameSys || at[0] == sigma.NameProc && !real) {
+		own := &view.Entry{Path: at[:1], Target: at[:1], Rights: sigma.RightsCall} // as the system makes it for the proc; the calls see to the rest
+		return spot{entry: own, way: &way{v: v, f: v.base(), names: at, real: 1}, made: max(0, 1-len(f.at))}, nil
+	}
+	switch {
+	case found && e.Rights != sigma.RightsNone && e == f.entry:
+		s.way = &way{v: v, f: f.inner, by: f.by, names: names}
+	case found && e.Rights != sigma.RightsNone:
+		s.way = &way{v: v, f: v.base(), names: slices.Concat(e.Target, rest), real: len(e.Target)}
+		s.made = max(0, len(names)-len(rest))
+	case below, len(at) == 0:
+		s.entry, s.made = nil, len(names)
+	default:
+		return s, sigma.PathError("kernel.view."+op, sigma.KindNotFound, sigma.JoinPath(at...))
+	}
+	return s, nil
+}
+
+// madeIDs are the ids of the names that lead through the view itself.
+func (f *viewFile) madeIDs(names []string) (ids []sigma.FileID) {
+	for i := range names {
+		ids = append(ids, madeID(slices.Concat(f.at, names[:i+1])))
+	}
+	return ids
+}
+
+// atDir reports whether a walk came to a directory, as a place above entries is.
+func (w *way) atDir(file sigma.File, err error) bool {
+	last := w.entry
+	if n := len(w.ids); n > 0 {
+		last = w.ids[n-1]
+	}
+	return err == nil && file != nil && (len(w.ids) == 0 && last == sigma.FileID{} || last.Kind == sigma.KindDir)
+}
+
+func madeID(at []string) sigma.FileID {
+	return sigma.FileID{Kind: sigma.KindDir, Path: idOf("view:" + sigma.JoinPath(at...))}
+}
+
+// Walk implements sigma.File. Trees behind endpoints are gone through.
+func (f *viewFile) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	s, err := f.locate("Walk", names)
+	if err != nil {
+		return f.partly(names, err)
+	}
+	if s.way == nil {
+		return &viewFile{v: f.v, at: s.at, id: madeID(s.at)}, f.madeIDs(names), nil
+	}
+	ctx, err = f.v.fenced(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	file, err := s.way.walk(ctx)
+	if s.below && !s.way.atDir(file, err) {
+		if file != nil {
+			file.Close()
+		}
+		return &viewFile{v: f.v, at: s.at, id: madeID(s.at)}, f.madeIDs(names), nil // nothing is there but what leads to entries below
+	}
+	if err != nil {
+		return f.partly(names, err)
+	}
+	ids := s.way.ids
+	if s.made > 0 {
+		ids = append(append(f.madeIDs(names[:s.made-1]), s.way.entry), ids...)
+		if len(s.entry.Target) == 0 {
+			ids[s.made-1] = madeID(slices.Concat(f.at, names[:s.made]))
+		}
+	}
+	if file == nil {
+		return nil, ids[:min(len(ids), len(names))], nil
+	}
+	id := f.id
+	if len(names) > 0 && len(ids) > 0 {
+		id = ids[len(ids)-1]
+	}
+	return &viewFile{v: f.v, at: s.at, entry: s.entry, inner: file, by: s.way.by, id: id}, ids, nil
+}
+
+// partly makes of a missing name what a walk that went on for a while says.
+func (f *viewFile) partly(names []string, err error) (sigma.File, []sigma.FileID, error) {
+	if f.at == nil || sigma.KindOf(err) != sigma.KindNotFound {
+		return nil, nil, err
+	}
+	for n := len(names) - 1; n > 0; n-- {
+		if at := slices.Concat(f.at, names[:n]); len(f.v.table.Below(at)) > 0 {
+			return nil, f.madeIDs(names[:n]), nil
+		} else if e, rest, ok := f.v.table.Lookup(at); ok && len(rest) == 0 && e.Rights != sigma.RightsNone {
+			return nil, f.madeIDs(names[:n]), nil
+		}
+	}
+	return nil, nil, err
+}
+
+// Stat implements sigma.File.
+func (f *viewFile) Stat(ctx context.Context) (sigma.Stat, error) {
+	if f.inner == nil {
+		st := sigma.Stat{ID: f.id, Perm: 0o555, Modified: time.Unix(0, 0)}
+		if len(f.at) > 0 {
+			st.Name = f.at[len(f.at)-1]
+		}
+		return st, nil
+	}
+	ctx, err := f.v.fenced(ctx)
+	if err != nil {
+		return sigma.Stat{}, err
+	}
+	st, err := f.inner.Stat(ctx)
+	if f.entry.Rights&sigma.RightWrite == 0 {
+		st.Perm &^= 0o222
+	}
+	return st, err
+}
+
+// SetStat implements sigma.File.
+func (f *viewFile) SetStat(ctx context.Context, c sigma.StatChange) error {
+	if err := f.may("SetStat", f.path(), sigma.RightWrite); err != nil {
+		return err
+	}
+	return f.changing(ctx, func(ctx context.Context) error { return f.inner.SetStat(ctx, c) })
+}
+
+// Open implements sigma.File.
+func (f *viewFile) Open(ctx context.Context, flags sigma.OpenFlags) error {
+	if flags.Writes() {
+		if err := f.may("Open", f.path(), sigma.RightWrite); err != nil {
+			return err
+		}
+	}
+	f.list = nil
+	if f.at != nil && f.id.Kind == sigma.KindDir {
+		for _, n := range f.shown() {
+			id := madeID(slices.Concat(f.at, []string{n}))
+			if file, ids, err := f.Walk(ctx, []string{n}); err == nil && len(ids) == 1 {
+				id = ids[0]
+				if file != nil {
+					file.Close()
+				}
+			}
+			f.list = append(f.list, sigma.DirEntry{Name: n, ID: id, Next: uint64(len(f.list) + 1)})
+		}
+	}
+	if f.inner == nil {
+		return nil
+	}
+	return f.changing(ctx, func(ctx context.Context) error { return f.inner.Open(ctx, flags) })
+}
+
+// shown are the names of entries here, and at the root those of the system, without those that hide.
+func (f *viewFile) shown() []string {
+	names := slices.DeleteFunc(f.v.table.Below(f.at), func(n string) bool { return f.hidden(n) })
+	if len(f.at) == 0 {
+		names = append(names, sigma.NameProc, sigma.NameSys)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func (f *viewFile) hidden(name string) bool {
+	at := slices.Concat(f.at, []string{name})
+	e, rest, ok := f.v.table.Lookup(at)
+	return ok && len(rest) == 0 && e.Rights == sigma.RightsNone && len(f.v.table.Below(at)) == 0
+}
+
+// covered reports whether a name here is not inner's.
+func (f *viewFile) covered(name string) bool {
+	if f.at == nil {
+		return false
+	}
+	return slices.Contains(f.v.table.Below(f.at), name) || len(f.at) == 0 && (name == sigma.NameProc || name == sigma.NameSys)
+}
+
+// viewCookies marks cookies of the part of a listing that is inner's, which comes after the view's own.
+const viewCookies = 1 << 62
+
+// ReadDir implements sigma.File.
+func (f *viewFile) ReadDir(ctx context.Context, cookie uint64, n int) ([]sigma.DirEntry, uint64, bool, error) {
+	ctx, err := f.v.fenced(ctx)
+	if err != nil {
+		return nil, cookie, false, err
+	}
+	if f.at == nil {
+		return f.inner.ReadDir(ctx, cookie, n)
+	}
+	if own := uint64(len(f.list)); cookie < own {
+		to := min(cookie+uint64(max(n, 1)), own)
+		return slices.Clone(f.list[cookie:to]), to, to < own || f.inner != nil, nil
+	}
+	if f.inner == nil {
+		return nil, cookie, false, nil
+	}
+	if cookie&viewCookies == 0 {
+		cookie = viewCookies // the view's part is done
+	}
+	es, next, more, err := f.inner.ReadDir(ctx, cookie&^viewCookies, n)
+	es = slices.DeleteFunc(es, func(e sigma.DirEntry) bool { return f.covered(e.Name) })
+	for i := range es {
+		if es[i].Next != 0 {
+			es[i].Next = es[i].Next | viewCookies
+		}
+	}
+	return es, next | viewCookies, more, err
+}
+
+// ReadAt implements sigma.File.
+func (f *viewFile) ReadAt(ctx context.Context, p []byte, offset uint64) (int, error) {
+	if f.inner == nil {
+		return 0, sigma.PathError("kernel.view.ReadAt", sigma.KindIsDir, f.path())
+	}
+	ctx, err := f.v.fenced(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return f.inner.ReadAt(ctx, p, offset)
+}
+
+// WriteAt implements sigma.File.
+func (f *viewFile) WriteAt(ctx context.Context, p []byte, offset uint64) (n int, err error) {
+	if err := f.may("WriteAt", f.path(), sigma.RightWrite); err != nil {
+		return 0, err
+	}
+	err = f.changing(ctx, func(ctx context.Context) (err error) {
+		n, err = f.inner.WriteAt(ctx, p, offset)
+		return err
+	})
+	return n, err
+}
+
+// ReadLink implements sigma.File. Reading an endpoint allows to dial it.
+func (f *viewFile) ReadLink(ctx context.Context) (string, error) {
+	if f.inner == nil {
+		return "", sigma.PathError("kernel.view.ReadLink", sigma.KindInvalid, f.path())
+	}
+	ctx, err := f.v.fenced(ctx)
+	if err != nil {
+		return "", err
+	}
+	text, err := f.inner.ReadLink(ctx)
+	if err == nil && f.id.Kind == sigma.KindEndpoint {
+		(&way{v: f.v, by: f.by}).tell(text)
+	}
+	return text, err
+}
+
+// Sync implements sigma.File.
+func (f *viewFile) Sync(ctx context.Context) error {
+	if f.inner == nil {
+		return nil
+	}
+	return f.changing(ctx, f.inner.Sync)
+}
+
+// Publish implements sigma.Publisher.
+func (f *viewFile) Publish(ctx context.Context) error {
+	if p, ok := f.inner.(sigma.Publisher); ok {
+		return f.changing(ctx, p.Publish)
+	}
+	return nil
+}
+
+// Close implements sigma.File.
+func (f *viewFile) Close() {
+	if f.inner != nil {
+		f.inner.Close()
+	}
+}
+
+// Watch implements sigma.Watcher. What is made up does not change.
+func (f *viewFile) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
+	if f.inner == nil {
+		<-ctx.Done()
+		return 0, sigma.Wrap("kernel.view.Watch", "", ctx.Err())
+	}
+	w, ok := f.inner.(sigma.Watcher)
+	if !ok {
+		return 0, treekit.Unsupported("watch")
+	}
+	ctx, err := f.v.fenced(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return w.Watch(ctx, since)
+}
+
+// Call implements sigma.Caller.
+func (f *viewFile) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+	for _, file := range files {
+		file.Close()
+	}
+	if err := f.may("Call", f.path(), sigma.RightCall); err != nil {
+		return nil, nil, err
+	}
+	c, ok := f.inner.(sigma.Caller)
+	if !ok {
+		return nil, nil, treekit.Unsupported("call")
+	}
+	ctx, err := f.v.fenced(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c.Call(ctx, method, payload, nil)
+}
+
+// PassFile implements sigma.FilePasser. What is passed was opened for reading only; a server of a tenant's might say so and pass another.
+func (f *viewFile) PassFile(ctx context.Context) (*os.File, error) {
+	p, ok := f.inner.(sigma.FilePasser)
+	if !ok {
+		return nil, treekit.Unsupported("passing a file descriptor")
+	}
+	ctx, err := f.v.fenced(ctx)
+	if err != nil {
+		return nil, err
+	}
+	file, err := p.PassFile(ctx)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := file.SyscallConn()
+	mode, st := unix.O_RDWR, unix.Stat_t{}
+	if err == nil {
+		raw.Control(func(fd uintptr) {
+			if mode, err = unix.FcntlInt(fd, unix.F_GETFL, 0); err == nil {
+				err = unix.Fstat(int(fd), &st)
+			}
+		})
+	}
+	if err != nil || mode&unix.O_ACCMODE != unix.O_RDONLY || mode&unix.O_PATH != 0 || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		file.Close()
+		return nil, f.refuse("PassFile", f.path())
+	}
+	return file, nil
+}
