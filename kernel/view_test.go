@@ -302,53 +302,57 @@ func TestViewShows(t *testing.T) {
 	}
 }
 
-// Goal: nothing else, whatever it tries. Each attempt is made by a proc without a view too, who succeeds.
-func TestViewHides(t *testing.T) {
-	c := newCGI(t)
-	ctx := t.Context()
-	free := c.m.startProg(sigma.Descriptor{})
-	victim := c.m.startProg(sigma.Descriptor{})
-	confined := viewOf("/static=/www/static:ro", "/pipe=/pipes/1:ro", "/work=/work:rw", "/shop=/svc/shop:ro", "/www/hole=/:none")
-	child := c.m.startProg(sigma.Descriptor{View: confined})
-	lease, err := c.parent.root.(sigma.Leaser).Lease(ctx, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	turn := ""
-	get := func(path string) func(*prog) error {
-		return func(g *prog) error { _, _, err := g.Get(ctx, path); return err }
-	}
-	raw := func(names ...string) func(*prog) error { // as a client that follows nothing itself
-		return func(g *prog) error {
-			f, ids, err := g.root.Walk(ctx, names)
-			if err == nil && (f == nil || len(ids) < len(names)) {
-				err = sigma.Errorf("test", sigma.KindNotFound, "walked %d of %d", len(ids), len(names))
-			}
-			return err
+// attempt is what a confined proc tries, and one that sees all succeeds with.
+type attempt = func(*prog) error
+
+func get(ctx context.Context, path string) attempt {
+	return func(g *prog) error { _, _, err := g.Get(ctx, path); return err }
+}
+
+// raw walks as a client that follows nothing itself.
+func raw(ctx context.Context, names ...string) attempt {
+	return func(g *prog) error {
+		f, ids, err := g.root.Walk(ctx, names)
+		if err == nil && (f == nil || len(ids) < len(names)) {
+			err = sigma.Errorf("test", sigma.KindNotFound, "walked %d of %d", len(ids), len(names))
 		}
+		return err
 	}
-	attempts := map[string]func(*prog) error{
-		"get a secret":                    get("/secret/key"),
-		"walk to it":                      raw("secret", "key"),
+}
+
+// reading are ways to see what a view does not show. turn makes names that nobody has used.
+func (c *cgi) reading(ctx context.Context, turn *string) map[string]attempt {
+	return map[string]attempt{
+		"get a secret":                    get(ctx, "/secret/key"),
+		"walk to it":                      raw(ctx, "secret", "key"),
 		"open it":                         func(g *prog) error { _, err := g.Open(ctx, "/secret/key", sigma.OpenRead); return err },
 		"stat it":                         func(g *prog) error { _, err := g.Stat(ctx, "/secret/key"); return err },
 		"list a directory":                func(g *prog) error { _, err := g.ReadDir(ctx, "/secret"); return err },
 		"watch it":                        func(g *prog) error { _, err := g.Watch(ctx, "/secret", 0); return err },
-		"follow a symlink out":            get("/www/static/out"),
-		"follow its link out":             get("/static/out"),
-		"walk through a directory's link": get("/static/outdir/key"),
-		"follow a link made by itself":    func(g *prog) error { g.Symlink(ctx, "/secret/key", "/work/l"+turn); return get("/work/l" + turn)(g) },
-		"follow a link in a tree":         get("/shop/goods/more"),
-		"what an entry hides":             func(g *prog) error { _, err := g.Stat(ctx, "/www/static"); return err },
-		"write what is for reading":       func(g *prog) error { _, err := g.Put(ctx, "/static/a.html", nil, sigma.PutOptions{}); return err },
-		"open it for writing":             func(g *prog) error { _, err := g.Open(ctx, "/static/a.html", sigma.OpenWrite); return err },
+		"follow a symlink out":            get(ctx, "/www/static/out"),
+		"follow its link out":             get(ctx, "/static/out"),
+		"walk through a directory's link": get(ctx, "/static/outdir/key"),
+		"follow a link made by itself": func(g *prog) error {
+			g.Symlink(ctx, "/secret/key", "/work/l"+*turn)
+			return get(ctx, "/work/l"+*turn)(g)
+		},
+		"follow a link in a tree": get(ctx, "/shop/goods/more"),
+		"what an entry hides":     func(g *prog) error { _, err := g.Stat(ctx, "/www/static"); return err },
+	}
+}
+
+// changing are ways to change what it shows for reading, or the view itself.
+func (c *cgi) changing(ctx context.Context, turn *string) map[string]attempt {
+	return map[string]attempt{
+		"write what is for reading": func(g *prog) error { _, err := g.Put(ctx, "/static/a.html", nil, sigma.PutOptions{}); return err },
+		"open it for writing":       func(g *prog) error { _, err := g.Open(ctx, "/static/a.html", sigma.OpenWrite); return err },
 		"truncate it": func(g *prog) error {
 			_, err := g.Open(ctx, "/static/a.html", sigma.OpenTruncate|sigma.OpenReadWrite)
 			return err
 		},
-		"create there":           func(g *prog) error { _, err := g.Create(ctx, "/static/n"+turn, 0, 0o644); return err },
-		"make a directory there": func(g *prog) error { return g.Mkdir(ctx, "/static/d"+turn, 0o755) },
-		"make a link there":      func(g *prog) error { return g.Symlink(ctx, "/x", "/static/s"+turn) },
+		"create there":           func(g *prog) error { _, err := g.Create(ctx, "/static/n"+*turn, 0, 0o644); return err },
+		"make a directory there": func(g *prog) error { return g.Mkdir(ctx, "/static/d"+*turn, 0o755) },
+		"make a link there":      func(g *prog) error { return g.Symlink(ctx, "/x", "/static/s"+*turn) },
 		"change its mode": func(g *prog) error {
 			p := uint32(0o777)
 			return g.SetStat(ctx, "/static/a.html", sigma.StatChange{Perm: &p})
@@ -359,22 +363,28 @@ func TestViewHides(t *testing.T) {
 		"rename into it":                    func(g *prog) error { return g.Rename(ctx, "/work/mine", "/static/mine") },
 		"remove what an entry leads to":     func(g *prog) error { return g.Remove(ctx, "/pipe") },
 		"hide an entry by a rename":         func(g *prog) error { return g.Rename(ctx, "/work", "/pipe2") },
-		"make an entry":                     func(g *prog) error { return g.Mkdir(ctx, "/new"+turn, 0o755) },
-		"dial an endpoint by its text":      func(g *prog) error { _, err := g.dial(ctx, c.other); return err },
-		"dial a pipe that was not read":     func(g *prog) error { _, err := g.dial(ctx, c.pipe); return err },
-		"dial a tree":                       func(g *prog) error { _, err := g.dial(ctx, c.tree); return err },
+		"make an entry":                     func(g *prog) error { return g.Mkdir(ctx, "/new"+*turn, 0o755) },
+	}
+}
+
+// reaching are ways to other procs: to dial them, see them, act on them, or to have a child that can.
+func (c *cgi) reaching(t *testing.T, ctx context.Context, turn *string, victim *prog, lease sigma.LeaseID) map[string]attempt {
+	return map[string]attempt{
+		"dial an endpoint by its text":  func(g *prog) error { _, err := g.dial(ctx, c.other); return err },
+		"dial a pipe that was not read": func(g *prog) error { _, err := g.dial(ctx, c.pipe); return err },
+		"dial a tree":                   func(g *prog) error { _, err := g.dial(ctx, c.tree); return err },
 		"publish another's endpoint, dial": func(g *prog) error {
-			publish(ctx, g, "/work/e"+turn, c.other)
-			_, err := g.ReadLink(ctx, "/work/e"+turn)
+			publish(ctx, g, "/work/e"+*turn, c.other)
+			_, err := g.ReadLink(ctx, "/work/e"+*turn)
 			return err
 		},
-		"read another's endpoint in a tree": func(g *prog) error { return c.launder(t, g, turn) },
-		"the object store":                  get("/s3/data/in"),
+		"read another's endpoint in a tree": func(g *prog) error { return c.launder(t, g, *turn) },
+		"the object store":                  get(ctx, "/s3/data/in"),
 		"another's scratch files":           func(g *prog) error { _, err := g.ReadDir(ctx, "/ux/~local"); return err },
 		"a program it does not see":         func(g *prog) error { _, err := g.spawn(ctx, sigma.Descriptor{Program: "/bin/x"}); return err },
 		"a program behind its own link": func(g *prog) error {
-			g.Symlink(ctx, "/bin/x", "/work/p"+turn)
-			_, err := g.spawn(ctx, sigma.Descriptor{Program: "/work/p" + turn})
+			g.Symlink(ctx, "/bin/x", "/work/p"+*turn)
+			_, err := g.spawn(ctx, sigma.Descriptor{Program: "/work/p" + *turn})
 			return err
 		},
 		"a child that sees more": func(g *prog) error {
@@ -386,32 +396,49 @@ func TestViewHides(t *testing.T) {
 			return err
 		},
 		"a child with a link to more": func(g *prog) error {
-			g.Symlink(ctx, "/secret", "/work/k"+turn)
-			_, err := g.spawn(ctx, sigma.Descriptor{Program: "/static/a.html", View: viewOf("/s=/work/k" + turn + ":ro")})
+			g.Symlink(ctx, "/secret", "/work/k"+*turn)
+			_, err := g.spawn(ctx, sigma.Descriptor{Program: "/static/a.html", View: viewOf("/s=/work/k" + *turn + ":ro")})
 			return err
 		},
 		"a child that sees all procs": func(g *prog) error {
 			_, err := g.spawn(ctx, sigma.Descriptor{Program: "/static/a.html", View: viewOf("/proc=/proc:ro")})
 			return err
 		},
-		"another proc's status": get("/proc/" + string(victim.id) + "/status"),
-		"another proc's output": raw("proc", string(victim.id), "stdout"),
+		"another proc's status": get(ctx, "/proc/"+string(victim.id)+"/status"),
+		"another proc's output": raw(ctx, "proc", string(victim.id), "stdout"),
 		"wait for another proc": func(g *prog) error { return g.about(ctx, sigmap.CallWaitStart, victim.id) },
 		"freeze another proc":   func(g *prog) error { return g.about(ctx, sigmap.CallFreeze, victim.id) },
 		"evict another proc":    func(g *prog) error { return g.about(ctx, sigmap.CallEvict, victim.id) },
 		"list others":           func(g *prog) error { return sees(ctx, g, victim.id) },
 		"kill another proc":     func(g *prog) error { return g.about(ctx, sigmap.CallKill, victim.id) },
-		"the roster":            get("/sys/roster"),
-		"the machine's state":   raw("sys", "machine"),
+		"the roster":            get(ctx, "/sys/roster"),
+		"the machine's state":   raw(ctx, "sys", "machine"),
 		"renew another's lease": func(g *prog) error { return g.root.(sigma.Leaser).Renew(ctx, lease) },
 		"make a file of another's lease": func(g *prog) error {
-			_, err := g.Put(ctx, "/work/of"+turn, nil, sigma.PutOptions{Lease: lease})
+			_, err := g.Put(ctx, "/work/of"+*turn, nil, sigma.PutOptions{Lease: lease})
 			return err
 		},
 		"revoke another's lease":             func(g *prog) error { return g.root.(sigma.Leaser).Revoke(ctx, lease) },
-		"a path with dots":                   raw("static", "..", "secret", "key"),
+		"a path with dots":                   raw(ctx, "static", "..", "secret", "key"),
 		"a fence of a file it may not write": func(g *prog) error { return fenced(ctx, g, "/secret/epoch") },
 	}
+}
+
+// Goal: nothing else, whatever it tries. Each attempt is made by a proc without a view too, who succeeds.
+func TestViewHides(t *testing.T) {
+	c := newCGI(t)
+	ctx := t.Context()
+	free := c.m.startProg(sigma.Descriptor{})
+	victim := c.m.startProg(sigma.Descriptor{})
+	child := c.m.startProg(sigma.Descriptor{View: viewOf("/static=/www/static:ro", "/pipe=/pipes/1:ro", "/work=/work:rw", "/shop=/svc/shop:ro", "/www/hole=/:none")})
+	lease, err := c.parent.root.(sigma.Leaser).Lease(ctx, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	turn := ""
+	attempts := c.reading(ctx, &turn)
+	maps.Copy(attempts, c.changing(ctx, &turn))
+	maps.Copy(attempts, c.reaching(t, ctx, &turn, victim, lease))
 	// The places where the free proc does the same, where the child's are of its view alone.
 	write(t, c.admin, "/static->/www/static", "/pipe", "/shop->/svc/shop")
 	impossible := []string{"a path with dots", "what an entry hides", "read another's endpoint in a tree"} // by anybody, or shown below

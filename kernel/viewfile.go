@@ -25,14 +25,15 @@ type viewFile struct {
 }
 
 var (
-	_ sigma.File       = (*viewFile)(nil)
-	_ sigma.Getter     = (*viewFile)(nil)
-	_ sigma.Putter     = (*viewFile)(nil)
-	_ sigma.Watcher    = (*viewFile)(nil)
-	_ sigma.Leaser     = (*viewFile)(nil)
-	_ sigma.Caller     = (*viewFile)(nil)
-	_ sigma.FilePasser = (*viewFile)(nil)
-	_ sigma.Publisher  = (*viewFile)(nil)
+	_ sigma.File        = (*viewFile)(nil)
+	_ sigma.Getter      = (*viewFile)(nil)
+	_ sigma.Putter      = (*viewFile)(nil)
+	_ sigma.Watcher     = (*viewFile)(nil)
+	_ sigma.Leaser      = (*viewFile)(nil)
+	_ sigma.Caller      = (*viewFile)(nil)
+	_ sigma.FilePasser  = (*viewFile)(nil)
+	_ sigma.Publisher   = (*viewFile)(nil)
+	_ sigma.Conditional = (*viewFile)(nil)
 )
 
 func (f *viewFile) path() string {
@@ -307,6 +308,34 @@ func (f *viewFile) WriteAt(ctx context.Context, p []byte, offset uint64) (n int,
 		return err
 	})
 	return n, err
+}
+
+// ReadAtIf implements sigma.Conditional.
+func (f *viewFile) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (int, error) {
+	c, ok := f.inner.(sigma.Conditional)
+	if !ok {
+		return 0, treekit.Unsupported("reading at a version")
+	}
+	ctx, err := f.v.fenced(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return c.ReadAtIf(ctx, p, offset, v)
+}
+
+// WriteAtIf implements sigma.Conditional.
+func (f *viewFile) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (n int, now sigma.Version, err error) {
+	if err := f.may("WriteAtIf", f.path(), sigma.RightWrite); err != nil {
+		return 0, 0, err
+	}
+	c, ok := f.inner.(sigma.Conditional)
+	if !ok {
+		return 0, 0, treekit.Unsupported("writing at a version")
+	}
+	if ctx, err = f.v.fenced(ctx); err != nil {
+		return 0, 0, err
+	}
+	return c.WriteAtIf(ctx, p, offset, v)
 }
 
 // ReadLink implements sigma.File. Reading an endpoint allows to dial it.
