@@ -223,7 +223,7 @@ func TestSilent(t *testing.T) {
 			parts = append(parts, part{name: "m3", control: true, services: []string{serviceBesched}})
 		}
 		m2 := newWorld(t, parts...).machines["m2"]
-		s, _, err := m2.k.dialNamed(t.Context(), "default")
+		s, _, err := m2.k.reachRoot(t.Context(), serviceNamed, "default")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,80 +4,47 @@ import (
 	"context"
 	"slices"
 
+	"sigmaos.dev/names"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
 
-// realmNames is the machine's session to named for one realm. A realm of its own session cannot use up what others need.
-type realmNames struct {
-	session *session.Client // Kernel.mu
-	root    *followed       // Kernel.mu
-	dialing chan struct{}   // Kernel.mu; closed when a dial that is under way is over
-}
-
-// named returns the root of a realm's tree at named, over a session that is connected again after named was restarted.
-func (k *Kernel) named(ctx context.Context, realm sigma.RealmID) (*followed, error) {
+// named returns the root of a realm's names. Its files live through restarts of named.
+func (k *Kernel) named(ctx context.Context, realm sigma.RealmID) (*names.File, error) {
 	for {
 		k.mu.Lock()
 		n := k.names[realm]
 		if n == nil {
-			n = &realmNames{}
+			n = names.New(names.Config{Dial: func(ctx context.Context) (names.Session, error) { return k.dialNames(ctx, realm) }})
 			k.names[realm] = n
 		}
-		if n.session != nil {
-			select {
-			case <-n.session.Done():
-				n.session, n.root = nil, nil
-			default:
-				defer k.mu.Unlock()
-				return n.root, nil
-			}
-		}
-		if wait := n.dialing; wait != nil {
-			k.mu.Unlock()
-			select {
-			case <-wait:
-				continue
-			case <-ctx.Done():
-				return nil, sigma.Wrap("kernel.named", "", ctx.Err())
-			}
-		}
-		n.dialing = make(chan struct{})
 		k.mu.Unlock()
-		if root, dropped, err := k.connectNames(ctx, realm, n); !dropped {
-			return root, err
+		root, err := n.Root(ctx)
+		if err == nil {
+			return root, nil
 		}
+		k.mu.Lock()
+		dropped := k.names[realm] != n
+		k.mu.Unlock()
+		switch kind := sigma.KindOf(err); {
+		case dropped && kind == sigma.KindStale:
+			continue
+		case !dropped && kind == sigma.KindNotFound: // names nobody has cost nothing
+			k.dropNames(realm)
+		}
+		return nil, err
 	}
 }
 
-// connectNames dials for n and tells those who wait for that. dropped says that n is not the realm's any more.
-func (k *Kernel) connectNames(ctx context.Context, realm sigma.RealmID, n *realmNames) (root *followed, dropped bool, err error) {
-	s, root, err := k.dialNamed(ctx, realm)
-	k.mu.Lock()
-	close(n.dialing)
-	n.dialing = nil
-	dropped = k.names[realm] != n
-	switch {
-	case dropped:
-	case err != nil:
-		delete(k.names, realm) // names nobody has cost nothing
-	default:
-		n.session, n.root = s, root
+// dialNames opens the machine's session to named for one realm. A realm of its own session cannot use up what others need.
+func (k *Kernel) dialNames(ctx context.Context, realm sigma.RealmID) (names.Session, error) {
+	s, root, err := k.reachRoot(ctx, serviceNamed, realm)
+	if err != nil {
+		return names.Session{}, err
 	}
-	k.mu.Unlock()
-	if dropped && s != nil {
-		s.Close()
-	}
-	if sigma.KindOf(err) == sigma.KindNotFound && !dropped {
-		k.dropNames(realm)
-	}
-	return root, dropped, err
-}
-
-func (k *Kernel) dialNamed(ctx context.Context, realm sigma.RealmID) (*session.Client, *followed, error) {
-	return k.reachRoot(ctx, serviceNamed, realm)
+	return names.Session{Root: root, Done: s.Done(), Close: s.Close}, nil
 }
 
 // dropNames forgets a realm that is gone, and ends the sessions for it.
@@ -87,15 +54,12 @@ func (k *Kernel) dropNames(realm sigma.RealmID) {
 	delete(k.names, realm)
 	delete(k.trees, realm)
 	delete(k.stores, realm)
-	var names *session.Client
-	if n != nil {
-		names = n.session
-	}
 	k.mu.Unlock()
-	for _, s := range []*session.Client{names, store} {
-		if s != nil {
-			s.Close()
-		}
+	if n != nil {
+		n.Close()
+	}
+	if store != nil {
+		store.Close()
 	}
 	k.dropFar(realm)
 }

@@ -169,6 +169,7 @@ type remoteRoot interface {
 	sigma.Putter
 	sigma.Watcher
 	sigma.Leaser
+	sigma.Finder
 	sigma.Caller
 	sigma.FilePasser
 }
@@ -202,7 +203,9 @@ func (f *followed) Walk(ctx context.Context, names []string) (sigma.File, []sigm
 	t := trailOf(ctx)
 	t.begin(&f.source)
 	file, ids, err := f.remoteRoot.Walk(ctx, names)
-	t.add(&f.source, f.id, ids)
+	if err == nil { // else it may be asked again over another session
+		t.add(&f.source, f.id, ids)
+	}
 	return file, ids, err
 }
 

@@ -97,7 +97,12 @@ var (
 	_ sigma.Putter  = (*root)(nil)
 	_ sigma.Watcher = (*root)(nil)
 	_ sigma.Leaser  = (*root)(nil)
+
+	_ sigma.Rememberer = (*root)(nil)
 )
+
+// Remembers implements sigma.Rememberer, since what changes in it changes at named.
+func (r *root) Remembers() bool { return true }
 
 func (r *root) named(ctx context.Context) (sigma.File, error) {
 	if r.realm == sigma.SystemRealm && !r.tree.isMachined() {
@@ -113,7 +118,7 @@ func (r *root) named(ctx context.Context) (sigma.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return n.remoteRoot, nil
+	return n, nil
 }
 
 // RenameTarget gives the handle at named in which a rename from any of named's directories may put name.
@@ -164,13 +169,6 @@ func (r *root) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 			trailOf(ctx).leave()
 		}
 		return walkOn(ctx, f, names[1:])
-	}
-	if r.realm != sigma.SystemRealm && trailOf(ctx) != nil {
-		n, err := r.tree.k.named(ctx, r.realm)
-		if err != nil {
-			return nil, nil, err
-		}
-		return n.Walk(ctx, names)
 	}
 	n, err := r.named(ctx)
 	if err != nil {
@@ -338,6 +336,9 @@ func (r *root) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 	}
 	if f != nil {
 		defer f.Close()
+		if sigma.OnceOf(ctx).Again {
+			return sigma.FileID{}, nil, treekit.NotRemembered()
+		}
 		id, stop, err := treekit.Put(ctx, f, names[1:], data, o)
 		if stop != nil {
 			stop.Walked++

@@ -33,6 +33,9 @@ var (
 	_ sigma.Watcher = (*file)(nil)
 	_ sigma.Leaser  = (*file)(nil)
 	_ sigma.Caller  = (*file)(nil)
+
+	_ sigma.Finder     = (*file)(nil)
+	_ sigma.Identified = (*file)(nil)
 )
 
 // walkMax bounds the names of one walk: no path has more.
@@ -119,6 +122,30 @@ func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 		return &file{slot: f.slot, id: f.id, root: f.root, machine: f.machine, system: f.system}, ids, nil
 	}
 	return &file{slot: f.slot, id: reached[len(reached)-1].id}, ids, nil
+}
+
+// FileID implements sigma.Identified.
+func (f *file) FileID() sigma.FileID { return sigma.FileID{Path: f.id} }
+
+// Find implements sigma.Finder.
+func (f *file) Find(ctx context.Context, path uint64) (sigma.File, error) {
+	const op = "named.Find"
+	if !f.root || !f.system {
+		return nil, sigma.Errorf(op, sigma.KindPermission, "files are taken up by their ids by sigmad only, at the root of a realm")
+	}
+	err := f.read(ctx, func(t *tree) error {
+		if t.node(path) == nil && !sigma.OnceOf(ctx).Again {
+			return staleError(op)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if path == f.id {
+		return &file{slot: f.slot, id: f.id, root: true, system: true, machine: f.machine}, nil
+	}
+	return &file{slot: f.slot, id: path}, nil
 }
 
 func (f *file) Stat(ctx context.Context) (sigma.Stat, error) {

@@ -92,11 +92,12 @@ func (c *Client) Attach(ctx context.Context, name string) (sigma.File, error) {
 	if c.resettable {
 		r.epoch = anyEpoch
 	}
-	_, err := ask[*sigmap.Rattach](ctx, r, &sigmap.Tattach{Fid: r.fid, Afid: sigmap.NoFid, Aname: name, NUname: sigmap.NoFid})
+	m, err := ask[*sigmap.Rattach](ctx, r, &sigmap.Tattach{Fid: r.fid, Afid: sigmap.NoFid, Aname: name, NUname: sigmap.NoFid})
 	if err != nil {
 		c.unmade(r.fid, err)
 		return nil, err
 	}
+	r.id = m.ID
 	c.attachedAs(r.fid, name)
 	return r, nil
 }

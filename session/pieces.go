@@ -46,7 +46,7 @@ func pieces(n, size int, do func(from, to int) (got int, stop bool, err error)) 
 
 // ReadAt implements sigma.File. What exceeds a message is asked for in many at once, so that it comes as fast as the connection carries it, whatever a round trip takes.
 func (r *remote) ReadAt(ctx context.Context, p []byte, offset uint64) (int, error) {
-	if r.kind == sigma.KindPipe {
+	if r.id.Kind == sigma.KindPipe {
 		return r.readOnce(ctx, p[:min(len(p), sigma.PipeAtomic)], 0)
 	}
 	done := 0
@@ -94,7 +94,7 @@ func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, err
 	switch {
 	case len(p) > size && sigma.OnceOf(ctx).Client != 0:
 		return 0, sigma.Errorf("session.WriteAt", sigma.KindTooBig, "%d bytes do not fit one message, and each needs a number of its own", len(p))
-	case len(p) <= size || r.appends.Load() || r.kind == sigma.KindPipe:
+	case len(p) <= size || r.appends.Load() || r.id.Kind == sigma.KindPipe:
 		return r.writeInOrder(ctx, p, offset)
 	}
 	got, errs := pieces(len(p), size, func(from, to int) (int, bool, error) {
@@ -113,7 +113,7 @@ func (r *remote) WriteAt(ctx context.Context, p []byte, offset uint64) (int, err
 
 // writeMax is how many bytes go with one message. A pipe's messages are small: those that carry much may not have to wait for long (treekit), and here they wait for a reader.
 func (r *remote) writeMax(ctx context.Context) int {
-	if r.kind == sigma.KindPipe {
+	if r.id.Kind == sigma.KindPipe {
 		return sigma.PipeAtomic
 	}
 	return sigmap.WriteMax(ctx)

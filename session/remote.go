@@ -19,10 +19,10 @@ type remote struct {
 	epoch uint32
 	// closed keeps a program that uses a handle after Close from reaching the file that got the same fid meanwhile.
 	closed atomic.Bool
+	// id is the file's as far as it was told: its kind and Path.
+	id sigma.FileID
 	// appends: it was opened with OpenAppend.
 	appends atomic.Bool
-	// kind is the file's as the walk told, KindFile if it is not known.
-	kind sigma.FileKind
 }
 
 var (
@@ -32,6 +32,8 @@ var (
 	_ sigma.Watcher    = (*remote)(nil)
 	_ sigma.Leaser     = (*remote)(nil)
 	_ sigma.Finder     = (*remote)(nil)
+	_ sigma.Identified = (*remote)(nil)
+	_ sigma.Rememberer = (*remote)(nil)
 	_ sigma.Caller     = (*remote)(nil)
 	_ sigma.FilePasser = (*remote)(nil)
 
@@ -83,15 +85,21 @@ func (r *remote) Walk(ctx context.Context, names []string) (sigma.File, []sigma.
 		r.c.unmade(fid, nil)
 		return nil, m.IDs, nil
 	}
-	kind := r.kind
+	id := r.id
 	if n := len(m.IDs); n > 0 {
-		kind = m.IDs[n-1].Kind
+		id = m.IDs[n-1]
 	}
-	return &remote{c: r.c, fid: fid, epoch: epoch, kind: kind}, m.IDs, nil
+	return &remote{c: r.c, fid: fid, epoch: epoch, id: id}, m.IDs, nil
 }
 
+// FileID implements sigma.Identified.
+func (r *remote) FileID() sigma.FileID { return r.id }
+
+// Remembers implements sigma.Rememberer: the server is asked, or says that it does not.
+func (r *remote) Remembers() bool { return true }
+
 // FileKind is what the walk to the file said that it is.
-func (r *remote) FileKind() sigma.FileKind { return r.kind }
+func (r *remote) FileKind() sigma.FileKind { return r.id.Kind }
 
 func (r *remote) Stat(ctx context.Context) (sigma.Stat, error) {
 	m, err := ask[*sigmap.Rdescribe](ctx, r, &sigmap.Tdescribe{Fid: r.fid})
@@ -152,10 +160,12 @@ func (r *remote) Create(ctx context.Context, name string, f sigma.OpenFlags, per
 	}
 	d := dir.(*remote)
 	d.appends.Store(f&sigma.OpenAppend != 0)
-	if _, err := ask[*sigmap.Rlcreate](ctx, d, &sigmap.Tlcreate{Fid: d.fid, Name: name, Flags: LinuxFlags(f), Mode: perm}); err != nil {
+	made, err := ask[*sigmap.Rlcreate](ctx, d, &sigmap.Tlcreate{Fid: d.fid, Name: name, Flags: LinuxFlags(f), Mode: perm})
+	if err != nil {
 		d.Close()
 		return nil, err
 	}
+	d.id = made.ID
 	return d, nil
 }
 
@@ -355,7 +365,7 @@ func (r *remote) Find(ctx context.Context, path uint64) (sigma.File, error) {
 		r.c.unmade(fid, err)
 		return nil, err
 	}
-	return &remote{c: r.c, fid: fid, epoch: epoch}, nil
+	return &remote{c: r.c, fid: fid, epoch: epoch, id: sigma.FileID{Path: path}}, nil
 }
 
 func (r *remote) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {

@@ -208,6 +208,11 @@ type Finder interface {
 	Find(ctx context.Context, path uint64) (File, error)
 }
 
+// Identified is a File that knows its id without asking anybody. The version may be missing; Path is 0 if it does not know it after all.
+type Identified interface {
+	FileID() FileID
+}
+
 // Caller answers calls by method name (KindCallable).
 type Caller interface {
 	// Call runs method with payload. Passed file descriptors belong to the receiver. p is who calls.

@@ -19,6 +19,12 @@ type Fence struct {
 	Epoch Epoch
 }
 
+// Rememberer is a File whose server remembers its replies to numbered mutations, or that passes them on to one that is asked the same. To others a mutation that may have been sent before
+// does not come: the server kit answers KindLost for them.
+type Rememberer interface {
+	Remembers() bool
+}
+
 type (
 	onceKey  struct{}
 	fenceKey struct{}

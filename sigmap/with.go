@@ -74,12 +74,10 @@ const (
 	withSync
 )
 
-// With returns m together with what ctx says it carries, or m itself if that is nothing. Only mutations carry numbers, and they need not say that they must meet what is current.
+// With returns m together with what ctx says it carries, or m itself if that is nothing. Only mutations, and finding a file for one, carry numbers; mutations need not say that they must meet what is current.
 func With(ctx context.Context, m Message) Message {
-	o, f, sync := sigma.OnceOf(ctx), sigma.FenceOf(ctx), sigma.IsSync(ctx)
-	if Mutates(m) {
-		sync = false
-	} else if o.Client != 0 {
+	o, f, sync := sigma.OnceOf(ctx), sigma.FenceOf(ctx), sigma.IsSync(ctx) && !Mutates(m)
+	if !numbered(m) {
 		o = sigma.Once{}
 	}
 	if o.Client == 0 && f.Name == "" && !sync {
@@ -90,7 +88,7 @@ func With(ctx context.Context, m Message) Message {
 
 // Context returns ctx as who carries out the request needs it.
 func (m *Twith) Context(ctx context.Context) context.Context {
-	if m.Once.Client != 0 && Mutates(m.Request) {
+	if m.Once.Client != 0 && numbered(m.Request) {
 		ctx = sigma.WithOnce(ctx, m.Once)
 	}
 	if m.Fence.Name != "" {
@@ -100,6 +98,12 @@ func (m *Twith) Context(ctx context.Context) context.Context {
 		ctx = sigma.WithSync(ctx)
 	}
 	return ctx
+}
+
+// numbered: a file may be taken up for a mutation.
+func numbered(m Message) bool {
+	_, find := m.(*Tfind)
+	return find || Mutates(m)
 }
 
 // Mutates reports whether m is one change of files or leases, which may have a number. Calls have none: what they do may be many.

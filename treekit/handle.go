@@ -13,6 +13,11 @@ import (
 
 // do carries out one request.
 func (s *server) do(ctx context.Context, m sigmap.Message, files []*os.File) (sigmap.Message, []*os.File, error) {
+	if sigma.OnceOf(ctx).Again {
+		if err := s.remembers(m); err != nil {
+			return nil, nil, err
+		}
+	}
 	switch m := m.(type) {
 	case *sigmap.Tattach:
 		root, err := s.cfg.Tree.Attach(ctx, s.cfg.Principal, m.Aname)
@@ -133,6 +138,28 @@ func fidOf(m sigmap.Message) (uint32, bool) {
 	return 0, false
 }
 
+// remembers refuses a mutation that may have been made before, of a file whose server does not remember.
+func (s *server) remembers(m sigmap.Message) error {
+	n, _ := fidOf(m)
+	if r, ok := m.(*sigmap.Trenameat); ok {
+		n = r.OldDir
+	}
+	f, err := s.get(n)
+	if err != nil {
+		return err
+	}
+	defer s.put(f)
+	if r, ok := f.file.(sigma.Rememberer); !ok || !r.Remembers() {
+		return NotRemembered()
+	}
+	return nil
+}
+
+// NotRemembered is the answer to a mutation that may have been made before, of a server that remembers none.
+func NotRemembered() error {
+	return sigma.Errorf("treekit.Serve", sigma.KindLost, "the request may have been carried out before its reply was lost, and this server does not remember")
+}
+
 // flagsOf translates open(2) flags; ones that are not known are ignored, as clients send O_LARGEFILE and the like.
 func flagsOf(linux uint32) sigma.OpenFlags {
 	f := sigma.OpenRead
@@ -195,6 +222,9 @@ func (s *server) create(ctx context.Context, f *fid, m *sigmap.Tlcreate) (sigmap
 	}
 	// The file is made: nothing that fails from here on may be answered as if it were not. Our own clients do not look at the id.
 	id := sigma.FileID{Kind: sigma.KindFile}
+	if known, ok := file.(sigma.Identified); ok {
+		id = known.FileID()
+	}
 	if s.plain {
 		if st, err := file.Stat(ctx); err == nil {
 			id = st.ID

@@ -30,6 +30,7 @@ func (c carried) note(ctx context.Context) {
 	c.last.Store(&came{sigma.OnceOf(ctx), sigma.FenceOf(ctx)})
 }
 
+func (c carried) Remembers() bool                                                     { return true }
 func (c carried) Attach(context.Context, sigma.Principal, string) (sigma.File, error) { return c, nil }
 func (c carried) Stat(ctx context.Context) (sigma.Stat, error) {
 	c.note(ctx)
@@ -80,6 +81,15 @@ func TestWith(t *testing.T) {
 	}
 	if _, err := f.WriteAt(both, make([]byte, 3*sigmap.DataMax), 0); sigma.KindOf(err) != sigma.KindTooBig {
 		t.Errorf("one number for several messages: %v", err)
+	}
+
+	_, forgets := dial(t, pairs["packet"], treekit.Config{Tree: newMemfs(t)})
+	if err := forgets.Mkdir(sigma.WithOnce(ctx, once), "d", 0o755); sigma.KindOf(err) != sigma.KindLost {
+		t.Errorf("a server that does not remember was asked again: %v", err)
+	}
+	once.Again = false
+	if err := forgets.Mkdir(sigma.WithOnce(ctx, once), "d", 0o755); err != nil {
+		t.Errorf("a server that does not remember: %v", err)
 	}
 
 	r := serve(t, pairs["packet"], treekit.Config{Tree: tree}).start(sigmap.VersionPlain)

@@ -1,0 +1,33 @@
+package names
+
+import (
+	"context"
+	"testing"
+
+	"sigmaos.dev/named"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treetest"
+)
+
+// realmAsTree is a Realm as a tree.
+type realmAsTree struct{ r *Realm }
+
+func (t realmAsTree) Attach(ctx context.Context, _ sigma.Principal, _ string) (sigma.File, error) {
+	root, err := t.r.Root(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f, _, err := root.Walk(ctx, nil)
+	return f, err
+}
+
+// TestConformance: names seen through a Realm are as good as named's own.
+func TestConformance(t *testing.T) {
+	treetest.Run(t, treetest.Config{
+		New: func(t *testing.T) sigma.Tree {
+			r, _ := newWorld(t).realm()
+			return realmAsTree{r}
+		},
+		Lacks: []treetest.Capability{treetest.PassFiles}, SizeMax: named.FileMax,
+	})
+}

@@ -1,0 +1,347 @@
+package names
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// File is a handle of a file of a realm. It knows the file by its id, and is bound to a session when something is sent.
+type File struct {
+	realm *Realm
+	id    uint64
+	root  bool
+
+	closed atomic.Bool
+	bound  atomic.Pointer[binding] // the newest; it may have ended
+
+	mu     sync.Mutex      // orders binding, Open and Close
+	opened bool            // mu
+	flags  sigma.OpenFlags // mu; by which it is opened again
+}
+
+// binding is a file's handle in one session.
+type binding struct {
+	at   *attachment
+	file Root
+}
+
+var (
+	_ sigma.File       = (*File)(nil)
+	_ sigma.Getter     = (*File)(nil)
+	_ sigma.Putter     = (*File)(nil)
+	_ sigma.Watcher    = (*File)(nil)
+	_ sigma.Leaser     = (*File)(nil)
+	_ sigma.Rememberer = (*File)(nil)
+	_ sigma.Identified = (*File)(nil)
+)
+
+// Remembers implements sigma.Rememberer: named does.
+func (f *File) Remembers() bool { return true }
+
+// FileID implements sigma.Identified.
+func (f *File) FileID() sigma.FileID { return sigma.FileID{Path: f.id} }
+
+// bind returns the file's handle in a session that has not ended, as far as is known.
+func (f *File) bind(ctx context.Context) (*binding, error) {
+	if b := f.bound.Load(); b != nil && b.at.live() {
+		return b, nil
+	}
+	if _, err := f.realm.attached(ctx); err != nil { // which may take long
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.bindLocked(ctx, false)
+}
+
+// bindLocked is bind; own says that it must not be the handle that all Files of the root share.
+func (f *File) bindLocked(ctx context.Context, own bool) (*binding, error) {
+	for {
+		if f.closed.Load() {
+			return nil, sigma.Errorf("names.File", sigma.KindInvalid, "the handle is closed")
+		}
+		if b := f.bound.Load(); b != nil && b.at.live() && (!own || b.file != b.at.Root) {
+			return b, nil
+		}
+		at, err := f.realm.attached(ctx)
+		if err != nil {
+			return nil, err
+		}
+		b, err := f.takeUpLocked(ctx, at, own)
+		if err == nil {
+			f.bound.Store(b)
+			return b, nil
+		}
+		if ctx.Err() != nil || sigma.KindOf(err) != sigma.KindLost || !at.over(ctx) {
+			return nil, err
+		}
+	}
+}
+
+// takeUpLocked makes a handle in a session.
+func (f *File) takeUpLocked(ctx context.Context, at *attachment, own bool) (*binding, error) {
+	if f.root && !f.opened && !own {
+		return &binding{at, at.Root}, nil
+	}
+	file, err := at.Root.Find(ctx, f.id)
+	if sigma.KindOf(err) == sigma.KindUnsupported && err != nil {
+		err = &sigma.Error{Op: "names.File", Kind: sigma.KindLost, Msg: "the session was lost, and the server does not take up files again", Err: err}
+	}
+	if err != nil {
+		return nil, err
+	}
+	b, err := asRoot(at, file)
+	if err == nil && f.opened {
+		err = file.Open(ctx, f.flags)
+	}
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// asRoot makes a binding of a handle that the session gave.
+func asRoot(at *attachment, file sigma.File) (*binding, error) {
+	all, ok := file.(Root)
+	if !ok {
+		return nil, sigma.Errorf("names.File", sigma.KindUnsupported, "the session's files lack what named's have")
+	}
+	return &binding{at, all}, nil
+}
+
+// given makes a File of a handle that the session of b gave.
+func (f *File) given(b *binding, file sigma.File, id uint64) (*File, error) {
+	own, err := asRoot(b.at, file)
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	out := &File{realm: f.realm, id: id, root: f.root && id == f.id}
+	out.bound.Store(own)
+	return out, nil
+}
+
+// Close implements sigma.File.
+func (f *File) Close() {
+	if f.closed.Swap(true) {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if b := f.bound.Swap(nil); b != nil && b.file != b.at.Root && b.at.live() {
+		b.file.Close()
+	}
+}
+
+// Walk implements sigma.File.
+func (f *File) Walk(ctx context.Context, names []string) (out sigma.File, ids []sigma.FileID, err error) {
+	err = f.read(ctx, func(ctx context.Context, b *binding) error {
+		file, found, err := b.file.Walk(ctx, names)
+		if ids = found; err != nil || file == nil {
+			return err
+		}
+		id := f.id
+		if len(ids) > 0 {
+			id = ids[len(ids)-1].Path
+		}
+		made, err := f.given(b, file, id)
+		if err == nil {
+			out = made
+		}
+		return err
+	})
+	return out, ids, err
+}
+
+// Stat implements sigma.File.
+func (f *File) Stat(ctx context.Context) (st sigma.Stat, err error) {
+	err = f.read(ctx, func(ctx context.Context, b *binding) error { st, err = b.file.Stat(ctx); return err })
+	return st, err
+}
+
+// Open implements sigma.File.
+func (f *File) Open(ctx context.Context, flags sigma.OpenFlags) error {
+	f.mu.Lock()
+	if f.opened {
+		f.mu.Unlock()
+		return sigma.Errorf("names.Open", sigma.KindInvalid, "the handle is open already")
+	}
+	f.mu.Unlock()
+	open := func(ctx context.Context, _ *binding) error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		b, err := f.bindLocked(ctx, true)
+		if err == nil {
+			err = b.file.Open(ctx, flags)
+		}
+		if err != nil {
+			return err
+		}
+		f.opened, f.flags = true, flags&^(sigma.OpenTruncate|sigma.OpenExclusive)
+		return nil
+	}
+	if flags&sigma.OpenTruncate == 0 {
+		return f.read(ctx, open)
+	}
+	return f.mutate(ctx, change{op: "truncate", id: f.id}, open)
+}
+
+// Create implements sigma.File.
+func (f *File) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (out sigma.File, err error) {
+	err = f.mutate(ctx, change{op: "create", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error {
+		file, err := b.file.Create(ctx, name, flags, perm)
+		if err != nil {
+			return err
+		}
+		var id uint64
+		if i, ok := file.(sigma.Identified); ok {
+			id = i.FileID().Path
+		}
+		made, err := f.given(b, file, id)
+		if err == nil {
+			made.opened, made.flags = true, flags&^(sigma.OpenTruncate|sigma.OpenExclusive)
+			out = made
+		}
+		return err
+	})
+	return out, err
+}
+
+// ReadAt implements sigma.File.
+func (f *File) ReadAt(ctx context.Context, p []byte, offset uint64) (n int, err error) {
+	err = f.read(ctx, func(ctx context.Context, b *binding) error { n, err = b.file.ReadAt(ctx, p, offset); return err })
+	return n, err
+}
+
+// WriteAt implements sigma.File. Each message has a number of its own.
+func (f *File) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error) {
+	most := sigmap.WriteMax(ctx)
+	if sigma.OnceOf(ctx).Client != 0 { // of who asks, who is to see to it
+		most = max(most, len(p))
+	}
+	for done := 0; ; {
+		piece, n := p[done:min(len(p), done+most)], 0
+		err := f.mutate(ctx, change{op: "write", id: f.id}, func(ctx context.Context, b *binding) (err error) {
+			n, err = b.file.WriteAt(ctx, piece, offset+uint64(done))
+			return err
+		})
+		if done += n; err != nil || done >= len(p) {
+			return done, err
+		}
+	}
+}
+
+// ReadDir implements sigma.File. Its cookies are named's, which are as good after a restart.
+func (f *File) ReadDir(ctx context.Context, cookie uint64, most int) (entries []sigma.DirEntry, next uint64, more bool, err error) {
+	err = f.read(ctx, func(ctx context.Context, b *binding) error {
+		entries, next, more, err = b.file.ReadDir(ctx, cookie, most)
+		return err
+	})
+	return entries, next, more, err
+}
+
+// ReadLink implements sigma.File.
+func (f *File) ReadLink(ctx context.Context) (target string, err error) {
+	err = f.read(ctx, func(ctx context.Context, b *binding) error { target, err = b.file.ReadLink(ctx); return err })
+	return target, err
+}
+
+// SetStat implements sigma.File.
+func (f *File) SetStat(ctx context.Context, c sigma.StatChange) error {
+	return f.mutate(ctx, change{op: "setstat", id: f.id}, func(ctx context.Context, b *binding) error { return b.file.SetStat(ctx, c) })
+}
+
+// Mkdir implements sigma.File.
+func (f *File) Mkdir(ctx context.Context, name string, perm uint32) error {
+	return f.mutate(ctx, change{op: "mkdir", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error { return b.file.Mkdir(ctx, name, perm) })
+}
+
+// Symlink implements sigma.File.
+func (f *File) Symlink(ctx context.Context, name, target string) error {
+	return f.mutate(ctx, change{op: "symlink", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error { return b.file.Symlink(ctx, name, target) })
+}
+
+// Remove implements sigma.File.
+func (f *File) Remove(ctx context.Context, name string) error {
+	return f.mutate(ctx, change{op: "remove", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error { return b.file.Remove(ctx, name) })
+}
+
+// Rename implements sigma.File. Both directories are taken up in one session.
+func (f *File) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
+	const op = "names.Rename"
+	if u, ok := newDir.(interface {
+		RenameTarget(ctx context.Context, name string) (sigma.File, error)
+	}); ok { // a handle of a server that stands before this one, and has names of its own
+		var err error
+		if newDir, err = u.RenameTarget(ctx, newName); err != nil {
+			return err
+		}
+	}
+	to, ok := newDir.(*File)
+	if !ok || to.realm != f.realm {
+		return sigma.Errorf(op, sigma.KindUnsupported, "a file cannot be renamed to another server; copy it")
+	}
+	c := change{op: "rename", dir: f.id, names: []string{name}, newDir: to.id, newName: newName}
+	return f.mutate(ctx, c, func(ctx context.Context, b *binding) error {
+		into, err := to.bind(ctx)
+		switch {
+		case err != nil:
+			return err
+		case into.at != b.at: // the session has ended in between
+			return sigma.Errorf(op, sigma.KindUnavailable, "the session to the name service was lost")
+		}
+		return b.file.Rename(ctx, name, into.file, newName)
+	})
+}
+
+// Sync implements sigma.File: what named has acknowledged is durable.
+func (f *File) Sync(context.Context) error { return nil }
+
+// Get implements sigma.Getter.
+func (f *File) Get(ctx context.Context, names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, err error) {
+	err = f.read(ctx, func(ctx context.Context, b *binding) error {
+		g, stop, err = b.file.Get(ctx, names, offset, count)
+		return err
+	})
+	return g, stop, err
+}
+
+// Put implements sigma.Putter.
+func (f *File) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (id sigma.FileID, stop *sigma.Stopped, err error) {
+	err = f.mutate(ctx, change{op: "put", dir: f.id, names: names}, func(ctx context.Context, b *binding) error {
+		id, stop, err = b.file.Put(ctx, names, data, o)
+		return err
+	})
+	return id, stop, err
+}
+
+// Watch implements sigma.Watcher. Versions are kept through restarts, so that nothing between two sessions is missed.
+func (f *File) Watch(ctx context.Context, since sigma.Version) (v sigma.Version, err error) {
+	err = f.read(ctx, func(ctx context.Context, b *binding) error { v, err = b.file.Watch(ctx, since); return err })
+	if err != nil && sigma.KindOf(err) == sigma.KindStale { // it was removed while there was no session
+		err = &sigma.Error{Op: "names.Watch", Kind: sigma.KindNotFound, Msg: "the file was removed", Err: err}
+	}
+	return v, err
+}
+
+// Lease implements sigma.Leaser.
+func (f *File) Lease(ctx context.Context, ttl time.Duration) (id sigma.LeaseID, err error) {
+	err = f.mutate(ctx, change{op: "lease"}, func(ctx context.Context, b *binding) error { id, err = b.file.Lease(ctx, ttl); return err })
+	return id, err
+}
+
+// Renew implements sigma.Leaser.
+func (f *File) Renew(ctx context.Context, id sigma.LeaseID) error {
+	return f.read(ctx, func(ctx context.Context, b *binding) error { return b.file.Renew(ctx, id) })
+}
+
+// Revoke implements sigma.Leaser.
+func (f *File) Revoke(ctx context.Context, id sigma.LeaseID) error {
+	return f.mutate(ctx, change{op: "revoke"}, func(ctx context.Context, b *binding) error { return b.file.Revoke(ctx, id) })
+}

@@ -1,0 +1,126 @@
+package names
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+)
+
+// lane numbers mutations that are made one after another, so that with the next it is clear that the reply to the one before was received: named has to remember one reply for each lane. A mutation takes a lane that nobody
+// uses; there are as many as there ever were mutations at once.
+type lane struct {
+	client, seq uint64
+}
+
+func (r *Realm) takeLane() *lane {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := len(r.lanes); n > 0 {
+		l := r.lanes[n-1] // the last one that was used, so that named can forget those that are not needed any more
+		r.lanes = r.lanes[:n-1]
+		return l
+	}
+	return &lane{client: rand.Uint64()>>1 + 1}
+}
+
+func (r *Realm) returnLane(l *lane) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lanes = append(r.lanes, l)
+}
+
+// number gives ctx a number of this machine's for one mutation, unless who asks has numbered it. done is called when its outcome is not waited for any more.
+func (r *Realm) number(ctx context.Context) (once sigma.Once, done func()) {
+	if once = sigma.OnceOf(ctx); once.Client != 0 {
+		return once, func() {}
+	}
+	l := r.takeLane()
+	l.seq++
+	return sigma.Once{Client: l.client, Seq: l.seq, Done: l.seq - 1}, func() { r.returnLane(l) }
+}
+
+// attempts is one request, which is made again when its session was lost on the way.
+type attempts struct {
+	f     *File
+	until time.Time
+	told  int        // how often named itself said that the outcome is not known
+	once  sigma.Once // of a mutation; Client 0 = it may be made again without
+}
+
+// read makes a request that changes nothing.
+func (f *File) read(ctx context.Context, do func(ctx context.Context, b *binding) error) error {
+	a := attempts{f: f}
+	return a.run(ctx, do)
+}
+
+// mutate makes a request that changes something, once.
+func (f *File) mutate(ctx context.Context, c change, do func(ctx context.Context, b *binding) error) error {
+	once, done := f.realm.number(ctx)
+	defer done()
+	a := attempts{f: f, once: once}
+	err := a.run(ctx, do)
+	c.err = err
+	f.realm.front.changed(c)
+	return err
+}
+
+func (a *attempts) run(ctx context.Context, do func(ctx context.Context, b *binding) error) error {
+	for {
+		asked := ctx
+		if a.once.Client != 0 {
+			asked = sigma.WithOnce(ctx, a.once)
+		}
+		b, err := a.f.bind(asked)
+		if err != nil {
+			return a.givenUp(ctx, err)
+		}
+		err = do(asked, b)
+		kind := sigma.KindOf(err)
+		switch {
+		case err == nil || session.Abandoned(err):
+			return err
+		case kind == sigma.KindLost:
+			a.once.Again = a.once.Client != 0
+		case kind != sigma.KindUnavailable:
+			return err
+		}
+		if a.until.IsZero() {
+			a.until = time.Now().Add(resendMax)
+		}
+		over := b.at.over(ctx)
+		if !over {
+			a.told++
+		}
+		if ctx.Err() != nil || time.Now().After(a.until) || !over && !a.once.Again || a.told > toldMax {
+			return a.givenUp(ctx, err)
+		}
+	}
+}
+
+// over waits for a moment whether the session ends, after something was answered that may mean that.
+func (at *attachment) over(ctx context.Context) bool {
+	pause := time.NewTimer(lostPause)
+	defer pause.Stop()
+	select {
+	case <-at.Done:
+		return true
+	case <-pause.C:
+	case <-ctx.Done():
+	}
+	return !at.live()
+}
+
+// givenUp is the error of a request that is made no more. That the last attempt was not carried out says nothing about those before.
+func (a *attempts) givenUp(ctx context.Context, err error) error {
+	const op = "names.request"
+	switch {
+	case ctx.Err() != nil:
+		return sigma.Wrap(op, "", ctx.Err())
+	case a.once.Client != 0 && a.once.Again && sigma.KindOf(err) != sigma.KindLost:
+		return &sigma.Error{Op: op, Kind: sigma.KindLost, Msg: "it is unknown whether the change was made: the name service did not answer, and cannot be asked", Hint: sigma.HintOf(err), Err: err}
+	}
+	return err
+}

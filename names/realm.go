@@ -1,0 +1,172 @@
+// Package names is a machine's handle on the names of realms, which named keeps: for each realm one session that all the realm's programs here share.
+//
+// It promises: a Realm's files live as long as who holds them, whatever becomes of the session: they know their file by its id and are taken up again at the named that leads then. A read whose session
+// was lost is asked again. A mutation is numbered (sigma.Once), so that it can be sent again too, and is applied once; its error is KindLost only when named could not be asked for what became of it. What a caller was told is true for
+// all who ask afterwards through the same Realm.
+//
+// It assumes that named remembers numbers for longer than resendMax, that file ids are never reused, and that who dials attaches as the system, which alone may take up files by their ids.
+//
+// It is used by kernel, which shows the names to procs.
+//
+// Where things are: realm.go sessions; file.go handles; once.go numbers and sending again; front.go where reads and acknowledged mutations pass.
+//
+// Locks: Realm.mu and file.mu; Realm.mu may be taken under file.mu. Nothing is asked under Realm.mu; under file.mu only to take the file up again.
+package names
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// Root is the root of a realm at named.
+type Root interface {
+	sigma.File
+	sigma.Getter
+	sigma.Putter
+	sigma.Watcher
+	sigma.Leaser
+	sigma.Finder
+}
+
+// Session is one session to named.
+type Session struct {
+	Root  Root            // of the realm
+	Done  <-chan struct{} // closed when the session has ended
+	Close func()          // ends it; may be called more than once
+}
+
+// Config says how a Realm reaches named.
+type Config struct {
+	// Dial opens a session to the named that leads. It waits a while for one that is being restarted, or is to be elected. KindNotFound: there is no such realm.
+	Dial func(ctx context.Context) (Session, error)
+}
+
+// Realm is the names of one realm. Safe for concurrent use.
+type Realm struct {
+	cfg   Config
+	front front
+	root  atomic.Pointer[File] // of the realm, shared by all; nil = not attached yet
+
+	mu      sync.Mutex
+	now     *attachment   // mu; the newest, which may have ended; nil = none
+	dialing chan struct{} // mu; closed when a dial that is under way is over
+	closed  bool          // mu
+	lanes   []*lane       // mu; those nobody uses
+}
+
+// attachment is one session, numbered.
+type attachment struct {
+	Session
+	number uint64
+}
+
+func (a *attachment) live() bool {
+	select {
+	case <-a.Done:
+		return false
+	default:
+		return true
+	}
+}
+
+// New makes a Realm. It dials when it is first used.
+func New(cfg Config) *Realm {
+	return &Realm{cfg: cfg}
+}
+
+// Close ends the session. Who still has files gets KindStale.
+func (r *Realm) Close() {
+	r.mu.Lock()
+	now := r.now
+	r.closed = true
+	r.mu.Unlock()
+	if now != nil {
+		now.Close()
+	}
+}
+
+// Root returns the realm's root, having attached to it. It is one for all, needs no Close, and is for what needs no Open: a clone of it is.
+func (r *Realm) Root(ctx context.Context) (*File, error) {
+	if root := r.root.Load(); root != nil {
+		if b := root.bound.Load(); b != nil && b.at.live() {
+			return root, nil
+		}
+	}
+	if _, err := r.attached(ctx); err != nil {
+		return nil, err
+	}
+	return r.root.Load(), nil
+}
+
+// attached returns a session that has not ended, as far as is known.
+func (r *Realm) attached(ctx context.Context) (*attachment, error) {
+	const op = "names.attached"
+	for {
+		r.mu.Lock()
+		switch {
+		case r.closed:
+			r.mu.Unlock()
+			return nil, sigma.Errorf(op, sigma.KindStale, "the realm is gone")
+		case r.now != nil && r.now.live():
+			defer r.mu.Unlock()
+			return r.now, nil
+		case r.dialing == nil:
+			r.dialing = make(chan struct{})
+			r.mu.Unlock()
+			return r.dial(ctx)
+		}
+		wait := r.dialing
+		r.mu.Unlock()
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, sigma.Wrap(op, "", ctx.Err())
+		}
+	}
+}
+
+// dial is called by the one who has made r.dialing.
+func (r *Realm) dial(ctx context.Context) (*attachment, error) {
+	s, err := r.cfg.Dial(ctx)
+	var root sigma.Stat
+	if err == nil && r.root.Load() == nil {
+		if root, err = s.Root.Stat(ctx); err != nil {
+			s.Close()
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.dialing)
+	r.dialing = nil
+	switch {
+	case err != nil:
+		return nil, err
+	case r.closed:
+		s.Close()
+		return nil, sigma.Errorf("names.dial", sigma.KindStale, "the realm is gone")
+	}
+	if r.root.Load() == nil {
+		r.root.Store(&File{realm: r, id: root.ID.Path, root: true})
+	}
+	a := &attachment{Session: s, number: 1}
+	if r.now != nil {
+		a.number = r.now.number + 1
+	}
+	r.now = a
+	r.front.attached(a)
+	return a, nil
+}
+
+// How a request whose session was lost goes on.
+const (
+	// resendMax is how long after it was begun a request is sent again, if its caller's own patience does not end before. named remembers much longer.
+	resendMax = time.Minute
+	// lostPause is how long a request that was answered with KindLost or KindUnavailable waits for its session to end; if it does not, the answer was named's own.
+	lostPause = 50 * time.Millisecond
+	// toldMax is how often a mutation is sent again when named itself, over a session that goes on, cannot tell its outcome, or cannot answer now.
+	toldMax = 3
+)
