@@ -31,6 +31,7 @@ func newRmCommand(a *app) *cobra.Command {
 not going through links. A bucket is a directory: "sigma rm -r /s3/NAME". With -f it is
 no failure if there is no such file.`,
 		Example: `  sudo sigma rm /s3/in/a.txt
+  sudo sigma rm '/s3/in/*.tmp'
   sudo sigma rm -r /s3/in`,
 		Args: between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.rm(cmd.Context(), args, recursive, force) },
@@ -54,6 +55,9 @@ func (a *app) rm(ctx context.Context, paths []string, recursive, force bool) err
 		return err
 	}
 	defer c.Close()
+	if paths, err = expandForRm(ctx, c, paths, force); err != nil {
+		return err
+	}
 	for _, p := range paths {
 		st, err := c.Lstat(ctx, p)
 		switch {
@@ -74,6 +78,26 @@ func (a *app) rm(ctx context.Context, paths []string, recursive, force bool) err
 	return nil
 }
 
+// expandForRm is expand that forgives what is not there, if forced, and keeps what belongs to the system.
+func expandForRm(ctx context.Context, c sigma.Namespace, paths []string, force bool) (all []string, err error) {
+	for _, p := range paths {
+		found, err := expandOne(ctx, c, p)
+		if force && gone(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	for _, p := range all {
+		if err := checkNotWellKnown("rm", p); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
 func newMkdirCommand(a *app) *cobra.Command {
 	parents := false
 	cmd := &cobra.Command{
@@ -91,8 +115,12 @@ way, and it is no failure if one exists.`,
 }
 
 func (a *app) mkdir(ctx context.Context, paths []string, parents bool) error {
-	if err := cleanPaths(paths); err != nil {
-		return err
+	for i, p := range paths {
+		p, err := plainPath(p)
+		if err != nil {
+			return err
+		}
+		paths[i] = p
 	}
 	c, err := a.connect(ctx)
 	if err != nil {
@@ -118,77 +146,33 @@ func (a *app) mkdir(ctx context.Context, paths []string, parents bool) error {
 	return nil
 }
 
-func newMvCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "mv FROM... TO",
-		Short: "Move or rename files of the realm",
-		Long: `Move or rename files and directories of the realm. If TO ends with / or is a directory,
-they are moved below it with their names. A file at TO is replaced. A move cannot go
-from one server to another (from /s3 to /ux, say): copy with get and put.`,
-		Example: `  sudo sigma mv /s3/in/a.txt /s3/in/b.txt`,
-		Args:    between(2, -1),
-		RunE:    func(cmd *cobra.Command, args []string) error { return a.mv(cmd.Context(), args) },
-	}
-}
-
-func (a *app) mv(ctx context.Context, args []string) error {
-	into := strings.HasSuffix(args[len(args)-1], "/")
-	paths := slices.Clone(args)
-	if err := cleanPaths(paths); err != nil {
-		return err
-	}
-	from, to := paths[:len(paths)-1], paths[len(paths)-1]
-	for _, p := range from {
-		if err := checkNotWellKnown("mv", p); err != nil {
-			return err
-		}
-	}
-	c, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	if st, err := c.Stat(ctx, to); err == nil && st.ID.Kind == sigma.KindDir {
-		into = true
-	} else if len(from) > 1 || into {
-		return &sigma.Error{Op: "sigma.mv", Path: to, Kind: sigma.KindNotDir, Msg: "is not a directory", Hint: "make it with: sigma mkdir -p " + to}
-	}
-	for _, p := range from {
-		at := to
-		if into {
-			at = path.Join(to, path.Base(p))
-		}
-		if err := c.Rename(ctx, p, at); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func newLnCommand(a *app) *cobra.Command {
-	symbolic := false
+	symbolic, force := false, false
 	cmd := &cobra.Command{
-		Use:   "ln -s TARGET PATH",
+		Use:   "ln -s [-f] TARGET PATH",
 		Short: "Make a symbolic link in the realm",
 		Long: `Make a symbolic link at PATH that leads to TARGET: an absolute path of the realm, or one
-relative to the link's directory. TARGET need not exist. There are no other links, so -s
-must be given.`,
-		Example: `  sudo sigma ln -s /s3/in /input`,
-		Args:    between(2, 2),
+relative to the link's directory. TARGET need not exist. If PATH ends with / or is a
+directory, the link is made below it with TARGET's name. With -f a file or link at PATH is
+replaced, in one step. There are no other links, so -s must be given.`,
+		Example: `  sudo sigma ln -s /s3/in /input
+  sudo sigma ln -sf /s3/new /input`,
+		Args: between(2, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !symbolic {
 				return usageError(cmd, "make a symbolic link: sigma ln -s "+args[0]+" "+args[1], "there are no hard links in sigmaOS")
 			}
-			return a.ln(cmd.Context(), args[0], args[1])
+			return a.ln(cmd.Context(), args[0], args[1], force)
 		},
 	}
 	cmd.Flags().BoolVarP(&symbolic, "symbolic", "s", false, "make a symbolic link")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "replace what is at PATH")
 	return cmd
 }
 
-func (a *app) ln(ctx context.Context, target, at string) error {
+func (a *app) ln(ctx context.Context, target, at string, force bool) error {
 	into := strings.HasSuffix(at, "/")
-	at, err := cleanPath(at)
+	at, err := plainPath(at)
 	if err != nil {
 		return err
 	}
@@ -204,8 +188,14 @@ func (a *app) ln(ctx context.Context, target, at string) error {
 		return err
 	}
 	defer c.Close()
+	if st, err := c.Lstat(ctx, at); err == nil && st.ID.Kind == sigma.KindDir {
+		into = true
+	}
 	if into {
 		at = path.Join(at, path.Base(target))
+	}
+	if force {
+		return putLink(ctx, c, target, at)
 	}
 	return c.Symlink(ctx, target, at)
 }

@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"path"
 	"sync"
 	"time"
@@ -41,22 +38,43 @@ func (f *fileJSON) fill(st sigma.Stat) {
 	}
 }
 
+type lsOptions struct{ long, recursive, itself, watch bool }
+
 func newLsCommand(a *app) *cobra.Command {
-	long := false
+	var o lsOptions
 	cmd := &cobra.Command{
-		Use:   "ls [-l] [PATH...]",
+		Use:   "ls [-l] [-R] [-d] [-w] [PATH...]",
 		Short: "List directories of the realm",
-		Long: `List directories of the realm, / if none is given; of a file, print its name. With -l
-also kind, mode bits, size, time of change, and where links lead.`,
+		Long: `List directories of the realm, / if none is given; of a file, print its path. With -l
+also kind, mode bits, size, time of change, and where links lead. -R lists the directories
+below too, not going through links and endpoints; -d names directories instead of listing
+them. With -w go on and print changes as they happen, as "sigma watch" does.
+
+On a terminal, names that a shell would not read as one word are quoted.`,
 		Example: `  sudo sigma ls /s3
-  sudo sigma ls -l --json /s3/in`,
-		RunE: func(cmd *cobra.Command, args []string) error { return a.ls(cmd.Context(), args, long) },
+  sudo sigma ls -l --json /s3/in
+  sudo sigma ls -d '/s3/in/*.txt'
+  sudo sigma ls -w /s3/in`,
+		RunE: func(cmd *cobra.Command, args []string) error { return a.ls(cmd.Context(), args, o) },
 	}
-	cmd.Flags().BoolVarP(&long, "long", "l", false, "print details")
+	f := cmd.Flags()
+	f.BoolVarP(&o.long, "long", "l", false, "print details")
+	f.BoolVarP(&o.recursive, "recursive", "R", false, "list directories below too")
+	f.BoolVarP(&o.itself, "directory", "d", false, "name directories, do not list them")
+	f.BoolVarP(&o.watch, "watch", "w", false, "go on printing changes")
 	return cmd
 }
 
-func (a *app) ls(ctx context.Context, paths []string, long bool) error {
+// listed is what ls prints together: a directory and its entries, or files that were named.
+type listed struct {
+	dir   string // "" = files that were named
+	files []fileJSON
+}
+
+func (a *app) ls(ctx context.Context, paths []string, o lsOptions) error {
+	if o.watch && o.recursive {
+		return usageError(nil, "name the directories to watch", "-w does not go with -R")
+	}
 	if len(paths) == 0 {
 		paths = []string{"/"}
 	}
@@ -68,28 +86,86 @@ func (a *app) ls(ctx context.Context, paths []string, long bool) error {
 		return err
 	}
 	defer c.Close()
-	all := []fileJSON{}
-	for i, p := range paths {
-		files, err := listOne(ctx, c, p, long)
-		if err != nil {
-			return err
-		}
-		if a.json {
-			all = append(all, files...)
-			continue
-		}
-		if len(paths) > 1 {
-			if i > 0 {
-				fmt.Fprintln(a.out)
-			}
-			fmt.Fprintf(a.out, "%s:\n", printable(p))
-		}
-		if err := a.printFiles(files, long); err != nil {
-			return err
-		}
+	if paths, err = expand(ctx, c, paths); err != nil {
+		return err
+	}
+	if o.watch {
+		return a.lsAndWatch(ctx, c, paths, o)
+	}
+	lists, err := listAll(ctx, c, paths, o)
+	if err != nil {
+		return err
 	}
 	if a.json {
+		all := []fileJSON{}
+		for _, l := range lists {
+			all = append(all, l.files...)
+		}
 		return a.printJSON(all)
+	}
+	return a.printLists(lists, o.long)
+}
+
+// listAll lists the files that were named first, as people expect, then the directories.
+func listAll(ctx context.Context, c sigma.Namespace, paths []string, o lsOptions) ([]listed, error) {
+	named, lists := listed{}, []listed{}
+	for i := 0; i < len(paths); i++ {
+		l, err := listOne(ctx, c, paths[i], o)
+		if err != nil {
+			return nil, err
+		}
+		if l.dir == "" {
+			named.files = append(named.files, l.files...)
+			continue
+		}
+		lists = append(lists, l)
+		if o.recursive {
+			below, err := listBelow(ctx, c, l, o)
+			if err != nil {
+				return nil, err
+			}
+			lists = append(lists, below...)
+		}
+	}
+	if len(named.files) > 0 {
+		lists = append([]listed{named}, lists...)
+	}
+	return lists, nil
+}
+
+// listBelow lists the directories in l and what is below, each before those in it.
+func listBelow(ctx context.Context, c sigma.Namespace, l listed, o lsOptions) (lists []listed, err error) {
+	for _, f := range l.files {
+		if f.Kind != sigma.KindDir.String() {
+			continue
+		}
+		d, err := listOne(ctx, c, f.Path, o)
+		if sigma.KindOf(err) == sigma.KindNotFound && err != nil {
+			continue // removed since it was listed
+		}
+		if err != nil {
+			return nil, err
+		}
+		below, err := listBelow(ctx, c, d, o)
+		if err != nil {
+			return nil, err
+		}
+		lists = append(append(lists, d), below...)
+	}
+	return lists, nil
+}
+
+func (a *app) printLists(lists []listed, long bool) error {
+	for i, l := range lists {
+		if i > 0 {
+			fmt.Fprintln(a.out)
+		}
+		if l.dir != "" && len(lists) > 1 {
+			fmt.Fprintf(a.out, "%s:\n", a.shown(l.dir))
+		}
+		if err := a.printFiles(l.files, l.dir == "", long); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -105,39 +181,49 @@ func cleanPaths(paths []string) error {
 	return nil
 }
 
-// listOne gives the entries of the directory p, or p itself if it is none.
-func listOne(ctx context.Context, c sigma.Namespace, p string, long bool) ([]fileJSON, error) {
-	st, err := c.Stat(ctx, p)
-	if err != nil {
-		if _, lerr := c.Lstat(ctx, p); lerr != nil {
-			return nil, err
-		}
-		st = sigma.Stat{} // a link that leads nowhere is listed as itself
-	}
-	var files []fileJSON
-	if st.ID.Kind == sigma.KindDir {
-		entries, err := c.ReadDir(ctx, p)
+// listOne gives the entries of the directory p, or p itself if it is none or is meant itself.
+func listOne(ctx context.Context, c sigma.Namespace, p string, o lsOptions) (listed, error) {
+	itself := o.itself
+	if !itself {
+		st, err := c.Stat(ctx, p)
 		if err != nil {
-			return nil, err
+			if _, lerr := c.Lstat(ctx, p); lerr != nil {
+				return listed{}, err
+			}
 		}
-		files = make([]fileJSON, len(entries))
-		for i, e := range entries {
-			files[i] = fileJSON{Path: path.Join(p, e.Name), Name: e.Name, Kind: e.ID.Kind.String(), Size: e.Size, Version: uint64(e.ID.Version)}
-		}
-		if !long {
-			return files, nil
-		}
-	} else {
-		files = []fileJSON{{Path: p, Name: path.Base(p)}}
+		itself = err != nil || st.ID.Kind != sigma.KindDir // a link that leads nowhere is listed as itself
 	}
-	err = each(ctx, len(files), func(ctx context.Context, i int) error {
+	if itself {
+		l := listed{files: []fileJSON{{Path: p, Name: path.Base(p)}}}
+		return l, describe(ctx, c, &l.files[0])
+	}
+	entries, err := c.ReadDir(ctx, p)
+	if err != nil {
+		return listed{}, err
+	}
+	l := listed{dir: p, files: make([]fileJSON, len(entries))}
+	for i, e := range entries {
+		l.files[i] = entryJSON(p, e)
+	}
+	if !o.long {
+		return l, nil
+	}
+	return l, describeAll(ctx, c, l.files)
+}
+
+func entryJSON(dir string, e sigma.DirEntry) fileJSON {
+	return fileJSON{Path: path.Join(dir, e.Name), Name: e.Name, Kind: e.ID.Kind.String(), Size: e.Size, Version: uint64(e.ID.Version)}
+}
+
+// describeAll is describe for many; what was removed since it was listed is left as it is.
+func describeAll(ctx context.Context, c sigma.Namespace, files []fileJSON) error {
+	return each(ctx, len(files), func(ctx context.Context, i int) error {
 		err := describe(ctx, c, &files[i])
 		if sigma.KindOf(err) == sigma.KindNotFound {
-			return nil // removed since it was listed
+			return nil
 		}
 		return err
 	})
-	return files, err
 }
 
 // describe fills in what Lstat tells and where a link leads.
@@ -181,10 +267,17 @@ feed:
 	return context.Cause(ctx)
 }
 
-func (a *app) printFiles(files []fileJSON, long bool) error {
+// printFiles prints entries of a directory by their names, files that were named by their paths.
+func (a *app) printFiles(files []fileJSON, named, long bool) error {
+	name := func(f fileJSON) string {
+		if named {
+			return a.shown(f.Path)
+		}
+		return a.shown(f.Name)
+	}
 	if !long {
 		for _, f := range files {
-			if _, err := fmt.Fprintln(a.out, printable(f.Name)); err != nil {
+			if _, err := fmt.Fprintln(a.out, name(f)); err != nil {
 				return err
 			}
 		}
@@ -192,12 +285,12 @@ func (a *app) printFiles(files []fileJSON, long bool) error {
 	}
 	t := newTable(a.out)
 	for _, f := range files {
-		modified, name := "-", f.Name
+		modified, name := "-", name(f)
 		if f.Modified != nil {
 			modified = f.Modified.Local().Format("2006-01-02 15:04")
 		}
 		if f.Target != "" {
-			name += " -> " + f.Target
+			name += " -> " + a.shown(f.Target)
 		}
 		size := sigma.Bytes(f.Size).String()
 		if f.Kind == sigma.KindDir.String() {
@@ -206,147 +299,4 @@ func (a *app) printFiles(files []fileJSON, long bool) error {
 		t.row(f.Kind, orElse(f.Perm, "-"), size, modified, name)
 	}
 	return t.print()
-}
-
-func newStatCommand(a *app) *cobra.Command {
-	link := false
-	cmd := &cobra.Command{
-		Use:     "stat [--link] PATH...",
-		Short:   "Describe files of the realm",
-		Long:    `Describe files of the realm. Links are followed; with --link they are described themselves.`,
-		Example: `  sudo sigma stat /s3/in/a.txt`,
-		Args:    between(1, -1),
-		RunE:    func(cmd *cobra.Command, args []string) error { return a.stat(cmd.Context(), args, link) },
-	}
-	cmd.Flags().BoolVar(&link, "link", false, "describe a link, not what it leads to")
-	return cmd
-}
-
-func (a *app) stat(ctx context.Context, paths []string, link bool) error {
-	if err := cleanPaths(paths); err != nil {
-		return err
-	}
-	c, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	files := make([]fileJSON, len(paths))
-	for i, p := range paths {
-		f := &files[i]
-		f.Path, f.Name = p, path.Base(p)
-		if link {
-			if err := describe(ctx, c, f); err != nil {
-				return err
-			}
-			continue
-		}
-		st, err := c.Stat(ctx, p)
-		if err != nil {
-			return err
-		}
-		f.fill(st)
-	}
-	if a.json {
-		return a.printJSON(files)
-	}
-	t := newTable(a.out)
-	for i, f := range files {
-		if i > 0 {
-			t.row()
-		}
-		t.row("path", f.Path)
-		t.row("kind", f.Kind)
-		t.row("size", fmt.Sprintf("%v (%d bytes)", sigma.Bytes(f.Size), f.Size))
-		t.row("perm", f.Perm)
-		t.row("version", f.Version)
-		for _, more := range [][2]string{{"owner", f.Owner}, {"target", f.Target}} {
-			if more[1] != "" {
-				t.row(more[0], more[1])
-			}
-		}
-		if f.Modified != nil {
-			t.row("modified", f.Modified.Local().Format(time.RFC3339Nano))
-		}
-		if f.Ephemeral {
-			t.row("ephemeral", "yes")
-		}
-	}
-	return t.print()
-}
-
-func newCatCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:     "cat PATH...",
-		Short:   "Print files of the realm",
-		Long:    `Print files of the realm to standard output, one after the other.`,
-		Example: `  sudo sigma cat /s3/in/a.txt | head`,
-		Args:    between(1, -1),
-		RunE:    func(cmd *cobra.Command, args []string) error { return a.cat(cmd.Context(), args) },
-	}
-}
-
-func (a *app) cat(ctx context.Context, paths []string) error {
-	if err := cleanPaths(paths); err != nil {
-		return err
-	}
-	c, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	for _, p := range paths {
-		if err := download(ctx, c, p, a.out, nothing{}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// nothing is a progress that nobody sees.
-type nothing struct{}
-
-func (nothing) Add(int64) {}
-func (nothing) Set(int64) {}
-func (nothing) Done()     {}
-
-// download copies a file of the realm to w.
-func download(ctx context.Context, c sigma.Namespace, p string, w io.Writer, count progress) error {
-	st, err := c.Stat(ctx, p)
-	switch {
-	case err != nil:
-		return err
-	case st.ID.Kind == sigma.KindDir:
-		return &sigma.Error{Op: "sigma.download", Path: p, Kind: sigma.KindIsDir, Hint: "list it with: sigma ls " + p + "; fetch it with: sigma get -r " + p}
-	case st.ID.Kind == sigma.KindCallable:
-		return noContent(p)
-	}
-	return fetch(ctx, c, p, w, count)
-}
-
-func noContent(p string) error {
-	return &sigma.Error{Op: "sigma.download", Path: p, Kind: sigma.KindUnsupported, Msg: "answers calls and has no content"}
-}
-
-// fetch is download of what is known to be a file.
-func fetch(ctx context.Context, c sigma.Namespace, p string, w io.Writer, count progress) error {
-	h, err := c.Open(ctx, p, sigma.OpenRead)
-	if err != nil {
-		return err
-	}
-	defer h.Close()
-	if f, err := h.File(); err == nil { // the server passes its file, so the bytes need not go through it
-		defer f.Close()
-		return pour(ctx, w, f, count)
-	}
-	return pour(ctx, w, h, count)
-}
-
-// localError makes an error of this machine's files read like one of the realm's.
-func localError(err error) error {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
-		return &sigma.Error{Op: "sigma.local", Path: pe.Path, Kind: sigma.KindOf(pe.Err), Msg: "cannot " + pe.Op + " on this machine", Err: pe.Err}
-	}
-	return err
 }

@@ -81,6 +81,7 @@ type tail struct {
 	path   string
 	to     io.Writer
 	offset int64
+	again  bool // a file that has become shorter is another one, which is copied from its beginning
 }
 
 // follow copies until ended is closed and the end of the file is reached. A file that is missing then is an empty one.
@@ -135,6 +136,9 @@ func (t *tail) copy(ctx context.Context) (sigma.Version, error) {
 	st, err := h.Stat()
 	if err != nil {
 		return 0, err
+	}
+	if t.again && st.ID.Kind == sigma.KindFile && int64(st.Size) < t.offset {
+		t.offset = 0
 	}
 	buf := make([]byte, 256<<10)
 	for ctx.Err() == nil {

@@ -39,7 +39,9 @@ A bucket has to exist: make it with "sigma mkdir /s3/NAME".`,
   sudo sigma put -r texts /s3/in/texts
   date | sudo sigma put - /s3/in/now`,
 		Args: between(2, -1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.put(cmd.Context(), args, recursive) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.put(cmd.Context(), args, moving{recursive: recursive})
+		},
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "store directories")
 	return cmd
@@ -54,22 +56,29 @@ type item struct {
 
 // plan is what a put has to do.
 type plan struct {
-	dirs    []string // to make, parents first
+	dirs    []string          // to make, parents first
+	perms   map[string]uint32 // of dirs
 	files   []item
 	bytes   int64
-	skipped int // symlinks, devices
+	skipped int // what has no content of its own
 }
 
-func (a *app) put(ctx context.Context, args []string, recursive bool) error {
+// moving says how files are stored and fetched.
+type moving struct {
+	recursive bool
+	below     bool // a directory goes below one that is there, as cp has it, not over it
+}
+
+func (a *app) put(ctx context.Context, args []string, o moving) error {
 	typed := args[len(args)-1]
-	to, err := cleanPath(typed)
+	to, err := plainPath(typed)
 	if err != nil {
 		return err
 	}
 	for _, local := range args[:len(args)-1] {
 		if st, err := os.Stat(local); local != "-" && err != nil {
 			return localError(err)
-		} else if local != "-" && st.IsDir() && !recursive {
+		} else if local != "-" && st.IsDir() && !o.recursive {
 			return &sigma.Error{Op: "sigma.put", Path: local, Kind: sigma.KindIsDir, Hint: "store all of it with: sigma put -r " + local + " " + typed}
 		}
 	}
@@ -95,19 +104,31 @@ func (a *app) put(ctx context.Context, args []string, recursive bool) error {
 			if isDir || strings.HasSuffix(typed, "/") {
 				return usageError(nil, "write for example: sigma put - "+path.Join(to, "NAME"), "standard input needs a whole path")
 			}
-			return a.explainPut(upload(ctx, c, a.in, to, 0o644, nothing{}), to)
+			return a.putStream(ctx, c, to)
 		}
-		if err := p.add(local, destination(local, to, typed, isDir)); err != nil {
+		if err := p.add(local, destination(local, to, typed, isDir, o.below)); err != nil {
 			return err
 		}
 	}
 	return a.carryOut(ctx, c, p)
 }
 
+// putStream stores standard input.
+func (a *app) putStream(ctx context.Context, c sigma.Namespace, to string) error {
+	start, title := time.Now(), "put "+path.Base(to)
+	bar := &counted{progress: a.progressBytes(title, 0)}
+	err := a.explainPut(upload(ctx, c, a.in, to, 0o644, bar), to)
+	bar.Done()
+	if err != nil {
+		return err
+	}
+	return a.sayMoved("stored", plan{files: make([]item, 1)}, bar.n.Load(), time.Since(start))
+}
+
 // destination is where a local file or directory goes.
-func destination(local, to, typed string, isDir bool) string {
+func destination(local, to, typed string, isDir, below bool) string {
 	st, err := os.Stat(local)
-	into := strings.HasSuffix(typed, "/") || err == nil && !st.IsDir() && isDir
+	into := strings.HasSuffix(typed, "/") || err == nil && (below || !st.IsDir()) && isDir
 	if !into {
 		return to
 	}
@@ -116,6 +137,15 @@ func destination(local, to, typed string, isDir bool) string {
 		abs = local
 	}
 	return path.Join(to, filepath.Base(abs))
+}
+
+// addDir plans to make a directory.
+func (p *plan) addDir(at string, perm uint32) {
+	if p.perms == nil {
+		p.perms = map[string]uint32{}
+	}
+	p.dirs = append(p.dirs, at)
+	p.perms[at] = perm&0o777 | 0o700 // so that it can be filled
 }
 
 // add plans to store local, a file or directory, at remote.
@@ -138,8 +168,11 @@ func (p *plan) add(local, remote string) error {
 		}
 		switch {
 		case d.IsDir():
-			p.dirs = append(p.dirs, at)
-			return nil
+			st, err := d.Info()
+			if err == nil {
+				p.addDir(at, uint32(st.Mode().Perm()))
+			}
+			return localError(err)
 		case !d.Type().IsRegular():
 			p.skipped++
 			return nil
@@ -161,7 +194,7 @@ func (a *app) carryOut(ctx context.Context, c sigma.Namespace, p plan) error {
 		if i == 0 {
 			make = c.MkdirAll
 		}
-		if err := make(ctx, dir, 0o755); err != nil && sigma.KindOf(err) != sigma.KindExists {
+		if err := make(ctx, dir, p.perms[dir]); err != nil && sigma.KindOf(err) != sigma.KindExists {
 			return err
 		}
 	}
@@ -184,15 +217,29 @@ func (a *app) carryOut(ctx context.Context, c sigma.Namespace, p plan) error {
 		}
 		return err
 	}
-	if len(p.dirs) > 0 {
-		a.sayMoved("stored", len(p.files), p.bytes, time.Since(start))
-	}
-	return nil
+	return a.sayMoved("stored", p, p.bytes, time.Since(start))
 }
 
-func (a *app) sayMoved(what string, files int, bytes int64, took time.Duration) {
+// movedJSON is what put, get and cp print with --json.
+type movedJSON struct {
+	Files   int     `json:"files"`
+	Bytes   int64   `json:"bytes"`
+	Skipped int     `json:"skipped"`
+	Seconds float64 `json:"seconds"`
+}
+
+// sayMoved tells what was done: as JSON, or to people if it was more than they named.
+func (a *app) sayMoved(what string, p plan, bytes int64, took time.Duration) error {
+	files := len(p.files)
+	switch {
+	case a.json:
+		return a.printJSON(movedJSON{files, bytes, p.skipped, took.Seconds()})
+	case len(p.dirs) == 0:
+		return nil
+	}
 	rate := sigma.Bytes(float64(bytes) / max(took.Seconds(), 1e-6))
 	a.remark("%s %d files, %v in %v (%v/s)", what, files, sigma.Bytes(bytes), took.Round(time.Millisecond), rate)
+	return nil
 }
 
 func putFile(ctx context.Context, c sigma.Namespace, it item, bar progress) error {
@@ -238,146 +285,4 @@ func checkBucket(ctx context.Context, c sigma.Namespace, p string) error {
 		return &sigma.Error{Op: "sigma.checkBucket", Path: p, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no bucket %q", names[1]), Hint: "make it with: sigma mkdir " + bucket + "; files are stored in buckets: " + bucket + "/NAME"}
 	}
 	return &sigma.Error{Op: "sigma.checkBucket", Path: p, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no bucket %q", names[1]), Hint: "make it with: sigma mkdir " + bucket}
-}
-
-func newGetCommand(a *app) *cobra.Command {
-	recursive := false
-	cmd := &cobra.Command{
-		Use:   "get [-r] PATH [LOCAL]",
-		Short: "Fetch files of the realm",
-		Long: `Fetch a file of the realm into a local file, or, if LOCAL ends with / or is a directory
-(default: this one), below it with its own name. With -r, fetch what is in a directory
-into the directory LOCAL (or, if LOCAL ends with / or is not given, LOCAL/NAME), making
-directories as needed. Local files of the same name are replaced; each is whole or as it
-was. Links and files without content are skipped and counted.`,
-		Example: `  sudo sigma get /s3/in/a.txt
-  sudo sigma get -r /s3/out results`,
-		Args: between(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			local := "./"
-			if len(args) > 1 {
-				local = args[1]
-			}
-			return a.get(cmd.Context(), args[0], local, recursive)
-		},
-	}
-	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "fetch directories")
-	return cmd
-}
-
-func (a *app) get(ctx context.Context, from, to string, recursive bool) error {
-	if to == "" {
-		return usageError(nil, "write . for this directory", "the local name is empty")
-	}
-	from, err := cleanPath(from)
-	if err != nil {
-		return err
-	}
-	c, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	st, err := c.Stat(ctx, from)
-	if err != nil {
-		return err
-	}
-	isDir := st.ID.Kind == sigma.KindDir
-	if st.ID.Kind == sigma.KindCallable {
-		return noContent(from)
-	}
-	if isDir && !recursive {
-		return &sigma.Error{Op: "sigma.get", Path: from, Kind: sigma.KindIsDir, Hint: "fetch all of it with: sigma get -r " + from}
-	}
-	local, err := os.Stat(to)
-	if into := strings.HasSuffix(to, "/") || err == nil && local.IsDir() && !isDir; into && from != "/" {
-		to = filepath.Join(to, path.Base(from))
-	}
-	if !isDir {
-		bar := a.progressBytes("get "+path.Base(from), int64(st.Size))
-		defer bar.Done()
-		return getFile(ctx, c, item{local: to, remote: from, perm: st.Perm}, bar)
-	}
-	var p plan
-	if err := p.fetch(ctx, c, from, to); err != nil {
-		return err
-	}
-	start := time.Now()
-	for _, dir := range p.dirs {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return localError(err)
-		}
-	}
-	bar := &counted{progress: a.progressBytes(fmt.Sprintf("get %d files", len(p.files)), p.bytes)} // a listing may not tell sizes
-	err = each(ctx, len(p.files), func(ctx context.Context, i int) error { return getFile(ctx, c, p.files[i], bar) })
-	bar.Done()
-	if p.skipped > 0 {
-		a.remark("skipped %d links and files without content", p.skipped)
-	}
-	if err == nil {
-		a.sayMoved("fetched", len(p.files), bar.n.Load(), time.Since(start))
-	}
-	return err
-}
-
-// counted is a progress that can be asked.
-type counted struct {
-	progress
-	n atomic.Int64
-}
-
-func (c *counted) Add(n int64) {
-	c.n.Add(n)
-	c.progress.Add(n)
-}
-
-// fetch plans to fetch the directory remote into local. Names are checked, as a tree may be served by a tenant who would like them to lead elsewhere.
-func (p *plan) fetch(ctx context.Context, c sigma.Namespace, remote, local string) error {
-	entries, err := c.ReadDir(ctx, remote)
-	if err != nil {
-		return err
-	}
-	p.dirs = append(p.dirs, local)
-	for _, e := range entries {
-		if err := sigma.CheckName(e.Name); err != nil {
-			return sigma.Wrap("sigma.fetch", remote, err)
-		}
-		at, to := path.Join(remote, e.Name), filepath.Join(local, e.Name)
-		switch e.ID.Kind {
-		case sigma.KindDir:
-			if err := p.fetch(ctx, c, at, to); err != nil {
-				return err
-			}
-		case sigma.KindFile, sigma.KindDevice:
-			p.files = append(p.files, item{local: to, remote: at, size: int64(e.Size), perm: 0o644})
-			p.bytes += int64(e.Size)
-		default:
-			p.skipped++
-		}
-	}
-	return nil
-}
-
-// getFile fetches one file next to its place and moves it there when it is whole.
-func getFile(ctx context.Context, c sigma.Namespace, it item, bar progress) error {
-	if st, err := os.Stat(it.local); err == nil && st.IsDir() {
-		return &sigma.Error{Op: "sigma.get", Path: it.local, Kind: sigma.KindIsDir, Msg: "is a directory on this machine", Hint: "give another local name"}
-	}
-	f, err := os.CreateTemp(filepath.Dir(it.local), ".sigma-get-*~")
-	if err != nil {
-		return localError(err)
-	}
-	if err = fetch(ctx, c, it.remote, f, bar); err == nil {
-		err = f.Chmod(fs.FileMode(it.perm&0o777) | 0o600)
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), it.local)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-	return localError(err)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -68,8 +69,12 @@ func (a *app) printJSON(v any) error {
 	return enc.Encode(v)
 }
 
-// remark writes a line for people beside the answer.
-func (a *app) remark(format string, args ...any) { fmt.Fprintf(a.err, format+"\n", args...) }
+// remark writes lines for people beside the answer. They may have names in them that tenants chose.
+func (a *app) remark(format string, args ...any) {
+	for line := range strings.Lines(fmt.Sprintf(format, args...) + "\n") {
+		fmt.Fprintln(a.err, printable(strings.TrimSuffix(line, "\n")))
+	}
+}
 
 // root makes the command tree.
 func (a *app) root() *cobra.Command {
@@ -191,8 +196,8 @@ func (a *app) execute(ctx context.Context, args []string) int {
 }
 
 func (a *app) printError(err error) {
-	fmt.Fprintf(a.err, "sigma: %v\n", err)
+	a.remark("sigma: %v", err)
 	if hint := sigma.HintOf(err); hint != "" {
-		fmt.Fprintf(a.err, "hint: %s\n", hint)
+		a.remark("hint: %s", hint)
 	}
 }

@@ -37,7 +37,7 @@ func upload(ctx context.Context, c sigma.Namespace, r io.Reader, to string, perm
 	temp := path.Join(path.Dir(to), "put-"+rand.Text()[:12]+"~")
 	h, err := c.Create(ctx, temp, sigma.OpenWrite|sigma.OpenExclusive, perm)
 	if err != nil {
-		return sayPath(err, to)
+		return sayPath(err, temp, to)
 	}
 	err = pour(ctx, h, io.MultiReader(&once{first}, r), p)
 	if e := h.Close(); err == nil {
@@ -48,14 +48,14 @@ func upload(ctx context.Context, c sigma.Namespace, r io.Reader, to string, perm
 	}
 	if err != nil {
 		c.Remove(context.WithoutCancel(ctx), temp)
-		return sayPath(err, to)
+		return sayPath(err, temp, to)
 	}
 	return nil
 }
 
-// sayPath makes a sigma error speak of the path that the user knows.
-func sayPath(err error, p string) error {
-	if e, ok := err.(*sigma.Error); ok {
+// sayPath makes a sigma error about a temporary file speak of the path that the user knows.
+func sayPath(err error, temp, p string) error {
+	if e, ok := err.(*sigma.Error); ok && (e.Path == temp || e.Path == "") {
 		c := *e
 		c.Path = p
 		return &c

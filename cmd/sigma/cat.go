@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/sigma"
+)
+
+func newCatCommand(a *app) *cobra.Command {
+	follow := false
+	cmd := &cobra.Command{
+		Use:   "cat [-f] PATH...",
+		Short: "Print files of the realm",
+		Long: `Print files of the realm to standard output, one after the other. With -f go on printing
+what is added to them, until ^C; a file that is replaced by a shorter one is printed from
+its beginning. One that does not exist is waited for then.`,
+		Example: `  sudo sigma cat /s3/in/a.txt | head
+  sudo sigma cat '/s3/in/*.txt' | wc
+  sudo sigma cat -f /ux/~local/log`,
+		Args: between(1, -1),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.cat(cmd.Context(), args, follow) },
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on printing what is added")
+	return cmd
+}
+
+func (a *app) cat(ctx context.Context, paths []string, follow bool) error {
+	if err := cleanPaths(paths); err != nil {
+		return err
+	}
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if paths, err = expand(ctx, c, paths); err != nil {
+		return err
+	}
+	if follow {
+		return a.catOn(ctx, c, paths)
+	}
+	for _, p := range paths {
+		if err := download(ctx, c, p, a.out, nothing{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// catOn prints files and what is added to them until ctx ends.
+func (a *app) catOn(ctx context.Context, c sigma.Namespace, paths []string) error {
+	until := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	to := &inTurn{to: a.out}
+	var wg sync.WaitGroup
+	for _, p := range paths {
+		if st, err := c.Stat(ctx, p); err == nil && (st.ID.Kind == sigma.KindDir || st.ID.Kind == sigma.KindCallable) {
+			return download(ctx, c, p, to, nothing{}) // which says why not
+		}
+		t := tail{tree: c, path: p, to: to, again: true}
+		wg.Go(func() {
+			if err := t.follow(ctx, nil); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	wg.Wait()
+	var broken writeError
+	switch err := context.Cause(ctx); {
+	case until.Err() != nil:
+		return exitCode(exitInterrupted)
+	case errors.As(err, &broken):
+		return broken.error
+	default:
+		return err
+	}
+}
+
+// inTurn is a writer for several.
+type inTurn struct {
+	mu sync.Mutex
+	to io.Writer // mu
+}
+
+func (w *inTurn) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.to.Write(p)
+}

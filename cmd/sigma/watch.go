@@ -1,0 +1,233 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/sigma"
+)
+
+type watchOptions struct {
+	count   int
+	command []string
+}
+
+func newWatchCommand(a *app) *cobra.Command {
+	var o watchOptions
+	cmd := &cobra.Command{
+		Use:   "watch [-n COUNT] PATH... [-- COMMAND [ARG...]]",
+		Short: "Print changes of files and directories of the realm",
+		Long: `Print a line for each change of a file, or of the entries of a directory and the files in
+it (if there are at most 128; of more, only what is made, renamed and removed), until ^C, or
+until COUNT changes were printed. A PATH that does not exist is waited for. What was there
+before is not printed; several changes at once may be printed as one. With --json each
+change is one line of JSON.
+
+With a COMMAND, run it for each change, with SIGMA_WATCH_EVENT, SIGMA_WATCH_PATH and
+SIGMA_WATCH_VERSION in its environment, one at a time.`,
+		Example: `  sudo sigma watch /s3/in
+  sudo sigma watch -n 1 /config -- ./reload
+  sudo sigma watch --json /s3/in | jq .path`,
+		Args: between(1, -1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			paths := args
+			if n := cmd.ArgsLenAtDash(); n >= 0 {
+				paths, o.command = args[:n], args[n:]
+			}
+			switch {
+			case len(paths) == 0:
+				return usageError(cmd, "", "watch: a PATH is missing")
+			case o.count < 0:
+				return usageError(cmd, "", "-n takes a number of changes")
+			}
+			return a.watch(cmd.Context(), paths, o)
+		},
+	}
+	cmd.Flags().IntVarP(&o.count, "count", "n", 0, "end after `COUNT` changes")
+	return cmd
+}
+
+// Events of a watch.
+const (
+	eventPresent = "present" // was there before: ls -w --json only
+	eventCreated = "created"
+	eventChanged = "changed"
+	eventRemoved = "removed"
+	eventRenamed = "renamed"
+)
+
+// eventJSON is one change.
+type eventJSON struct {
+	Time    time.Time `json:"time"`
+	Event   string    `json:"event"`
+	Path    string    `json:"path"`
+	From    string    `json:"from,omitempty"` // of what was renamed
+	Kind    string    `json:"kind,omitempty"`
+	Size    uint64    `json:"size"`
+	Version uint64    `json:"version,omitempty"`
+}
+
+// errEnough ends a watch that has printed what it should.
+var errEnough = errors.New("enough changes")
+
+// changes prints events of several watchers.
+type changes struct {
+	a *app
+	o watchOptions
+	// ctx ends commands.
+	ctx context.Context
+
+	mu sync.Mutex
+	n  int // mu; events so far
+}
+
+func (x *changes) print(e eventJSON) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.o.count > 0 && x.n == x.o.count {
+		return errEnough
+	}
+	x.n++
+	var err error
+	switch {
+	case len(x.o.command) > 0:
+		err = x.run(e)
+	case x.a.json:
+		var line []byte
+		if line, err = json.Marshal(e); err == nil {
+			_, err = x.a.out.Write(append(line, '\n'))
+		}
+	default:
+		what := x.a.shown(e.Path)
+		if e.From != "" {
+			what = x.a.shown(e.From) + " -> " + what
+		}
+		_, err = fmt.Fprintf(x.a.out, "%s %s %s\n", e.Time.Local().Format("15:04:05.000"), e.Event, what)
+	}
+	if err == nil && x.o.count > 0 && x.n == x.o.count {
+		return errEnough
+	}
+	return err
+}
+
+// run runs the command for one event. How it ends is its own affair; that it cannot be run is ours.
+func (x *changes) run(e eventJSON) error {
+	cmd := exec.CommandContext(x.ctx, x.o.command[0], x.o.command[1:]...)
+	cmd.Env = append(os.Environ(), "SIGMA_WATCH_EVENT="+e.Event, "SIGMA_WATCH_PATH="+e.Path, fmt.Sprint("SIGMA_WATCH_VERSION=", e.Version))
+	cmd.Stdout, cmd.Stderr = x.a.out, x.a.err
+	err := cmd.Run()
+	var ended *exec.ExitError
+	if err == nil || errors.As(err, &ended) {
+		return nil
+	}
+	return commandError(x.o.command[0], err)
+}
+
+// commandError is about a command of this host that cannot be run.
+func commandError(name string, err error) error {
+	code := exitNoExec
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
+		code = exitNoProgram
+	}
+	var ee *exec.Error
+	if errors.As(err, &ee) {
+		err = ee.Err
+	}
+	return coded{code, &sigma.Error{Op: "sigma.command", Path: name, Kind: sigma.KindNoExec, Msg: "cannot be run on this host", Err: err}}
+}
+
+func (a *app) watch(ctx context.Context, paths []string, o watchOptions) error {
+	paths = append([]string(nil), paths...)
+	for i, p := range paths {
+		p, err := plainPath(p)
+		if err != nil {
+			return err
+		}
+		paths[i] = p
+	}
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ws := make([]*watcher, len(paths))
+	for i, p := range paths {
+		ws[i] = &watcher{tree: c, path: p}
+		if err := ws[i].look(ctx); err != nil {
+			return err
+		}
+		if ws[i].file == nil {
+			a.remark("%s does not exist yet; waiting for it", a.shown(p))
+		}
+	}
+	return a.watchAll(ctx, ws, o)
+}
+
+// watchAll prints what changes from what the watchers saw last.
+func (a *app) watchAll(ctx context.Context, ws []*watcher, o watchOptions) error {
+	until := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	x := &changes{a: a, o: o, ctx: ctx}
+	var wg sync.WaitGroup
+	for _, w := range ws {
+		w.emit = x.print
+		wg.Go(func() {
+			defer w.close()
+			if err := w.run(ctx); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	wg.Wait()
+	switch err := context.Cause(ctx); {
+	case errors.Is(err, errEnough):
+		return nil
+	case until.Err() != nil:
+		return exitCode(exitInterrupted)
+	default:
+		return err
+	}
+}
+
+// lsAndWatch is ls -w.
+func (a *app) lsAndWatch(ctx context.Context, c watched, paths []string, o lsOptions) error {
+	ws := make([]*watcher, len(paths))
+	var lists []listed
+	for i, p := range paths {
+		ws[i] = &watcher{tree: c, path: p, single: o.itself}
+		if err := ws[i].look(ctx); err != nil {
+			return err
+		}
+		l := ws[i].listed()
+		if o.long {
+			if err := describeAll(ctx, c, l.files); err != nil {
+				return err
+			}
+		}
+		lists = append(lists, l)
+	}
+	if !a.json {
+		if err := a.printLists(lists, o.long); err != nil {
+			return err
+		}
+		return a.watchAll(ctx, ws, watchOptions{})
+	}
+	x := &changes{a: a}
+	for _, l := range lists {
+		for _, f := range l.files {
+			if err := x.print(eventJSON{Time: time.Now(), Event: eventPresent, Path: f.Path, Kind: f.Kind, Size: f.Size, Version: f.Version}); err != nil {
+				return err
+			}
+		}
+	}
+	return a.watchAll(ctx, ws, watchOptions{})
+}

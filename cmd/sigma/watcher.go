@@ -1,0 +1,312 @@
+package main
+
+import (
+	"context"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// A watcher finds out what happened by comparing what it sees with what it saw. The protocol tells that something has changed, never what, and tells it also if it happened before it
+// was asked: so nothing is missed but what was undone between two looks. Handles are watched, not paths: versions of one file can be compared, those of two files of one name cannot.
+
+// childrenMax is how many files of a directory are watched one by one, each with a request under way.
+const childrenMax = 128
+
+// lookEvery is how often is looked at what its server cannot watch, and how long a failure is waited over.
+const lookEvery = 500 * time.Millisecond
+
+// watched is the tree that is looked at.
+type watched interface {
+	sigma.Namespace
+	Handle(ctx context.Context, path string) (sigma.File, error)
+}
+
+// watcher watches one path.
+type watcher struct {
+	tree   watched
+	path   string
+	single bool // a directory is watched as a file: for itself
+	emit   func(eventJSON) error
+
+	file    sigma.File // what is at path now; nil = nothing
+	st      sigma.Stat
+	dir     sigma.File                // where path lies, since a handle follows its file to another name; nil if it cannot be watched
+	since   sigma.Version             // of dir
+	entries map[string]sigma.DirEntry // of a directory
+}
+
+func (w *watcher) close() {
+	if w.file != nil {
+		w.file.Close()
+	}
+	if w.dir != nil {
+		w.dir.Close()
+	}
+	w.file, w.dir, w.entries = nil, nil, nil
+}
+
+func (w *watcher) isDir() bool { return w.st.ID.Kind == sigma.KindDir && !w.single }
+
+// look takes note of what is there. It is no error if that is nothing.
+func (w *watcher) look(ctx context.Context) error {
+	w.close()
+	if dir, st, err := statHandle(ctx, w.tree, path.Dir(w.path)); err == nil && w.path != "/" {
+		w.dir, w.since = dir, st.ID.Version
+	}
+	f, st, err := statHandle(ctx, w.tree, w.path)
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	w.file, w.st = f, st
+	if w.isDir() {
+		return w.list(ctx)
+	}
+	return nil
+}
+
+func statHandle(ctx context.Context, tree watched, path string) (sigma.File, sigma.Stat, error) {
+	f, err := tree.Handle(ctx, path)
+	if err != nil {
+		return nil, sigma.Stat{}, err
+	}
+	st, err := f.Stat(ctx)
+	if err != nil {
+		f.Close()
+	}
+	return f, st, err
+}
+
+// gone says whether err means that there is no such file.
+func gone(err error) bool {
+	k := sigma.KindOf(err)
+	return err != nil && (k == sigma.KindNotFound || k == sigma.KindStale || k == sigma.KindNotDir)
+}
+
+func (w *watcher) list(ctx context.Context) error {
+	es, err := w.tree.ReadDir(ctx, w.path)
+	if err != nil && !gone(err) {
+		return err
+	}
+	w.entries = make(map[string]sigma.DirEntry, len(es))
+	for _, e := range es {
+		w.entries[e.Name] = e
+	}
+	for _, e := range w.children() {
+		if e.ID.Version == 0 { // its server would have had to look
+			st, err := w.tree.Lstat(ctx, path.Join(w.path, e.Name))
+			if err == nil && st.ID.Path == e.ID.Path {
+				e.ID.Version, e.Size = st.ID.Version, st.Size
+				w.entries[e.Name] = e
+			}
+		}
+	}
+	return nil
+}
+
+// listed is what was seen, as ls prints it.
+func (w *watcher) listed() listed {
+	if w.file == nil {
+		return listed{}
+	}
+	if !w.isDir() {
+		f := fileJSON{Path: w.path, Name: path.Base(w.path)}
+		f.fill(w.st)
+		return listed{files: []fileJSON{f}}
+	}
+	l := listed{dir: w.path}
+	for _, e := range w.entries {
+		l.files = append(l.files, entryJSON(w.path, e))
+	}
+	slices.SortFunc(l.files, func(a, b fileJSON) int { return strings.Compare(a.Name, b.Name) })
+	return l
+}
+
+// run tells what changes until ctx ends or something fails.
+func (w *watcher) run(ctx context.Context) error {
+	idle := time.Duration(0) // a server whose versions contradict each other is not asked without end
+	for ctx.Err() == nil {
+		if err := w.wait(ctx); err != nil {
+			return err
+		}
+		if idle > 0 && pause(ctx, idle) != nil {
+			break
+		}
+		had, before, entries := w.file != nil, w.st, w.entries
+		if err := w.look(ctx); err != nil {
+			if !mayPass(err) {
+				return err
+			}
+			w.st, w.entries = before, entries
+			if pause(ctx, lookEvery) != nil {
+				break
+			}
+			continue
+		}
+		events := w.differences(had, before, entries)
+		if idle = min(max(2*idle, 10*time.Millisecond), lookEvery); len(events) > 0 {
+			idle = 0
+		}
+		for _, e := range events {
+			e.Time = time.Now()
+			if err := w.emit(e); err != nil {
+				return err
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+// differences tells what happened between two looks.
+func (w *watcher) differences(had bool, before sigma.Stat, entries map[string]sigma.DirEntry) []eventJSON {
+	now := w.file != nil
+	own := eventJSON{Path: w.path, Kind: w.st.ID.Kind.String(), Size: w.st.Size, Version: uint64(w.st.ID.Version)}
+	switch {
+	case !had && !now:
+		return nil
+	case !now:
+		return []eventJSON{{Event: eventRemoved, Path: w.path, Kind: before.ID.Kind.String()}}
+	case !had:
+		own.Event = eventCreated
+		return append([]eventJSON{own}, differ(w.path, nil, w.entries)...)
+	case w.isDir():
+		return differ(w.path, entries, w.entries)
+	case before.ID.Path != w.st.ID.Path || before.ID.Version != w.st.ID.Version:
+		own.Event = eventChanged
+		return []eventJSON{own}
+	}
+	return nil
+}
+
+// differ compares two listings of a directory. What went under one name and came under another is renamed.
+func differ(dir string, before, now map[string]sigma.DirEntry) (events []eventJSON) {
+	event := func(what string, e sigma.DirEntry) eventJSON {
+		return eventJSON{Event: what, Path: path.Join(dir, e.Name), Kind: e.ID.Kind.String(), Size: e.Size, Version: uint64(e.ID.Version)}
+	}
+	went := map[uint64]string{}
+	for name, e := range before {
+		if n, ok := now[name]; !ok || n.ID.Path != e.ID.Path {
+			went[e.ID.Path] = name
+		}
+	}
+	for name, e := range now {
+		b, had := before[name]
+		from, renamed := went[e.ID.Path]
+		switch {
+		case renamed && (!had || b.ID.Path != e.ID.Path):
+			x := event(eventRenamed, e)
+			x.From = path.Join(dir, from)
+			events = append(events, x)
+			if _, again := now[from]; !again {
+				delete(before, from)
+			}
+		case !had:
+			events = append(events, event(eventCreated, e))
+		case b.ID.Path != e.ID.Path || e.ID.Kind == sigma.KindFile && b.ID.Version != e.ID.Version:
+			events = append(events, event(eventChanged, e))
+		}
+	}
+	for name, e := range before {
+		if _, ok := now[name]; !ok {
+			events = append(events, eventJSON{Event: eventRemoved, Path: path.Join(dir, e.Name), Kind: e.ID.Kind.String()})
+		}
+	}
+	slices.SortFunc(events, func(a, b eventJSON) int { return strings.Compare(a.Path, b.Path) })
+	return events
+}
+
+// wait returns when something may have changed.
+func (w *watcher) wait(until context.Context) error {
+	ctx, cancel := context.WithCancel(until)
+	defer cancel()
+	if w.file == nil {
+		err := w.tree.WaitFor(ctx, w.path)
+		if k := sigma.KindOf(err); err != nil && ctx.Err() == nil && (k == sigma.KindUnsupported || mayPass(err)) {
+			return pause(until, lookEvery)
+		}
+		return err
+	}
+	var looks []func() error
+	looks = append(looks, func() error { return watchHandle(ctx, w.file, w.st.ID.Version) })
+	if w.dir != nil {
+		looks = append(looks, func() error { return watchQuietly(ctx, w.dir, w.since) })
+	}
+	for _, e := range w.children() {
+		looks = append(looks, func() error { return w.watchChild(ctx, e) })
+	}
+	results := make(chan error, len(looks))
+	for _, look := range looks {
+		go func() { results <- look() }()
+	}
+	err := <-results
+	cancel()
+	for range len(looks) - 1 {
+		<-results
+	}
+	switch {
+	case err == nil || gone(err):
+		return nil
+	case mayPass(err) && until.Err() == nil:
+		return pause(until, lookEvery)
+	}
+	return err
+}
+
+// children gives the files of a directory that are watched too.
+func (w *watcher) children() (files []sigma.DirEntry) {
+	for _, e := range w.entries {
+		if e.ID.Kind == sigma.KindFile {
+			files = append(files, e)
+		}
+	}
+	if len(files) > childrenMax {
+		return nil
+	}
+	return files
+}
+
+// watchChild returns when the file of an entry has changed since it was listed. One that its server cannot watch never does.
+func (w *watcher) watchChild(ctx context.Context, e sigma.DirEntry) error {
+	f, err := w.tree.Handle(ctx, path.Join(w.path, e.Name))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if st, err := f.Stat(ctx); err != nil || st.ID.Path != e.ID.Path {
+		return err
+	}
+	return watchQuietly(ctx, f, e.ID.Version)
+}
+
+// watchQuietly is a watch that never returns where there cannot be one.
+func watchQuietly(ctx context.Context, f sigma.File, since sigma.Version) error {
+	if x, ok := f.(sigma.Watcher); ok {
+		if _, err := x.Watch(ctx, since); err == nil || sigma.KindOf(err) != sigma.KindUnsupported {
+			return err
+		}
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// watchHandle returns when a file's version is beyond since, or soon if its server cannot tell.
+func watchHandle(ctx context.Context, f sigma.File, since sigma.Version) error {
+	if x, ok := f.(sigma.Watcher); ok {
+		if _, err := x.Watch(ctx, since); err == nil || sigma.KindOf(err) != sigma.KindUnsupported {
+			return err
+		}
+	}
+	return pause(ctx, lookEvery)
+}
+
+// mayPass says whether err may be over soon.
+func mayPass(err error) bool {
+	k := sigma.KindOf(err)
+	return k == sigma.KindUnavailable || k == sigma.KindBusy || k == sigma.KindLost || k == sigma.KindTimeout
+}
