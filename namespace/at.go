@@ -11,7 +11,7 @@ import (
 // message's worth is returned (sigmap.DataMax).
 func (t *Tree) GetAt(ctx context.Context, path string, offset uint64, count int) (sigma.GetResult, error) {
 	var r sigma.GetResult
-	_, err := t.at(ctx, path, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
+	_, err := t.at(ctx, path, true, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
 		r, stop, err = treekit.Get(ctx, f, names, offset, count)
 		return stop, err
 	})

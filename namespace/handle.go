@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
 )
 
 // handle is an open file with a position. Like those of an os.File, its operations cannot be given up; the context has what it was opened with besides that.
@@ -30,13 +31,18 @@ func newHandle(ctx context.Context, file sigma.File, path string, writes bool) *
 
 // Open implements sigma.Namespace.
 func (t *Tree) Open(ctx context.Context, path string, f sigma.OpenFlags) (sigma.Handle, error) {
-	file, _, err := t.walk(ctx, path, true)
+	var file sigma.File
+	_, err := t.at(ctx, path, !f.Writes(), func(from sigma.File, names []string) (stop *sigma.Stopped, err error) {
+		if file, stop, err = treekit.WalkTo(ctx, from, names, true); err != nil || stop != nil {
+			return stop, err
+		}
+		if err = file.Open(ctx, f); err != nil {
+			file.Close()
+		}
+		return nil, err
+	})
 	if err != nil {
 		return nil, err
-	}
-	if err := file.Open(ctx, f); err != nil {
-		file.Close()
-		return nil, withPath(err, path)
 	}
 	return newHandle(ctx, file, path, f.Writes()), nil
 }

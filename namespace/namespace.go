@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -21,6 +22,8 @@ import (
 const (
 	// hopsMax bounds links on one path, as on Linux.
 	hopsMax = 40
+	// probeMax is how long a member of a directory of endpoints may take to answer before the next is tried. One that lives does within a round trip.
+	probeMax = time.Second
 	// listMax bounds a listing, so that a server that never ends one does not fill the program's memory.
 	listMax = 1 << 20
 )
@@ -73,6 +76,14 @@ type cursor struct {
 	names []string
 	path  []string // the whole path, absolute, as it is after the links so far; names are its end
 	hops  int
+
+	// Of the last ~any or ~local that was replaced by an entry of its directory:
+	before []string        // the path as it was; nil = there was none
+	member string          // the entry's path
+	passed map[string]bool // entries that were tried before it, and are not to be taken again
+	reason error           // why the first of them was left
+
+	redialled bool // a server that died was asked for once more
 }
 
 // move makes file the place from where names are walked.
@@ -84,8 +95,8 @@ func (c *cursor) move(file sigma.File, own bool, names []string) {
 }
 
 // at runs op at the last server of the path. op gets a handle and the names that remain; it answers with where a link stopped it. The cursor's file is not to be used
-// afterwards.
-func (t *Tree) at(ctx context.Context, path string, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*cursor, error) {
+// afterwards. again says that op may be run again where it is not known what became of it (failover.go).
+func (t *Tree) at(ctx context.Context, path string, again bool, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*cursor, error) {
 	names, err := sigma.ParsePath(path)
 	if err != nil {
 		return nil, err
@@ -103,7 +114,10 @@ func (t *Tree) at(ctx context.Context, path string, op func(f sigma.File, names 
 		case sigma.KindOf(err) == sigma.KindNotFound || sigma.KindOf(err) == sigma.KindInvalid:
 			err = t.choose(ctx, c, err)
 		}
-		if err != nil {
+		if err != nil && !t.passOver(c, err, again) {
+			if c.reason != nil {
+				err = c.reason
+			}
 			return c, withPath(err, path)
 		}
 		if c.hops++; c.hops > hopsMax {
@@ -272,8 +286,11 @@ func (t *Tree) choose(ctx context.Context, c *cursor, cause error) error {
 	if err != nil {
 		return err
 	}
+	where := len(c.path) - len(c.names) + i
 	for _, e := range entries {
-		if t.matches(ctx, dir, e, c.names[i]) {
+		member := sigma.JoinPath(c.path[:where]...) + "/" + e.Name
+		if !c.passed[member] && t.matches(ctx, dir, e, c.names[i]) {
+			c.before, c.member = c.path, member
 			c.path = slices.Clone(c.path)
 			c.names = c.path[len(c.path)-len(c.names):]
 			c.names[i] = e.Name
@@ -303,14 +320,16 @@ func (t *Tree) matches(ctx context.Context, dir sigma.File, e sigma.DirEntry, wa
 	if err != nil || want == sigma.LocalName && ep.Machine != t.cfg.Machine {
 		return false
 	}
-	_, err = t.mounted(ctx, text, ep) // a dead endpoint is skipped
+	ctx, cancel := context.WithTimeout(ctx, probeMax) // a dead endpoint is skipped, and one whose server says nothing
+	defer cancel()
+	_, err = t.mounted(ctx, text, ep)
 	return err == nil || ep.Form != sigma.FormTree
 }
 
 // walk returns a handle of the file at path, which the caller closes.
 func (t *Tree) walk(ctx context.Context, path string, followLast bool) (sigma.File, *cursor, error) {
 	var file sigma.File
-	c, err := t.at(ctx, path, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
+	c, err := t.at(ctx, path, true, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
 		file, stop, err = treekit.WalkTo(ctx, f, names, followLast)
 		return stop, err
 	})

@@ -15,7 +15,7 @@ import (
 // Get implements sigma.Namespace. A file of one message takes one round trip.
 func (t *Tree) Get(ctx context.Context, path string) ([]byte, sigma.FileID, error) {
 	var r sigma.GetResult
-	_, err := t.at(ctx, path, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
+	_, err := t.at(ctx, path, true, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
 		r, stop, err = treekit.Get(ctx, f, names, 0, sigmap.DataMax)
 		return stop, err
 	})
@@ -87,7 +87,7 @@ func (t *Tree) Put(ctx context.Context, path string, data []byte, o sigma.PutOpt
 		return t.putLarge(ctx, path, data, o)
 	}
 	var id sigma.FileID
-	_, err := t.at(ctx, path, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
+	_, err := t.at(ctx, path, false, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
 		id, stop, err = treekit.Put(ctx, f, names, data, o)
 		return stop, err
 	})
@@ -137,16 +137,18 @@ func (t *Tree) Lstat(ctx context.Context, path string) (sigma.Stat, error) {
 }
 
 func (t *Tree) stat(ctx context.Context, path string, follow bool) (sigma.Stat, error) {
-	f, _, err := t.walk(ctx, path, follow)
+	var st sigma.Stat
+	err := t.reading(ctx, path, follow, func(f sigma.File) (err error) {
+		st, err = f.Stat(ctx)
+		return err
+	})
 	if err != nil {
 		return sigma.Stat{}, err
 	}
-	defer f.Close()
-	st, err := f.Stat(ctx)
 	if names, _ := sigma.ParsePath(path); len(names) > 0 {
 		st.Name = names[len(names)-1]
 	}
-	return st, withPathOrNil(err, path)
+	return st, nil
 }
 
 // SetStat implements sigma.Namespace.
@@ -161,13 +163,12 @@ func (t *Tree) SetStat(ctx context.Context, path string, c sigma.StatChange) err
 
 // ReadDir implements sigma.Namespace.
 func (t *Tree) ReadDir(ctx context.Context, path string) ([]sigma.DirEntry, error) {
-	f, _, err := t.walk(ctx, path, true)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	es, err := list(ctx, f)
-	return es, withPathOrNil(err, path)
+	var es []sigma.DirEntry
+	err := t.reading(ctx, path, true, func(f sigma.File) (err error) {
+		es, err = list(ctx, f)
+		return err
+	})
+	return es, err
 }
 
 // Mkdir implements sigma.Namespace.
@@ -217,13 +218,12 @@ func (t *Tree) Symlink(ctx context.Context, target, path string) error {
 
 // ReadLink implements sigma.Namespace.
 func (t *Tree) ReadLink(ctx context.Context, path string) (string, error) {
-	f, _, err := t.walk(ctx, path, false)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	target, err := f.ReadLink(ctx)
-	return target, withPathOrNil(err, path)
+	target := ""
+	err := t.reading(ctx, path, false, func(f sigma.File) (err error) {
+		target, err = f.ReadLink(ctx)
+		return err
+	})
+	return target, err
 }
 
 // Remove implements sigma.Namespace.

@@ -32,6 +32,7 @@ type server struct {
 	endpoint sigma.Endpoint
 	mu       sync.Mutex
 	dead     bool     // mu
+	silent   bool     // dialling it gets no answer
 	conns    []func() // mu; end its sessions
 	sessions sync.WaitGroup
 }
@@ -102,6 +103,10 @@ func (w *world) dial(ctx context.Context, e sigma.Endpoint) (sigma.File, <-chan 
 	defer s.mu.Unlock()
 	if s.dead {
 		return nil, nil, sigma.Errorf("dial", sigma.KindUnavailable, "the server is dead")
+	}
+	if s.silent {
+		<-ctx.Done()
+		return nil, nil, sigma.Wrap("dial", "", ctx.Err())
 	}
 	root, done, end, err := serveTree(w.T, s.tree)
 	s.conns = append(s.conns, end)
