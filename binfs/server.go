@@ -6,6 +6,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"sigmaos.dev/sigma"
 )
@@ -13,6 +14,10 @@ import (
 const (
 	rootNode    = 1
 	errProtocol = int32(syscall.EPROTO)
+
+	// patience is how long a READ goes on after the kernel said that who waits for it has a signal. Any signal does that, not only one that kills: a system call that is passed memory of the program, and has no other chance to get
+	// its page, fails with EFAULT if the READ is given up. So that is for those who would wait long, and could not be killed meanwhile.
+	patience = time.Second
 )
 
 // nodes are what a server shows: one flat directory.
@@ -30,8 +35,9 @@ type nodes interface {
 // server answers the kernel on one FUSE connection. The connection outlives it: another server, in this process or the next, takes up where it left off (launcher-protocol.md).
 // So it keeps nothing that the next could not find out: replies need no more than the request and the nodes.
 type server struct {
-	device *os.File
-	nodes  nodes
+	device   *os.File
+	nodes    nodes
+	patience time.Duration
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -42,7 +48,7 @@ type server struct {
 }
 
 func newServer(device *os.File, n nodes) *server {
-	s := &server{device: device, nodes: n, reading: map[uint64]context.CancelFunc{}}
+	s := &server{device: device, nodes: n, patience: patience, reading: map[uint64]context.CancelFunc{}}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s
 }
@@ -102,7 +108,7 @@ func (s *server) serve(r request) {
 	case opInterrupt: // neither, unless it came too early, which it cannot: one goroutine reads requests
 		s.mu.Lock()
 		if cancel := s.reading[r.body.unique]; cancel != nil {
-			cancel()
+			time.AfterFunc(s.patience, cancel)
 		}
 		s.mu.Unlock()
 	case opRead:
