@@ -415,6 +415,47 @@ func TestLeaseExpiry(t *testing.T) {
 	})
 }
 
+// A lease whose renewal waits for the store, or for a host that stood still, does not expire meanwhile; it does after the time it has, when nobody renews it any more.
+func TestLeaseOverStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newMemStore()
+		s, stop := serve(t, Config{Store: store})
+		defer stop()
+		root := attach(t, s)
+		for _, renewal := range []time.Duration{time.Second, 7 * time.Second} { // while the store stands still, or only after that
+			l, err := root.Lease(t.Context(), 5*time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := root.Put(t.Context(), []string{"held"}, nil, sigma.PutOptions{Lease: l}); err != nil {
+				t.Fatal(err)
+			}
+			store.gate = make(chan struct{})
+			go put(t, root, "other", "x")
+			renewed := make(chan error)
+			go func() {
+				<-time.After(renewal)
+				renewed <- root.Renew(t.Context(), l)
+			}()
+			<-time.After(6500 * time.Millisecond)
+			close(store.gate)
+			if err := <-renewed; err != nil {
+				t.Errorf("renewed after %v: %v", renewal, err)
+			}
+			<-time.After(4 * time.Second)
+			synctest.Wait()
+			if names := list(t, root, 10); len(names) != 2 {
+				t.Errorf("renewed after %v: got %q", renewal, names)
+			}
+			<-time.After(1100 * time.Millisecond)
+			synctest.Wait()
+			if names := list(t, root, 10); len(names) != 1 {
+				t.Errorf("nobody renews it any more: got %q", names)
+			}
+		}
+	})
+}
+
 // A lease with the most files it may have ends in one transaction.
 func TestLeaseOfManyFiles(t *testing.T) {
 	s, _ := serve(t, Config{Store: newMemStore()})

@@ -106,31 +106,39 @@ func endedReply() reply {
 func (l *leader) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	timer := time.NewTimer(0)
+	timer, due := time.NewTimer(0), time.Now()
 	defer timer.Stop()
+	look := func(in time.Duration) {
+		due = time.Now().Add(in)
+		timer.Reset(in)
+	}
 	for ctx.Err() == nil {
 		var expire []*request
 		select {
 		case <-ctx.Done():
 			continue
 		case <-timer.C:
+			if late := time.Since(due); late > expiryRetry { // the store, or the host, stood still: holders were not heard meanwhile, so they have as long again
+				look(late)
+				continue
+			}
 			over, next := l.tree.expired(time.Now())
 			for _, id := range over {
 				expire = append(expire, &request{m: endOp{id, true}, reply: make(chan reply, 1)})
 			}
 			switch {
 			case len(over) > 0:
-				timer.Reset(expiryRetry) // looks for the next, or once more if the store did not take it
+				look(expiryRetry) // looks for the next, or once more if the store did not take it
 			case !next.IsZero():
-				timer.Reset(time.Until(next))
+				look(time.Until(next))
 			}
 		case <-l.wake:
 		}
-		requests := append(expire, l.take()...)
+		requests := append(l.take(), expire...) // a renewal that waits was in time
 		for len(requests) > 0 && ctx.Err() == nil {
 			rest, granted, ended := l.serve(requests)
 			if granted {
-				timer.Reset(0) // learns of the new deadline
+				look(0) // learns of the new deadline
 			}
 			if ended {
 				cancel()
