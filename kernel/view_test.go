@@ -173,7 +173,7 @@ func viewOf(words ...string) (out []sigma.ViewEntry) {
 	return out
 }
 
-func names(es []sigma.DirEntry) (out []string) {
+func entryNames(es []sigma.DirEntry) (out []string) {
 	for _, e := range es {
 		out = append(out, e.Name)
 	}
@@ -240,7 +240,7 @@ func TestViewShows(t *testing.T) {
 	for path, want := range map[string]string{"/": "deep pipe proc shop static store sys work", "/deep": "er", "/deep/er": "out", "/static": "a.html home out outdir sub", "/shop": "1 more", "/work": "mine", "/sys": "endpoints procs self",
 		"/proc": string(child.id), "/proc/" + string(child.id): "status stderr stdout"} {
 		es, err := child.ReadDir(ctx, path)
-		got := names(es)
+		got := entryNames(es)
 		slices.Sort(got)
 		if strings.Join(got, " ") != want || err != nil {
 			t.Errorf("%s has %q, %v; want %q", path, got, err, want)
