@@ -111,7 +111,7 @@ func (a *connections) client(ctx context.Context, what, network string, count in
 	if network != "sigma" {
 		out, err = exec.CommandContext(ctx, a.local, args...).Output()
 	} else {
-		out, err = a.proc(ctx, args)
+		out, err = a.s.output(ctx, sigma.Descriptor{Program: a.path, Args: args, Memory: connectionMemory})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s over %s: %w", what, network, err)
@@ -128,23 +128,6 @@ func (a *connections) client(ctx context.Context, what, network string, count in
 		return nil, fmt.Errorf("%s over %s: %d figures, not %d", what, network, len(figures), want)
 	}
 	return figures, nil
-}
-
-func (a *connections) proc(ctx context.Context, args []string) ([]byte, error) {
-	ids, err := a.s.Spawn(ctx, sigma.Descriptor{Program: a.path, Args: args, Memory: connectionMemory})
-	if err != nil {
-		return nil, err
-	}
-	st, err := a.s.WaitExit(ctx, ids[0])
-	if err != nil {
-		return nil, err
-	}
-	if !st.OK() {
-		text, _, _ := a.s.Get(ctx, "/proc/"+string(ids[0])+"/stderr")
-		return nil, fmt.Errorf("%+v: %.300s", st, text)
-	}
-	out, _, err := a.s.Get(ctx, "/proc/"+string(ids[0])+"/stdout")
-	return out, err
 }
 
 // measure runs blocks of one kind of client over all arms; use makes a block's figures of what it printed.

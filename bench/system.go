@@ -28,10 +28,13 @@ type system struct {
 }
 
 // boot starts a system; down must be called.
-func (r *Run) boot(ctx context.Context) (*system, error) {
-	s := &system{r: r, data: filepath.Join(r.dir, "data")}
+func (r *Run) boot(ctx context.Context) (*system, error) { return r.bootIn(ctx, "data") }
+
+// bootIn starts a system in a directory of its own, with more flags of sigma up.
+func (r *Run) bootIn(ctx context.Context, dir string, flags ...string) (*system, error) {
+	s := &system{r: r, data: filepath.Join(r.dir, dir)}
 	r.note("booting a system in %s", s.data)
-	err := s.command(ctx, "up", "--detach", "--machine", "bench")
+	err := s.command(ctx, append([]string{"up", "--detach", "--machine", "bench"}, flags...)...)
 	if err == nil {
 		err = s.command(ctx, "realm", "create", realm)
 	}
@@ -87,6 +90,24 @@ func (s *system) install(ctx context.Context, local, name string) (string, error
 	path := "/bin/" + name
 	_, err = s.Put(ctx, path, program, sigma.PutOptions{Perm: 0o755})
 	return path, err
+}
+
+// output runs a proc to its end and gives what it printed.
+func (s *system) output(ctx context.Context, d sigma.Descriptor) ([]byte, error) {
+	ids, err := s.Spawn(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	st, err := s.WaitExit(ctx, ids[0])
+	if err != nil {
+		return nil, err
+	}
+	if !st.OK() {
+		text, _, _ := s.Get(ctx, "/proc/"+string(ids[0])+"/stderr")
+		return nil, fmt.Errorf("%+v: %.300s", st, text)
+	}
+	out, _, err := s.Get(ctx, "/proc/"+string(ids[0])+"/stdout")
+	return out, err
 }
 
 // cpu is what the system's processes have used so far, ended procs and this process included.

@@ -54,7 +54,10 @@ func command() *cobra.Command {
 		return run(cmd.Context(), cfg, bench.List()...)
 	}}
 	serve := &cobra.Command{Use: "serve-besched", Hidden: true, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return bench.ServeBesched(cmd.Context()) }}
-	root.AddCommand(list, all, serve)
+	etcd := &cobra.Command{Use: "serve-etcd DIR", Hidden: true, Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+		return bench.ServeEtcd(cmd.Context(), args[0], os.Stdout)
+	}}
+	root.AddCommand(list, all, serve, etcd)
 	for _, b := range bench.List() {
 		root.AddCommand(&cobra.Command{Use: b.Name, Short: b.Question, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			return run(cmd.Context(), cfg, b)
