@@ -49,32 +49,31 @@ type store interface {
 
 func main() {
 	if len(os.Args) != 5 {
-		fail(fmt.Errorf("usage: names sigma|etcd|zookeeper ADDRESS ITEM COUNT"))
+		panic("usage: names sigma|etcd|zookeeper ADDRESS ITEM COUNT")
 	}
 	count, err := strconv.Atoi(os.Args[4])
-	if err != nil {
-		fail(err)
+	if err == nil {
+		err = open(os.Args[1], os.Args[2], os.Args[3], count)
 	}
-	open, known := map[string]func(context.Context, string) (store, string, error){"sigma": openSigma, "etcd": openEtcd, "zookeeper": openZookeeper}[os.Args[1]]
-	if !known {
-		fail(fmt.Errorf("no such service: %s", os.Args[1]))
-	}
-	s, dir, err := open(context.Background(), os.Args[2])
 	if err != nil {
-		fail(err)
-	}
-	out := bufio.NewWriter(os.Stdout)
-	err = run(s, dir, os.Args[3], count, out)
-	s.clean()
-	out.Flush()
-	if err != nil {
-		fail(err)
+		panic(err)
 	}
 }
 
-func fail(err error) {
-	fmt.Fprintln(os.Stderr, "names:", err)
-	os.Exit(1)
+// open does one item at a service.
+func open(service, address, item string, count int) error {
+	open, known := map[string]func(context.Context, string) (store, string, error){"sigma": openSigma, "etcd": openEtcd, "zookeeper": openZookeeper}[service]
+	if !known {
+		return fmt.Errorf("no such service: %s", service)
+	}
+	s, dir, err := open(context.Background(), address)
+	if err != nil {
+		return err
+	}
+	defer s.clean()
+	out := bufio.NewWriter(os.Stdout)
+	defer out.Flush()
+	return run(s, dir, item, count, out)
 }
 
 var value = []byte(strings.Repeat("v", valueBytes))
