@@ -31,6 +31,7 @@ func (b *body) readAt(p []byte, offset uint64) (int, error) {
 type edit struct {
 	ifVersion sigma.Version            // if not 0: KindVersion unless the file is at it
 	end       func(size uint64) uint64 // where it ends, given the size now; the file grows to there
+	now       *sigma.Version           // where to tell the new version, if not nil
 	cut       bool                     // the file ends there afterwards, also if it was longer
 	apply     func() error
 }
@@ -44,7 +45,7 @@ func (b *body) change(op string, e edit) error {
 	if sp.t.cfg.Policy.Objects && b.temp == "" {
 		return sigma.Errorf(op, sigma.KindUnsupported, "a published object cannot be changed")
 	}
-	if e.ifVersion != 0 && b.fileID().Version != e.ifVersion {
+	if e.ifVersion != 0 && !b.isAt(e.ifVersion) {
 		return sigma.Errorf(op, sigma.KindVersion, "the file has changed")
 	}
 	old, want := b.size, e.end(b.size)
@@ -65,6 +66,9 @@ func (b *body) change(op string, e edit) error {
 		sp.uncharge(old - want)
 	}
 	v := b.changed(want)
+	if e.now != nil {
+		*e.now = v
+	}
 	if serr := stamp(b.fd, "", v); err == nil {
 		err = serr
 	}
@@ -107,11 +111,15 @@ type place struct {
 	offset    uint64
 	atEnd     bool          // instead of offset
 	ifVersion sigma.Version // if not 0: KindVersion unless the file is at it
+	now       *sigma.Version
 }
 
 // writeAt writes all of p.
 func (b *body) writeAt(op string, p []byte, at place) (int, error) {
 	if len(p) == 0 && at.ifVersion == 0 {
+		if at.now != nil {
+			*at.now = b.fileID().Version
+		}
 		return 0, nil
 	}
 	if !at.atEnd && at.offset > math.MaxInt64-uint64(len(p)) {
@@ -124,7 +132,7 @@ func (b *body) writeAt(op string, p []byte, at place) (int, error) {
 		}
 		return at.offset + uint64(len(p))
 	}
-	err := b.change(op, edit{ifVersion: at.ifVersion, end: end, apply: func() error {
+	err := b.change(op, edit{ifVersion: at.ifVersion, now: at.now, end: end, apply: func() error {
 		for done < len(p) {
 			n, err := unix.Pwrite(b.fd, p[done:], int64(at.offset)+int64(done))
 			if err == unix.EINTR {

@@ -8,6 +8,8 @@
 //   - that concurrent changes are atomic, that handles follow renames, that an open file can be read after it was
 //     removed or replaced, and that Put replaces atomically. Temporary files lie outside the served subtree;
 //   - that the version of a file grows with every change of it, also over restarts, and that no watcher misses a change;
+//   - that requests of a leader who was deposed are refused (000 §3.6, package fence), also after a restart: the epochs of a
+//     realm are in a file of its own beside its tree, which is on the disk before an epoch is admitted;
 //   - that a realm stays within its quota and its share of the server's file descriptors.
 //
 // It assumes that it alone changes the directory (it takes a flock on it), that the file system keeps times in
@@ -155,7 +157,7 @@ func (t *Tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 		return nil, sigma.Errorf(op, sigma.KindStale, "the realm is being removed")
 	}
 	sp.root.refs++
-	return &file{sp: sp, n: sp.root}, nil
+	return &fenced{&file{sp: sp, n: sp.root}}, nil
 }
 
 // space returns the realm's part of the tree, loading it at its first use. Others wait for that, also of other realms

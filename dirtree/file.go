@@ -30,15 +30,6 @@ type file struct {
 	listSize int      // guarded by space.mu: what is charged for list
 }
 
-var (
-	_ sigma.File       = (*file)(nil)
-	_ sigma.Getter     = (*file)(nil)
-	_ sigma.Putter     = (*file)(nil)
-	_ sigma.Watcher    = (*file)(nil)
-	_ sigma.FilePasser = (*file)(nil)
-	_ sigma.Publisher  = (*file)(nil)
-)
-
 // Close implements sigma.File. An object that was not published is discarded.
 func (f *file) Close() {
 	if f.closed.Swap(true) {
@@ -92,7 +83,7 @@ func checkNames(op string, names []string) error {
 }
 
 // Walk implements sigma.File.
-func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+func (f *file) Walk(ctx context.Context, names []string) (*file, []sigma.FileID, error) {
 	const op = "dirtree.Walk"
 	if err := checkNames(op, names); err != nil {
 		return nil, nil, err

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/fence"
 	"sigmaos.dev/sigma"
 )
 
@@ -18,6 +19,7 @@ type space struct {
 	loadErr error
 	home    int // descriptors of realms/REALM and its temp
 	temp    int
+	fences  *fence.Table // set by load
 
 	names sync.RWMutex // names on disk and the table of nodes agree whenever it is free
 
@@ -92,6 +94,9 @@ func (sp *space) loadNow() (err error) {
 		return err
 	}
 	if sp.temp, err = openOrMakeDir(sp.home, "temp"); err != nil {
+		return err
+	}
+	if err := sp.loadFences(); err != nil {
 		return err
 	}
 	left, _, err := readNames(sp.temp, 0)

@@ -148,6 +148,8 @@ var (
 	_ sigma.Getter  = (*farFile)(nil)
 	_ sigma.Putter  = (*farFile)(nil)
 	_ sigma.Watcher = (*farFile)(nil)
+
+	_ sigma.Conditional = (*farFile)(nil)
 )
 
 // Walk implements sigma.File.
@@ -186,6 +188,18 @@ func (f *farFile) Create(ctx context.Context, name string, flags sigma.OpenFlags
 		return nil, f.at.fail(err)
 	}
 	return f.at.file(file), nil
+}
+
+// ReadAtIf implements sigma.Conditional.
+func (f *farFile) ReadAtIf(ctx context.Context, b []byte, offset uint64, v sigma.Version) (int, error) {
+	n, err := f.file.ReadAtIf(ctx, b, offset, v)
+	return n, f.at.fail(err)
+}
+
+// WriteAtIf implements sigma.Conditional.
+func (f *farFile) WriteAtIf(ctx context.Context, b []byte, offset uint64, v sigma.Version) (int, sigma.Version, error) {
+	n, now, err := f.file.WriteAtIf(ctx, b, offset, v)
+	return n, now, f.at.fail(err)
 }
 
 // ReadAt implements sigma.File.

@@ -172,6 +172,7 @@ type remoteRoot interface {
 	sigma.Finder
 	sigma.Caller
 	sigma.FilePasser
+	sigma.Conditional
 }
 
 // followed is a realm's root at a server, whose walks leave a trail.

@@ -164,6 +164,7 @@ func (f *file) Rename(ctx context.Context, name string, newDir sigma.File, newNa
 	delete(f.n.children, name)
 	f.t.changedLocked(f.n)
 	f.t.linkLocked(to.n, newName, n)
+	f.t.freedLocked(place{f.n, name})
 	return nil
 }
 

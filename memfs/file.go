@@ -26,6 +26,8 @@ var (
 	_ sigma.Putter  = (*file)(nil)
 	_ sigma.Watcher = (*file)(nil)
 	_ sigma.Leaser  = (*file)(nil)
+
+	_ sigma.Conditional = (*file)(nil)
 )
 
 func (t *Tree) handleLocked(n *node) *file {
@@ -55,7 +57,22 @@ func (f *file) begin(ctx context.Context, op string) error {
 		return sigma.Errorf(op, sigma.KindInvalid, "the handle is closed")
 	}
 	f.t.mu.Lock()
+	if err := f.t.fenceLocked(sigma.FenceOf(ctx)); err != nil {
+		f.t.mu.Unlock()
+		return err
+	}
 	return nil
+}
+
+// fenceLocked refuses requests of deposed leaders. All others, too, take the mutex, so that none of an older epoch comes after this.
+func (t *Tree) fenceLocked(f sigma.Fence) error {
+	newer, err := t.fences.Check(f)
+	if newer {
+		t.fences.Raise(f)
+		close(t.raised)
+		t.raised = make(chan struct{})
+	}
+	return err
 }
 
 // stepLocked finds one entry of n.
@@ -299,7 +316,13 @@ func (f *file) ReadLink(ctx context.Context) (string, error) {
 func isLink(k sigma.FileKind) bool { return k == sigma.KindSymlink || k == sigma.KindEndpoint }
 
 // Sync implements sigma.File. Memory has nothing more durable to offer.
-func (f *file) Sync(ctx context.Context) error { return sigma.Wrap("memfs.Sync", "", ctx.Err()) }
+func (f *file) Sync(ctx context.Context) error {
+	if err := f.begin(ctx, "memfs.Sync"); err != nil {
+		return err
+	}
+	f.t.mu.Unlock()
+	return nil
+}
 
 // Watch implements sigma.Watcher.
 func (f *file) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
@@ -319,10 +342,11 @@ func (f *file) Watch(ctx context.Context, since sigma.Version) (sigma.Version, e
 		if n.wake == nil {
 			n.wake = make(chan struct{})
 		}
-		wake := n.wake
+		wake, raised := n.wake, f.t.raised
 		f.t.mu.Unlock()
 		select {
 		case <-wake:
+		case <-raised:
 		case <-ctx.Done():
 			return 0, sigma.Wrap(op, "", ctx.Err())
 		}

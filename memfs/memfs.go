@@ -1,6 +1,6 @@
 // Package memfs is a tree that lives in the memory of the program that serves it.
 //
-// It promises everything that sigma.File describes, leases included, and that a tree never holds more than Config.SizeMax.
+// It promises everything that sigma.File describes, leases and fences included, and that a tree never holds more than Config.SizeMax.
 // It assumes that all who can attach may do everything: permission bits are kept and told, not enforced. Its content
 // ends with the program. Procs of tenants serve one with the server kit (treekit) to publish what they compute; tests use
 // it wherever any tree will do.
@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/fence"
 	"sigmaos.dev/sigma"
 )
 
@@ -48,13 +49,16 @@ type Tree struct {
 	nextID uint64                   // guarded by mu
 	last   sigma.Version            // guarded by mu: the newest version given
 	leases map[sigma.LeaseID]*lease // guarded by mu
+	waits  map[place][]*waiter      // guarded by mu: in order of their coming
+	fences fence.Epochs             // guarded by mu
+	raised chan struct{}            // guarded by mu: closed and replaced when a newer epoch comes
 }
 
 var _ sigma.Tree = (*Tree)(nil)
 
 // New makes an empty tree.
 func New(cfg Config) *Tree {
-	t := &Tree{sizeMax: uint64(cfg.SizeMax), leases: map[sigma.LeaseID]*lease{}}
+	t := &Tree{sizeMax: uint64(cfg.SizeMax), leases: map[sigma.LeaseID]*lease{}, waits: map[place][]*waiter{}, raised: make(chan struct{})}
 	if t.sizeMax == 0 {
 		t.sizeMax = uint64(SizeMaxDefault)
 	}
@@ -194,11 +198,15 @@ func (t *Tree) linkLocked(dir *node, name string, n *node) {
 func (t *Tree) unlinkLocked(n *node) {
 	delete(n.parent.children, n.name)
 	t.changedLocked(n.parent)
+	t.freedLocked(place{n.parent, n.name})
 	if l := t.leases[n.lease]; l != nil {
 		delete(l.files, n)
 	}
 	n.parent, n.removed, n.lease = nil, true, 0
 	n.wakeLocked()
+	if n.kind == sigma.KindDir {
+		t.dirGoneLocked(n)
+	}
 	t.freeLocked(n)
 }
 

@@ -59,40 +59,54 @@ func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 	if err := checkPut(op, names, data, o); err != nil {
 		return none, nil, err
 	}
+	if o.Wait {
+		return f.putWaiting(ctx, op, names, data, o)
+	}
+	id, stopped, _, err := f.putNow(ctx, op, names, data, o, nil)
+	return id, stopped, err
+}
+
+// putNow is Put as things are now. If w has to wait, it says for what.
+func (f *file) putNow(ctx context.Context, op string, names []string, data []byte, o sigma.PutOptions, w *waiter) (sigma.FileID, *sigma.Stopped, *waiting, error) {
+	none := sigma.FileID{}
 	if err := f.begin(ctx, op); err != nil {
-		return none, nil, err
+		return none, nil, nil, err
 	}
 	defer f.t.mu.Unlock()
 	dir, stopped, err := f.n.walkLocked(op, names[:len(names)-1])
 	if err != nil || stopped != nil {
-		return none, stopped, err
+		return none, stopped, nil, err
 	}
 	if err := dir.wantDirLocked(op); err != nil {
-		return none, nil, err
+		return none, nil, nil, err
 	}
 	name := names[len(names)-1]
 	n := dir.children[name]
 	if n != nil && n.kind == sigma.KindSymlink && !isLink(o.Kind) && !o.MustMake {
-		return none, &sigma.Stopped{Walked: len(names), Kind: n.kind, Target: n.target}, nil
+		return none, &sigma.Stopped{Walked: len(names), Kind: n.kind, Target: n.target}, nil, nil
 	}
-	if err := allowed(op, name, n, o); err != nil {
-		return none, nil, err
+	lost := o.Lease != 0 && f.t.leases[o.Lease] == nil
+	if w != nil && !lost && f.t.queueLocked(w, place{dir, name}) {
+		return none, nil, &waiting{w.wake, f.t.raised}, nil
 	}
-	if o.Lease != 0 && f.t.leases[o.Lease] == nil {
-		return none, nil, sigma.Errorf(op, sigma.KindNotFound, "there is no such lease")
+	if err := allowed(op, name, n, o); err != nil && !(lost && o.Wait) {
+		return none, nil, nil, err
+	}
+	if lost {
+		return none, nil, nil, sigma.Errorf(op, sigma.KindNotFound, "there is no such lease")
 	}
 	if n == nil {
 		if n, err = f.t.makeLocked(op, dir, name, o.Kind, o.Perm); err != nil {
-			return none, nil, err
+			return none, nil, nil, err
 		}
 		if err := f.t.fillLocked(op, n, data, o); err != nil {
 			f.t.unlinkLocked(n)
-			return none, nil, err
+			return none, nil, nil, err
 		}
 	} else if err := f.t.fillLocked(op, n, data, o); err != nil {
-		return none, nil, err
+		return none, nil, nil, err
 	}
-	return n.fileID(), nil, nil
+	return n.fileID(), nil, nil, nil
 }
 
 func checkPut(op string, names []string, data []byte, o sigma.PutOptions) error {
@@ -109,8 +123,6 @@ func checkPut(op string, names []string, data []byte, o sigma.PutOptions) error 
 		return sigma.Errorf(op, sigma.KindInvalid, "a file cannot both be new and exist")
 	case o.Wait && !o.MustMake:
 		return sigma.Errorf(op, sigma.KindInvalid, "who waits for a name wants to make the file")
-	case o.Wait:
-		return sigma.Errorf(op, sigma.KindUnsupported, "nobody can wait for a name here yet")
 	case isLink(o.Kind):
 		if err := checkTarget(op, string(data)); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/fence"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -268,7 +269,7 @@ type Gate interface {
 }
 
 // ServeTree serves tree to everybody who dials l, a listener of FormTree, until ctx ends or the listener is closed. A slow or silent client delays nobody, and one that opens
-// sessions without end has the later ones closed.
+// sessions without end has the later ones closed. Requests of deposed leaders are refused (AdvanceEpoch), as long as ServeTree has not been called anew.
 func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tree) error {
 	var sessions sync.WaitGroup
 	ctx, cancel := context.WithCancel(ctx)
@@ -276,6 +277,7 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 	defer cancel()
 	var mu sync.Mutex
 	open := map[sigma.ProcID]int{} // mu
+	fences := map[sigma.RealmID]*fence.Table{}
 	for {
 		nc, p, err := l.AcceptFrom(ctx)
 		if err != nil {
@@ -296,8 +298,15 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 			nc.Close()
 			continue
 		}
+		if fences[p.Realm] == nil {
+			fences[p.Realm] = fence.NewTable(fence.Config{})
+		}
+		serve := treekit.Config{Tree: tree, Principal: p, Fences: fences[p.Realm]}
+		if p.System { // it speaks for many realms, and only with services that look after fences themselves
+			serve.Fences = nil
+		}
 		sessions.Go(func() {
-			serveSession(ctx, packets.UnixConn, tree, p)
+			serveSession(ctx, packets.UnixConn, serve)
 			mu.Lock()
 			defer mu.Unlock()
 			if open[p.Proc]--; open[p.Proc] == 0 {
@@ -307,9 +316,9 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 	}
 }
 
-func serveSession(ctx context.Context, c *net.UnixConn, tree sigma.Tree, p sigma.Principal) {
-	if g, ok := tree.(Gate); ok {
-		of, done, err := g.Session(ctx, p)
+func serveSession(ctx context.Context, c *net.UnixConn, cfg treekit.Config) {
+	if g, ok := cfg.Tree.(Gate); ok {
+		of, done, err := g.Session(ctx, cfg.Principal)
 		if err != nil {
 			c.Close()
 			return
@@ -317,5 +326,5 @@ func serveSession(ctx context.Context, c *net.UnixConn, tree sigma.Tree, p sigma
 		defer done()
 		ctx = of
 	}
-	treekit.Serve(ctx, session.NewPacketConn(c, false), treekit.Config{Tree: tree, Principal: p})
+	treekit.Serve(ctx, session.NewPacketConn(c, false), cfg)
 }

@@ -200,7 +200,7 @@ func (s *server) open(ctx context.Context, f *fid, m *sigmap.Tlopen) (sigmap.Mes
 	} else if err := f.file.Open(ctx, flags); err != nil {
 		return nil, err
 	}
-	f.open, f.mode, f.dir = true, flags, st.ID.Kind == sigma.KindDir
+	f.open, f.mode, f.dir, f.fence = true, flags, st.ID.Kind == sigma.KindDir, sigma.FenceOf(ctx)
 	return &sigmap.Rlopen{ID: st.ID, IOUnit: s.dataMax}, nil
 }
 
@@ -230,7 +230,7 @@ func (s *server) create(ctx context.Context, f *fid, m *sigmap.Tlcreate) (sigmap
 			id = st.ID
 		}
 	}
-	err = s.replace(m.Fid, f, &fid{file: file, uses: 1, open: true, mode: flags})
+	err = s.replace(m.Fid, f, &fid{file: file, uses: 1, open: true, mode: flags, fence: sigma.FenceOf(ctx)})
 	return &sigmap.Rlcreate{ID: id, IOUnit: s.dataMax}, err
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"sigmaos.dev/fence"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -34,6 +35,8 @@ type Config struct {
 	Principal sigma.Principal // who is at the other end
 	Events    Events
 	Reset     bool // the connection was that of a server that died: the client must begin anew
+	// Fences refuse requests of deposed leaders. All sessions by which one realm reaches the tree share them. nil: the tree looks after fences itself, or has none.
+	Fences    *fence.Table
 	KeepFiles bool // whether file descriptors that come with calls are handed to Callers (else closed)
 }
 
@@ -102,6 +105,8 @@ type fid struct {
 	dir  bool            // mu
 	mode sigma.OpenFlags // mu
 	text []byte          // mu; what reading an open endpoint gives
+
+	fence sigma.Fence // mu; what it was opened for writing under, and so is published under
 }
 
 // reset tells the client of a connection that has been taken over to begin anew, and drops everything that it sent before it did.
@@ -267,7 +272,7 @@ func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files
 			}
 		}()
 		var err error
-		if reply, back, err = s.do(ctx, m, files); err != nil {
+		if reply, back, err = s.fenced(ctx, m, files); err != nil {
 			session.CloseFiles(back)
 			back = nil
 			reply = sigmap.Fail(err, s.plain)
@@ -437,8 +442,39 @@ func (s *server) clunk(ctx context.Context, n uint32, publish bool) error {
 	defer s.put(f)
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	if p, ok := f.file.(sigma.Publisher); ok && publish && f.open && f.mode.Writes() {
-		return p.Publish(ctx)
+	p, ok := f.file.(sigma.Publisher)
+	if !ok || !publish || !f.open || !f.mode.Writes() {
+		return nil
 	}
-	return nil
+	if f.fence.Name != "" {
+		ctx = sigma.WithFence(ctx, f.fence)
+	}
+	ctx, leave, err := s.cfg.Fences.Enter(ctx, f.fence)
+	if err != nil {
+		return err
+	}
+	defer leave(nil)
+	return p.Publish(ctx)
+}
+
+// fenced carries out one request, unless its leader has been deposed.
+func (s *server) fenced(ctx context.Context, m sigmap.Message, files []*os.File) (reply sigmap.Message, back []*os.File, err error) {
+	f := sigma.FenceOf(ctx)
+	if _, ok := m.(*sigmap.Tclunk); ok || f.Name == "" || s.cfg.Fences == nil { // a clunk is under the fence of what it publishes
+		return s.do(ctx, m, files)
+	}
+	ctx, leave, err := s.cfg.Fences.Enter(ctx, f)
+	if err != nil {
+		session.CloseFiles(files)
+		return nil, nil, err
+	}
+	left := false
+	defer func() {
+		if !left { // a panic
+			leave(nil)
+		}
+	}()
+	reply, back, err = s.do(ctx, m, files)
+	left = true
+	return reply, back, leave(err)
 }

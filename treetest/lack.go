@@ -71,7 +71,7 @@ var lacking = map[Capability]func(e *env) map[string]error{
 		return map[string]error{"Watch": err}
 	},
 	Leases: func(e *env) map[string]error {
-		got := map[string]error{"Put": e.tryPut(sigma.PutOptions{Lease: 1})}
+		got := map[string]error{"Put": e.tryPut(sigma.PutOptions{Lease: 1}), "Put with Wait": e.tryPut(sigma.PutOptions{MustMake: true, Wait: true})}
 		if l, ok := e.root.(sigma.Leaser); ok {
 			_, got["Lease"] = l.Lease(e.ctx, time.Hour)
 		}

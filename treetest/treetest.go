@@ -29,7 +29,7 @@ const (
 	SetPerm     Capability = "set-perm"     // SetStat.Perm
 	SetModified Capability = "set-modified" // SetStat.Modified
 	Watches     Capability = "watches"      // sigma.Watcher
-	Leases      Capability = "leases"       // sigma.Leaser, PutOptions.Lease
+	Leases      Capability = "leases"       // sigma.Leaser, PutOptions.Lease, PutOptions.Wait
 	PassFiles   Capability = "pass-files"   // sigma.FilePasser
 	Pipes       Capability = "pipes"        // Put of KindPipe
 )
@@ -87,7 +87,7 @@ func Run(t *testing.T, cfg Config) {
 	if err := root.Mkdir(t.Context(), cfg.Dir, 0o777); err != nil {
 		t.Fatalf("Mkdir of %q in the root: %v", cfg.Dir, err)
 	}
-	for _, group := range [][]subtest{walkTests, pathTests, dataTests, entryTests, renameTests, raceTests, wholeTests, changeTests, loadTests, pipeTests, lackTests} {
+	for _, group := range [][]subtest{walkTests, pathTests, dataTests, entryTests, renameTests, raceTests, wholeTests, changeTests, fenceTests, loadTests, pipeTests, lackTests} {
 		for _, s := range group {
 			t.Run(s.name, func(t *testing.T) { runOne(t, cfg, root, s) })
 		}
