@@ -34,8 +34,9 @@ var (
 	_ sigma.Leaser  = (*file)(nil)
 	_ sigma.Caller  = (*file)(nil)
 
-	_ sigma.Finder     = (*file)(nil)
-	_ sigma.Identified = (*file)(nil)
+	_ sigma.Finder      = (*file)(nil)
+	_ sigma.Identified  = (*file)(nil)
+	_ sigma.Conditional = (*file)(nil)
 )
 
 // walkMax bounds the names of one walk: no path has more.
@@ -50,7 +51,10 @@ func (f *file) mutate(ctx context.Context, m mutation) reply {
 	if rep.err != nil {
 		return rep
 	}
-	for range leaderTries {
+	put, ok := m.(putOp)
+	waits := ok && put.o.Wait // for as long as ctx lasts
+	m = fenced(ctx, m)
+	for try := 0; try < leaderTries || waits; try++ {
 		l, err := f.slot.leader(ctx)
 		if err != nil {
 			return reply{err: err}
@@ -77,11 +81,26 @@ func (f *file) read(ctx context.Context, do func(t *tree) error) error {
 	if err := ctx.Err(); err != nil {
 		return sigma.Wrap("named.read", "", err)
 	}
-	l, err := f.slot.leader(ctx)
-	if err != nil {
-		return err
+	for range leaderTries {
+		l, err := f.slot.leader(ctx)
+		if err != nil {
+			return err
+		}
+		newer := false
+		err = l.read(func(t *tree) (err error) {
+			if newer, err = t.admit(sigma.FenceOf(ctx)); newer || err != nil {
+				return err
+			}
+			return do(t)
+		})
+		if !newer {
+			return err
+		}
+		if rep := f.mutate(ctx, noOp{}); rep.err != nil { // its fence is stored before anything is read under it
+			return rep.err
+		}
 	}
-	return l.read(do)
+	return endedReply().err
 }
 
 // node returns the file as it is committed.
@@ -293,6 +312,40 @@ func (f *file) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error
 	return len(p), nil
 }
 
+// ReadAtIf implements sigma.Conditional.
+func (f *file) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (int, error) {
+	const op = "named.ReadAtIf"
+	if err := f.checkOpen(op, reads); err != nil {
+		return 0, err
+	}
+	n, err := f.node(ctx, op)
+	switch {
+	case err != nil:
+		return 0, err
+	case v != 0 && v != n.version:
+		return 0, sigma.PathError(op, sigma.KindVersion, n.name)
+	case offset >= uint64(len(n.data)):
+		return 0, nil
+	}
+	return copy(p, n.data[offset:]), nil
+}
+
+// WriteAtIf implements sigma.Conditional.
+func (f *file) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (int, sigma.Version, error) {
+	const op = "named.WriteAtIf"
+	if err := f.checkOpen(op, writes); err != nil {
+		return 0, 0, err
+	}
+	if len(p) > FileMax {
+		return 0, 0, tooBig(op, "", saturate(offset, len(p)))
+	}
+	rep := f.mutate(ctx, writeOp{id: f.id, offset: offset, atEnd: f.flags&sigma.OpenAppend != 0, ifVersion: v, data: bytes.Clone(p)})
+	if rep.err != nil {
+		return 0, 0, rep.err
+	}
+	return len(p), rep.id.Version, nil
+}
+
 // listMax bounds one answer of ReadDir. The server kit has limits of its own.
 const listMax = 4096
 
@@ -354,8 +407,10 @@ func (f *file) Rename(ctx context.Context, name string, newDir sigma.File, newNa
 	return f.mutate(ctx, renameOp{f.id, name, to.id, newName}).err
 }
 
-// Sync has nothing to do: what was acknowledged is durable.
-func (f *file) Sync(context.Context) error { return nil }
+// Sync has nothing to do but to refuse who was deposed: what was acknowledged is durable.
+func (f *file) Sync(ctx context.Context) error {
+	return f.read(ctx, func(*tree) error { return nil })
+}
 
 func (f *file) Close() {
 	f.closed.Store(true)
@@ -414,7 +469,12 @@ func (f *file) Watch(ctx context.Context, since sigma.Version) (sigma.Version, e
 	if err := f.checkClosed(); err != nil {
 		return 0, err
 	}
-	for {
+	for noted := sigma.FenceOf(ctx).Name == ""; ; noted = true {
+		if !noted {
+			if err := f.Sync(ctx); err != nil {
+				return 0, err
+			}
+		}
 		l, err := f.slot.leader(ctx)
 		if sigma.KindOf(err) == sigma.KindStale {
 			return 0, &sigma.Error{Op: "named.Watch", Kind: sigma.KindNotFound, Msg: "the realm was removed"}

@@ -169,6 +169,9 @@ func load(ctx context.Context, srv *Server, id sigma.RealmID) (*leader, error) {
 	if err != nil {
 		return nil, unavailable(op, id, err)
 	}
+	if err = t.loadFences(ctx, srv.store); err != nil {
+		return nil, unavailable(op, id, err)
+	}
 	prefix = treePrefix(id)
 	err = srv.store.Scan(ctx, prefix, func(key string, value []byte) error {
 		parent, name, ok := parseNodeKey(strings.TrimPrefix(key, prefix))
@@ -187,7 +190,7 @@ func load(ctx context.Context, srv *Server, id sigma.RealmID) (*leader, error) {
 	}
 	srv.cfg.Board.AllChanged() // by a commit whose outcome was unknown
 	return &leader{realm: id, store: srv.store, log: srv.log, board: srv.cfg.Board, wake: make(chan struct{}, 1), done: make(chan struct{}), guard: guard,
-		tree: t, watches: map[uint64]*watched{}, feed: newFeed()}, nil
+		tree: t, watches: map[uint64]*watched{}, feed: newFeed(), raised: make(chan struct{})}, nil
 }
 
 // claim writes the realm's record, after which no batch of an earlier leader takes effect.

@@ -21,6 +21,7 @@ type reply struct {
 	id      sigma.FileID
 	lease   sigma.LeaseID
 	stopped *sigma.Stopped
+	waits   *entry // not nil: nothing was done, and it is to be applied again when the entry is free
 	err     error
 }
 
@@ -131,10 +132,11 @@ func tooBig(op, name string, size uint64) error {
 
 // writeOp writes a part of a file; a gap before it is filled with zeros.
 type writeOp struct {
-	id     uint64
-	offset uint64
-	atEnd  bool
-	data   []byte
+	id        uint64
+	offset    uint64
+	atEnd     bool
+	ifVersion sigma.Version // if not 0: only if the file is at it
+	data      []byte
 }
 
 func (o writeOp) size() int { return len(o.data) }
@@ -144,6 +146,9 @@ func (o writeOp) apply(s *step, now time.Time) reply {
 	n, err := checkFile(op, s, o.id)
 	if err != nil {
 		return reply{err: err}
+	}
+	if o.ifVersion != 0 && o.ifVersion != n.version {
+		return refuse(op, sigma.KindVersion, n.name)
 	}
 	if len(o.data) == 0 {
 		return reply{id: n.fileID()}

@@ -27,6 +27,9 @@ func (o putOp) apply(s *step, now time.Time) reply {
 		return r
 	}
 	link := o.o.Kind != sigma.KindFile
+	if at := (entry{dirID, name}); o.o.Wait && (existing != nil || s.waited != nil && s.waited(at)) {
+		return reply{waits: &at}
+	}
 	if existing == nil {
 		switch {
 		case o.o.MustExist:
@@ -98,8 +101,6 @@ func (o putOp) check(s *step) error {
 		return bad("a link cannot be appended to")
 	case o.o.Wait && !o.o.MustMake:
 		return bad("who waits for a name wants to make the file")
-	case o.o.Wait:
-		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "nobody can wait for a name here yet"}
 	case len(o.data) > FileMax:
 		return tooBig(op, "", uint64(len(o.data)))
 	}

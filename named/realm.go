@@ -33,11 +33,13 @@ type leader struct {
 	tree    *tree               // guarded by mu for all but run, which alone writes and so reads without
 	watches map[uint64]*watched // guarded by mu
 	feed    feed                // guarded by mu
+	raised  chan struct{}       // guarded by mu; closed and replaced when a newer epoch of a fence comes
 
 	queueMu sync.Mutex // never held together with mu
 	queue   []*request // guarded by queueMu
 	queued  int        // bytes of queue; guarded by queueMu
 	ended   bool       // guarded by queueMu
+	parking parking    // guarded by queueMu
 }
 
 // request is a mutation that waits for its reply.
@@ -45,6 +47,10 @@ type request struct {
 	m     mutation
 	taken atomic.Bool // by run, or by the caller who gave up before
 	reply chan reply  // has room for one
+
+	gone     atomic.Bool // the caller gave up
+	parkedAt entry       // where it waits, or waited last; guarded by leader.queueMu
+	resumed  bool        // it has waited; run only
 }
 
 // watched wakes the watchers of one file.
@@ -90,7 +96,10 @@ func (l *leader) do(ctx context.Context, m mutation) reply {
 	case rep := <-r.reply:
 		return rep
 	case <-ctx.Done():
-		r.taken.CompareAndSwap(false, true)
+		r.gone.Store(true)
+		if r.taken.CompareAndSwap(false, true) {
+			l.unpark(r)
+		}
 		return reply{err: sigma.Wrap(op, "", ctx.Err())}
 	}
 }
@@ -175,15 +184,20 @@ func (l *leader) serve(rs []*request) (rest []*request, granted, ended bool) {
 	now := time.Now()
 	var in []*request
 	var replies []reply
+	waited := map[entry]bool{} // by those that have to wait as of this step
 	for len(rs) > 0 && !s.full() {
 		r := rs[0]
 		rs = rs[1:]
-		if !r.taken.CompareAndSwap(false, true) {
+		if r.gone.Load() || !r.taken.CompareAndSwap(false, true) {
 			continue
 		}
+		s.waited = func(e entry) bool { return waited[e] || !r.resumed && l.waited(e) }
 		rep := r.m.apply(s, now)
 		in, replies = append(in, r), append(replies, rep)
-		if _, ok := r.m.(grantOp); ok {
+		if rep.waits != nil {
+			waited[*rep.waits] = true
+		}
+		if _, ok := bare(r.m).(grantOp); ok {
 			granted = true
 		}
 	}
@@ -196,9 +210,13 @@ func (l *leader) serve(rs []*request) (rest []*request, granted, ended bool) {
 		return rs, false, ends
 	}
 	for i, r := range in {
+		if e := replies[i].waits; e != nil {
+			l.park(r, *e)
+			continue
+		}
 		r.reply <- replies[i]
 	}
-	return rs, granted, false
+	return append(l.resume(s), rs...), granted, false
 }
 
 // commit makes a step durable, then visible.
@@ -235,6 +253,7 @@ func (l *leader) commit(s *step) error {
 		}
 	}
 	l.feed.addLocked(changes)
+	l.deposedLocked(s)
 	return nil
 }
 
@@ -247,6 +266,7 @@ func (l *leader) end() {
 	}
 	l.queueMu.Unlock()
 	answer(l.take(), endedReply())
+	answer(l.unparkAll(), endedReply())
 }
 
 // watch waits until the file's version is beyond since. errEnded tells to go on with the next leader.
@@ -254,6 +274,10 @@ func (l *leader) watch(ctx context.Context, id uint64, since sigma.Version) (sig
 	const op = "named.Watch"
 	for {
 		l.mu.Lock()
+		if _, err := l.tree.admit(sigma.FenceOf(ctx)); err != nil {
+			l.mu.Unlock()
+			return 0, err
+		}
 		n := l.tree.node(id)
 		if n == nil {
 			l.mu.Unlock()
@@ -269,9 +293,13 @@ func (l *leader) watch(ctx context.Context, id uint64, since sigma.Version) (sig
 			l.watches[id] = w
 		}
 		w.watchers++
+		raised := l.raised
 		l.mu.Unlock()
 		select {
 		case <-w.changed:
+			continue
+		case <-raised:
+			l.unwatch(id, w)
 			continue
 		case <-ctx.Done():
 			l.unwatch(id, w)

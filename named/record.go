@@ -16,6 +16,7 @@ import (
 //	r/<realm>                    realmRecord
 //	t/<realm>/<parent>/<name>    node; parent is a file id in 16 hexadecimal digits; the root is the empty name under parent 0
 //	l/<realm>/<lease>            leaseRecord; lease in 16 hexadecimal digits
+//	f/<realm>/<fence>            the newest epoch of the fence
 //	n/term, n/beat               who leads (term.go)
 //	x/<machine>                  the machine is expelled
 //

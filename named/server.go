@@ -10,7 +10,7 @@
 // It is used by cmd/named, which serves it with the server kit, and by nobody else: others see sigma.Tree.
 //
 // Where things are: record.go what is stored; tree.go and step.go the state of a realm and changes on top of it; mutate.go and lease.go what
-// each operation does (pure); realm.go the goroutine that leads a realm; feed.go what tells machines of changes; load.go how realms get a leader;
+// each operation does (pure); fence.go and wait.go who is deposed, and who waits for a name; realm.go the goroutine that leads a realm; feed.go what tells machines of changes; load.go how realms get a leader;
 // file.go the handles; store.go and etcd.go the store. Several machines: member.go, campaign.go, peers.go, term.go, lead.go, calls.go, snapshot.go. An
 // etcd of the operator's: external.go.
 //
@@ -408,7 +408,7 @@ func (s *Server) erase(ctx context.Context, id sigma.RealmID) error {
 	if err != nil {
 		return commitError(op, id, err)
 	}
-	for _, prefix := range []string{treePrefix(id), leasePrefix(id)} {
+	for _, prefix := range []string{treePrefix(id), leasePrefix(id), fencePrefix(id)} {
 		for more := true; more; {
 			if more, err = s.store.DeletePrefix(ctx, prefix, erasePage); err != nil {
 				return commitError(op, id, err)

@@ -21,6 +21,9 @@ type step struct {
 	count  int                      // files
 	bytes  int64                    // of all data
 	cost   int                      // bytes that the batch will have, at most
+
+	raised map[string]sigma.Epoch // newer epochs of fences
+	waited func(e entry) bool     // whether others wait for the entry, before the mutation that is applied; nil = no
 }
 
 type entry struct {
@@ -196,6 +199,9 @@ func (s *step) batch() (puts []KV, deletes []string, ok bool) {
 			put(leaseKey(realm, id), leaseRecord{l.ttl, l.machine}.encode())
 		}
 	}
+	for name, e := range s.raised {
+		put(fenceKey(realm, name), encodeFence(e))
+	}
 	slices.SortFunc(puts, func(a, b KV) int { return cmp.Compare(a.Key, b.Key) })
 	slices.Sort(deletes)
 	return puts, deletes, true
@@ -205,6 +211,7 @@ func (s *step) batch() (puts []KV, deletes []string, ok bool) {
 func (t *tree) merge(s *step) []uint64 {
 	t.rec, t.bytes = s.rec, s.bytes
 	t.mergeLeases(s)
+	t.mergeFences(s)
 	t.unlinkOld(s)
 	changed := make([]uint64, 0, len(s.nodes))
 	for id, n := range s.nodes {

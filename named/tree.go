@@ -6,6 +6,7 @@ import (
 	"sort"
 	"time"
 
+	"sigmaos.dev/fence"
 	"sigmaos.dev/sigma"
 )
 
@@ -17,6 +18,7 @@ type tree struct {
 	limits limits
 	cells  map[uint64]*cell
 	leases map[sigma.LeaseID]*lease
+	fences fence.Epochs
 	bytes  int64 // of all data
 }
 
