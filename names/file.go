@@ -38,6 +38,8 @@ var (
 	_ sigma.Leaser     = (*File)(nil)
 	_ sigma.Rememberer = (*File)(nil)
 	_ sigma.Identified = (*File)(nil)
+
+	_ sigma.Conditional = (*File)(nil)
 )
 
 // Remembers implements sigma.Rememberer: named does.
@@ -300,8 +302,28 @@ func (f *File) Rename(ctx context.Context, name string, newDir sigma.File, newNa
 	})
 }
 
-// Sync implements sigma.File: what named has acknowledged is durable.
-func (f *File) Sync(context.Context) error { return nil }
+// Sync implements sigma.File: what named has acknowledged is durable. Whether who asks was deposed only named knows.
+func (f *File) Sync(ctx context.Context) error {
+	if sigma.FenceOf(ctx).Name == "" {
+		return nil
+	}
+	return f.read(ctx, func(ctx context.Context, b *binding) error { return b.file.Sync(ctx) })
+}
+
+// ReadAtIf implements sigma.Conditional.
+func (f *File) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (n int, err error) {
+	err = f.read(ctx, func(ctx context.Context, b *binding) error { n, err = b.file.ReadAtIf(ctx, p, offset, v); return err })
+	return n, err
+}
+
+// WriteAtIf implements sigma.Conditional.
+func (f *File) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (n int, now sigma.Version, err error) {
+	err = f.mutate(ctx, change{op: "write", id: f.id}, func(ctx context.Context, b *binding) error {
+		n, now, err = b.file.WriteAtIf(ctx, p, offset, v)
+		return err
+	})
+	return n, now, err
+}
 
 // Get implements sigma.Getter.
 func (f *File) Get(ctx context.Context, names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, err error) {
@@ -324,7 +346,7 @@ func (f *File) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 // Watch implements sigma.Watcher. Versions are kept through restarts, so that nothing between two sessions is missed.
 func (f *File) Watch(ctx context.Context, since sigma.Version) (v sigma.Version, err error) {
 	err = f.read(ctx, func(ctx context.Context, b *binding) error { v, err = b.file.Watch(ctx, since); return err })
-	if err != nil && sigma.KindOf(err) == sigma.KindStale { // it was removed while there was no session
+	if err != nil && sigma.KindOf(err) == sigma.KindStale && sigma.FenceOf(ctx).Name == "" { // it was removed while there was no session
 		err = &sigma.Error{Op: "names.Watch", Kind: sigma.KindNotFound, Msg: "the file was removed", Err: err}
 	}
 	return v, err

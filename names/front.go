@@ -3,7 +3,7 @@ package names
 // front is where reads and acknowledged mutations pass, for who keeps what was read. It keeps nothing yet.
 //
 // The rules: a read comes to it before it is sent, and its answer before the caller has it; of a mutation it hears before the caller does. number of an attachment tells
-// which session an answer came through: what is known of one session does not hold for the next until it was checked. A request of a context with a trail (kernel/resolve.go), or one that must be linearizable, is
+// which session an answer came through: what is known of one session does not hold for the next until it was checked. A request of a context with a trail (kernel/resolve.go), one that must be linearizable, or one with a fence, is
 // always sent. A File that was made from what is kept need not be bound to a session: bind finds it when something is sent.
 type front struct{}
 

@@ -77,6 +77,7 @@ func (a *attempts) run(ctx context.Context, do func(ctx context.Context, b *bind
 		if err != nil {
 			return a.givenUp(ctx, err)
 		}
+		began := time.Now()
 		err = do(asked, b)
 		kind := sigma.KindOf(err)
 		switch {
@@ -87,8 +88,8 @@ func (a *attempts) run(ctx context.Context, do func(ctx context.Context, b *bind
 		case kind != sigma.KindUnavailable:
 			return err
 		}
-		if a.until.IsZero() {
-			a.until = time.Now().Add(resendMax)
+		if a.until.IsZero() || time.Since(began) > resendMax { // one that waits, for a change or a name, waits for longer than named is away
+			a.until, a.told = time.Now().Add(resendMax), 0
 		}
 		over := b.at.over(ctx)
 		if !over {

@@ -30,6 +30,7 @@ type Root interface {
 	sigma.Watcher
 	sigma.Leaser
 	sigma.Finder
+	sigma.Conditional
 }
 
 // Session is one session to named.
