@@ -37,6 +37,7 @@ func TestFiles(t *testing.T) {
 	ctx := testContext(t)
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3})
 	m1, m2, m3 := c.Machine(0), c.Machine(1), c.Machine(2)
+	t.Run("tree", func(t *testing.T) { treeConforms(t, c) })
 	dir := t.TempDir()
 	large := make([]byte, 20<<20+7)
 	rand.NewChaCha8([32]byte{1}).Read(large)
