@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -39,7 +40,8 @@ type Config struct {
 
 // Tree is a realm's tree by paths.
 type Tree struct {
-	cfg Config
+	cfg    Config
+	fences atomic.Pointer[[]fencedDir] // written with mu held; not changed, but replaced
 
 	mu     sync.Mutex
 	mounts map[string]*mount // mu; by the endpoint's text
@@ -129,13 +131,13 @@ func (t *Tree) at(ctx context.Context, path string, again bool, op func(f sigma.
 // step runs op, after going along as much of a very long path as one message does not hold.
 func (t *Tree) step(ctx context.Context, c *cursor, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*sigma.Stopped, error) {
 	for len(c.names) > sigmap.WalkMax {
-		file, stop, err := treekit.WalkTo(ctx, c.file, c.names[:sigmap.WalkMax], true)
+		file, stop, err := treekit.WalkTo(ctx, t.guard(ctx, c.file, c.path), c.names[:sigmap.WalkMax], true)
 		if err != nil || stop != nil {
 			return stop, err
 		}
 		c.move(file, true, c.names[sigmap.WalkMax:])
 	}
-	return op(c.file, c.names)
+	return op(t.guard(ctx, c.file, c.path), c.names)
 }
 
 // withPath makes the error speak of the path the program gave, not of what a server saw of it.
@@ -277,7 +279,7 @@ func (t *Tree) choose(ctx context.Context, c *cursor, cause error) error {
 	if i < 0 {
 		return cause
 	}
-	dir, stop, err := treekit.WalkTo(ctx, c.file, c.names[:i], true)
+	dir, stop, err := treekit.WalkTo(ctx, t.guard(ctx, c.file, c.path), c.names[:i], true)
 	if err != nil || stop != nil {
 		return cause
 	}
@@ -346,6 +348,9 @@ func (t *Tree) parent(ctx context.Context, path string) (sigma.File, string, *cu
 		return nil, "", nil, &sigma.Error{Op: "namespace.parent", Path: path, Kind: sigma.KindInvalid, Msg: "the root cannot be made, moved or removed"}
 	}
 	dir, c, err := t.walk(ctx, sigma.JoinPath(names[:len(names)-1]...), true)
+	if err == nil {
+		dir = t.guard(ctx, dir, append(slices.Clip(c.path), names[len(names)-1]))
+	}
 	return dir, names[len(names)-1], c, withPathOrNil(err, path)
 }
 

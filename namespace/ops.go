@@ -291,6 +291,12 @@ func (t *Tree) Rename(ctx context.Context, oldPath, newPath string) error {
 	if c.mount != d.mount {
 		return &sigma.Error{Op: "namespace.Rename", Path: oldPath, Kind: sigma.KindUnsupported, Msg: "a rename cannot go to another server", Hint: "copy the file, then remove it"}
 	}
+	if g, ok := to.(*guarded); ok { // a request carries one fence
+		if old, ok := from.(*guarded); ok && old.fence != g.fence {
+			return &sigma.Error{Op: "namespace.Rename", Path: oldPath, Kind: sigma.KindUnsupported, Msg: "a rename cannot go from under one fence to under another"}
+		}
+		from = guardWith(from, g.fence)
+	}
 	return withPathOrNil(from.Rename(ctx, oldName, to, newName), oldPath)
 }
 

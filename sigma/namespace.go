@@ -41,6 +41,10 @@ type Namespace interface {
 	Call(ctx context.Context, path, method string, payload []byte) ([]byte, error)
 	// AbsPath resolves ~local and symlinks on the way, so that the result means the same on every machine (001 §3.3).
 	AbsPath(ctx context.Context, path string) (string, error)
+	// AdvanceEpoch adds one to the epoch in the file at path, which is made if there is none, and returns the fence of the new epoch (000 §3.6).
+	AdvanceEpoch(ctx context.Context, path string) (Fence, error)
+	// FenceAtEpoch makes all later requests for dir and what is under it carry f, also to other servers: KindStale as soon as one of a newer epoch came before. An f without a name ends that.
+	FenceAtEpoch(ctx context.Context, f Fence, dir string) error
 	// Lease makes a lease that is renewed until revoke is called or the program ends.
 	Lease(ctx context.Context, ttl time.Duration) (id LeaseID, revoke func(context.Context) error, err error)
 }
