@@ -37,6 +37,7 @@ var (
 	_ sigma.Finder      = (*file)(nil)
 	_ sigma.Identified  = (*file)(nil)
 	_ sigma.Conditional = (*file)(nil)
+	_ sigma.Rememberer  = (*file)(nil)
 )
 
 // walkMax bounds the names of one walk: no path has more.
@@ -142,6 +143,9 @@ func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 	}
 	return &file{slot: f.slot, id: reached[len(reached)-1].id}, ids, nil
 }
+
+// Remembers implements sigma.Rememberer.
+func (f *file) Remembers() bool { return true }
 
 // FileID implements sigma.Identified.
 func (f *file) FileID() sigma.FileID { return sigma.FileID{Path: f.id} }

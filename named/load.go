@@ -172,6 +172,19 @@ func load(ctx context.Context, srv *Server, id sigma.RealmID) (*leader, error) {
 	if err = t.loadFences(ctx, srv.store); err != nil {
 		return nil, unavailable(op, id, err)
 	}
+	prefix = oncePrefix(id)
+	err = srv.store.Scan(ctx, prefix, func(key string, value []byte) error {
+		n, ok := parseHex16(strings.TrimPrefix(key, prefix))
+		c, err := decodeClient(value)
+		if err != nil || !ok {
+			return sigma.Errorf(op, sigma.KindOther, "key %q: %v", key, err)
+		}
+		t.addClient(n, c, now)
+		return nil
+	})
+	if err != nil {
+		return nil, unavailable(op, id, err)
+	}
 	prefix = treePrefix(id)
 	err = srv.store.Scan(ctx, prefix, func(key string, value []byte) error {
 		parent, name, ok := parseNodeKey(strings.TrimPrefix(key, prefix))

@@ -45,6 +45,7 @@ type leader struct {
 // request is a mutation that waits for its reply.
 type request struct {
 	m     mutation
+	once  sigma.Once
 	taken atomic.Bool // by run, or by the caller who gave up before
 	reply chan reply  // has room for one
 
@@ -75,7 +76,7 @@ const commitTimeout = 15 * time.Second
 // outcome is unknown, which KindTimeout and KindCanceled leave open too.
 func (l *leader) do(ctx context.Context, m mutation) reply {
 	const op = "named.do"
-	r := &request{m: m, reply: make(chan reply, 1)}
+	r := &request{m: m, once: sigma.OnceOf(ctx), reply: make(chan reply, 1)}
 	l.queueMu.Lock()
 	switch {
 	case l.ended:
@@ -182,6 +183,7 @@ func answer(rs []*request, rep reply) {
 func (l *leader) serve(rs []*request) (rest []*request, granted, ended bool) {
 	s := newStep(l.tree)
 	now := time.Now()
+	s.forgetIdle(now)
 	var in []*request
 	var replies []reply
 	waited := map[entry]bool{} // by those that have to wait as of this step
@@ -192,7 +194,7 @@ func (l *leader) serve(rs []*request) (rest []*request, granted, ended bool) {
 			continue
 		}
 		s.waited = func(e entry) bool { return waited[e] || !r.resumed && l.waited(e) }
-		rep := r.m.apply(s, now)
+		rep := s.once(r.once, r.m, now)
 		in, replies = append(in, r), append(replies, rep)
 		if rep.waits != nil {
 			waited[*rep.waits] = true

@@ -17,6 +17,7 @@ import (
 //	t/<realm>/<parent>/<name>    node; parent is a file id in 16 hexadecimal digits; the root is the empty name under parent 0
 //	l/<realm>/<lease>            leaseRecord; lease in 16 hexadecimal digits
 //	f/<realm>/<fence>            the newest epoch of the fence
+//	o/<realm>/<client>           client (once.go); client in 16 hexadecimal digits
 //	n/term, n/beat               who leads (term.go)
 //	x/<machine>                  the machine is expelled
 //
@@ -38,6 +39,10 @@ func nodeKey(r sigma.RealmID, parent uint64, name string) string {
 }
 
 func leaseKey(r sigma.RealmID, id sigma.LeaseID) string { return leasePrefix(r) + hex16(uint64(id)) }
+
+func oncePrefix(r sigma.RealmID) string { return "o/" + string(r) + "/" }
+
+func onceKey(r sigma.RealmID, client uint64) string { return oncePrefix(r) + hex16(client) }
 
 func hex16(v uint64) string {
 	s := strconv.FormatUint(v, 16)

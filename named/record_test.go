@@ -97,6 +97,7 @@ func FuzzRecord(f *testing.F) {
 	}
 	f.Add((&realmRecord{number: 1, nextID: 2}).encode(), nodeKey("", 0, ""))
 	f.Add(leaseRecord{ttl: time.Minute}.encode(), "")
+	f.Add((&client{done: 7, entries: []answered{{seq: 9, code: 2, changed: true, reply: reply{id: sigma.FileID{Path: 1 << 41, Version: 5}, lease: 3}}}}).encode(), "")
 	f.Add(encodeCounter(3), "00000000000000ff/x")
 	f.Fuzz(func(t *testing.T, b []byte, key string) {
 		if n, err := decodeNode(b); err == nil {
@@ -113,6 +114,11 @@ func FuzzRecord(f *testing.F) {
 		if l, err := decodeLease(b); err == nil {
 			if again, err := decodeLease(l.encode()); err != nil || again != l {
 				t.Errorf("%+v becomes %+v, %v", l, again, err)
+			}
+		}
+		if c, err := decodeClient(b); err == nil {
+			if again, err := decodeClient(c.encode()); err != nil || !reflect.DeepEqual(again, c) {
+				t.Errorf("%+v becomes %+v, %v", c, again, err)
 			}
 		}
 		if v, err := decodeCounter(b); err == nil {

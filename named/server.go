@@ -408,7 +408,7 @@ func (s *Server) erase(ctx context.Context, id sigma.RealmID) error {
 	if err != nil {
 		return commitError(op, id, err)
 	}
-	for _, prefix := range []string{treePrefix(id), leasePrefix(id), fencePrefix(id)} {
+	for _, prefix := range []string{treePrefix(id), leasePrefix(id), fencePrefix(id), oncePrefix(id)} {
 		for more := true; more; {
 			if more, err = s.store.DeletePrefix(ctx, prefix, erasePage); err != nil {
 				return commitError(op, id, err)

@@ -12,15 +12,18 @@ import (
 //
 // A mutation first checks everything and then changes: it must not fail between two changes.
 type step struct {
-	base   *tree
-	rec    realmRecord
-	nodes  map[uint64]*node         // changed files; nil is removed
-	names  map[entry]uint64         // changed entries; 0 is removed
-	leases map[sigma.LeaseID]*lease // changed leases; nil is ended
-	stored bool                     // something must go to the store
-	count  int                      // files
-	bytes  int64                    // of all data
-	cost   int                      // bytes that the batch will have, at most
+	base    *tree
+	rec     realmRecord
+	nodes   map[uint64]*node         // changed files; nil is removed
+	names   map[entry]uint64         // changed entries; 0 is removed
+	leases  map[sigma.LeaseID]*lease // changed leases; nil is ended
+	clients map[uint64]*client       // changed clients (once.go); nil is forgotten
+	writes  map[uint64]struct{}      // clients whose records change
+	looked  int                      // of the tree's marks, that were looked at
+	stored  bool                     // something must go to the store
+	count   int                      // files
+	bytes   int64                    // of all data
+	cost    int                      // bytes that the batch will have, at most
 
 	raised map[string]sigma.Epoch // newer epochs of fences
 	waited func(e entry) bool     // whether others wait for the entry, before the mutation that is applied; nil = no
@@ -32,7 +35,7 @@ type entry struct {
 }
 
 func newStep(t *tree) *step {
-	return &step{base: t, rec: t.rec, nodes: map[uint64]*node{}, names: map[entry]uint64{}, leases: map[sigma.LeaseID]*lease{},
+	return &step{base: t, rec: t.rec, nodes: map[uint64]*node{}, names: map[entry]uint64{}, leases: map[sigma.LeaseID]*lease{}, clients: map[uint64]*client{}, writes: map[uint64]struct{}{},
 		count: len(t.cells), bytes: t.bytes}
 }
 
@@ -159,7 +162,9 @@ func (s *step) filesOf(id sigma.LeaseID) []*node {
 }
 
 // full reports whether the step should be committed before it takes another mutation.
-func (s *step) full() bool { return len(s.nodes) >= batchNodes || s.cost >= batchBytes }
+func (s *step) full() bool {
+	return len(s.nodes) >= batchNodes || s.cost >= batchBytes || len(s.writes) >= batchNodes
+}
 
 // Bounds of a batch: etcd copies and logs a transaction as one piece, and everyone in it waits for all of it.
 const (
@@ -202,6 +207,8 @@ func (s *step) batch() (puts []KV, deletes []string, ok bool) {
 	for name, e := range s.raised {
 		put(fenceKey(realm, name), encodeFence(e))
 	}
+	clients, forgotten := s.onceRecords()
+	puts, deletes = append(puts, clients...), append(deletes, forgotten...)
 	slices.SortFunc(puts, func(a, b KV) int { return cmp.Compare(a.Key, b.Key) })
 	slices.Sort(deletes)
 	return puts, deletes, true
@@ -212,6 +219,7 @@ func (t *tree) merge(s *step) []uint64 {
 	t.rec, t.bytes = s.rec, s.bytes
 	t.mergeLeases(s)
 	t.mergeFences(s)
+	t.mergeClients(s)
 	t.unlinkOld(s)
 	changed := make([]uint64, 0, len(s.nodes))
 	for id, n := range s.nodes {

@@ -20,6 +20,10 @@ type tree struct {
 	leases map[sigma.LeaseID]*lease
 	fences fence.Epochs
 	bytes  int64 // of all data
+
+	clients map[uint64]*client  // once.go
+	marks   []watermark         // every client once, in the order in which they are looked at
+	dropped map[uint64]struct{} // forgotten, but with a record in the store
 }
 
 // limits bound what one realm may hold.
@@ -56,7 +60,7 @@ type dir struct {
 type place struct{ pos, id uint64 }
 
 func newTree(realm sigma.RealmID, rec realmRecord, l limits) *tree {
-	return &tree{realm: realm, rec: rec, limits: l, cells: map[uint64]*cell{}, leases: map[sigma.LeaseID]*lease{}}
+	return &tree{realm: realm, rec: rec, limits: l, cells: map[uint64]*cell{}, leases: map[sigma.LeaseID]*lease{}, clients: map[uint64]*client{}, dropped: map[uint64]struct{}{}}
 }
 
 // newRoot is the root of a realm that has just been made.

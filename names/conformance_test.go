@@ -28,6 +28,6 @@ func TestConformance(t *testing.T) {
 			r, _ := newWorld(t).realm()
 			return realmAsTree{r}
 		},
-		Lacks: []treetest.Capability{treetest.PassFiles, treetest.Pipes}, SizeMax: named.FileMax,
+		Lacks: []treetest.Capability{treetest.PassFiles, treetest.Pipes}, SizeMax: named.FileMax, ListEntries: 2000,
 	})
 }

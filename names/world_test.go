@@ -17,6 +17,8 @@ import (
 
 // memStore keeps names in memory through restarts of the server.
 type memStore struct {
+	drop func(named.KV) bool // what is lost; nil = nothing
+
 	mu   sync.Mutex
 	rev  named.Revision
 	keys map[string]memValue
@@ -55,6 +57,9 @@ func (m *memStore) Commit(_ context.Context, b named.Batch) (named.Revision, err
 	}
 	m.rev++
 	for _, kv := range b.Puts {
+		if m.drop != nil && m.drop(kv) {
+			continue
+		}
 		m.keys[kv.Key] = memValue{slices.Clone(kv.Value), m.rev}
 	}
 	for _, k := range b.Deletes {
