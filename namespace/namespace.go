@@ -27,6 +27,10 @@ const (
 	probeMax = time.Second
 	// listMax bounds a listing, so that a server that never ends one does not fill the program's memory.
 	listMax = 1 << 20
+	// listBytesMax bounds the names in it.
+	listBytesMax = 64 << 20
+	// membersMax bounds the entries among which ~any and ~local look, for the same reason: sigmad too does that, on behalf of tenants.
+	membersMax = 4096
 )
 
 // Config says where the tree's root is.
@@ -284,8 +288,8 @@ func (t *Tree) choose(ctx context.Context, c *cursor, cause error) error {
 		return cause
 	}
 	defer dir.Close()
-	entries, err := list(ctx, dir)
-	if err != nil {
+	entries, err := list(ctx, dir, membersMax)
+	if err != nil && sigma.KindOf(err) != sigma.KindTooBig {
 		return err
 	}
 	where := len(c.path) - len(c.names) + i
@@ -361,8 +365,8 @@ func withPathOrNil(err error, path string) error {
 	return withPath(err, path)
 }
 
-// list reads a whole directory.
-func list(ctx context.Context, dir sigma.File) ([]sigma.DirEntry, error) {
+// list reads a whole directory of up to most entries. Of a larger one it gives the first, and KindTooBig.
+func list(ctx context.Context, dir sigma.File, most int) ([]sigma.DirEntry, error) {
 	d, _, err := dir.Walk(ctx, nil)
 	if err != nil {
 		return nil, err
@@ -372,15 +376,20 @@ func list(ctx context.Context, dir sigma.File) ([]sigma.DirEntry, error) {
 		return nil, err
 	}
 	var out []sigma.DirEntry
+	size := 0
 	for cookie, more, rounds := uint64(0), true, 0; more; rounds++ {
 		var es []sigma.DirEntry
 		if es, cookie, more, err = d.ReadDir(ctx, cookie, 512); err != nil {
 			return nil, err
 		}
-		if out = append(out, es...); max(len(out), rounds) > listMax {
-			return nil, sigma.Errorf("namespace.list", sigma.KindTooBig, "the directory has more than %d entries", listMax)
+		for _, e := range es {
+			size += len(e.Name)
+		}
+		if out = append(out, es...); max(len(out), rounds) > most || size > listBytesMax {
+			err = sigma.Errorf("namespace.list", sigma.KindTooBig, "the directory has more than %d entries, or names of more than %d bytes", most, listBytesMax)
+			break
 		}
 	}
 	slices.SortFunc(out, func(a, b sigma.DirEntry) int { return strings.Compare(a.Name, b.Name) })
-	return out, nil
+	return out, err
 }

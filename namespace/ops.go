@@ -165,10 +165,13 @@ func (t *Tree) SetStat(ctx context.Context, path string, c sigma.StatChange) err
 func (t *Tree) ReadDir(ctx context.Context, path string) ([]sigma.DirEntry, error) {
 	var es []sigma.DirEntry
 	err := t.reading(ctx, path, true, func(f sigma.File) (err error) {
-		es, err = list(ctx, f)
+		es, err = list(ctx, f, listMax)
 		return err
 	})
-	return es, err
+	if err != nil {
+		return nil, err
+	}
+	return es, nil
 }
 
 // Mkdir implements sigma.Namespace.
@@ -260,7 +263,7 @@ func removeAll(ctx context.Context, dir sigma.File, name string) error {
 		if err != nil || d == nil {
 			return err
 		}
-		es, err := list(ctx, d)
+		es, err := list(ctx, d, listMax)
 		for _, e := range es {
 			if err == nil {
 				if err = removeAll(ctx, d, e.Name); sigma.KindOf(err) == sigma.KindNotFound {

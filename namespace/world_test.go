@@ -33,6 +33,7 @@ type server struct {
 	mu       sync.Mutex
 	dead     bool     // mu
 	silent   bool     // dialling it gets no answer
+	lies     string   // how it lies; "" = it does not
 	conns    []func() // mu; end its sessions
 	sessions sync.WaitGroup
 }
@@ -107,6 +108,9 @@ func (w *world) dial(ctx context.Context, e sigma.Endpoint) (sigma.File, <-chan 
 	if s.silent {
 		<-ctx.Done()
 		return nil, nil, sigma.Wrap("dial", "", ctx.Err())
+	}
+	if s.lies != "" {
+		return lying(w.T, s.lies)
 	}
 	root, done, end, err := serveTree(w.T, s.tree)
 	s.conns = append(s.conns, end)
