@@ -1,0 +1,203 @@
+package sdk
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"sigmaos.dev/namespace"
+	"sigmaos.dev/sigma"
+)
+
+// leaseOfLeader is how long a leader that is cut off, or stands still, keeps others from leading.
+const leaseOfLeader = 5 * time.Second
+
+// Election is what a program stands for (000 §3.6).
+type Election struct {
+	// Path is the leader's file: who makes it leads, the others wait for it in the order in which they came. It is ephemeral. Its directory exists, and is kept by named. The epoch is beside it, in Path+".epoch".
+	Path string
+	// Data and Kind are what the file is: bytes, or the text of an endpoint or symlink by which clients find the leader.
+	Data []byte
+	Kind sigma.FileKind
+	// TTL is how long after its last sign of life a leader is replaced, 5 s if 0; 1 s is the least. A leader whose proc ends is replaced at once.
+	TTL time.Duration
+	// Fenced are directories that Campaign fences at the new epoch (FenceAtEpoch) before it returns. A server refuses the former leader as soon as it has had a request of the new one's.
+	Fenced []string
+}
+
+// Leadership is won by Campaign. Safe for concurrent use.
+type Leadership struct {
+	fence  sigma.Fence
+	keeper *keeper
+	leases sigma.Leaser
+}
+
+// Fence is that of the leader's epoch, for clients and for FenceAtEpoch.
+func (l *Leadership) Fence() sigma.Fence { return l.fence }
+
+// Lost is closed when the program may lead no more: because its lease has ended or cannot be renewed in time, or because it resigned. It is closed before another is elected, unless the program stood still: then fences
+// keep what it does from having an effect.
+func (l *Leadership) Lost() <-chan struct{} { return l.keeper.lost }
+
+// Resign lets the next candidate lead before it returns. The program's directories stay fenced at its epoch.
+func (l *Leadership) Resign(ctx context.Context) error {
+	l.keeper.stop()
+	err := l.leases.Revoke(ctx, l.keeper.id)
+	if sigma.KindOf(err) == sigma.KindNotFound && err != nil { // it has expired
+		return nil
+	}
+	return sigma.Wrap("sdk.Resign", "", err)
+}
+
+// Campaign waits until the program leads. To stop waiting, end ctx; that does not end the leadership that was won. A candidate whose lease ends while it waits, because its machine stood still, stands again, at the end of the
+// queue.
+func (c *Client) Campaign(ctx context.Context, e Election) (*Leadership, error) {
+	return elector{c.Tree, c.root, c.session.Done()}.campaign(ctx, e)
+}
+
+// elector is what an election needs of a Client.
+type elector struct {
+	tree *namespace.Tree
+	root sigma.File
+	done <-chan struct{} // closed when the session to the root's server ends
+}
+
+func (x elector) campaign(ctx context.Context, e Election) (*Leadership, error) {
+	const op = "sdk.Campaign"
+	if e.TTL == 0 {
+		e.TTL = leaseOfLeader
+	}
+	leases, ok := x.root.(sigma.Leaser)
+	if !ok {
+		return nil, sigma.Errorf(op, sigma.KindUnsupported, "this tree grants no leases")
+	}
+	free := namespace.WithoutFence(ctx) // a leader that was deposed may stand again
+	for {
+		asked := time.Now()
+		id, err := leases.Lease(free, e.TTL)
+		if err != nil {
+			return nil, sigma.Wrap(op, e.Path, err)
+		}
+		k := keep(leases, id, e.TTL, asked, x.done)
+		l := &Leadership{keeper: k, leases: leases}
+		l.fence, err = x.stand(free, e, k)
+		if err == nil {
+			return l, nil
+		}
+		l.Resign(context.WithoutCancel(ctx)) // which removes the file, should it have been made after all
+		select {
+		case <-x.done:
+			return nil, err
+		default:
+		}
+		if kind := sigma.KindOf(err); ctx.Err() != nil || kind != sigma.KindLost && !k.expired() {
+			return nil, sigma.Wrap(op, e.Path, err)
+		}
+	}
+}
+
+// stand makes the leader's file and advances the epoch, as long as the lease lasts.
+func (x elector) stand(ctx context.Context, e Election, k *keeper) (sigma.Fence, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(k.ctx, cancel)()
+	_, err := x.tree.Put(ctx, e.Path, e.Data, sigma.PutOptions{Kind: e.Kind, Perm: 0o644, MustMake: true, Wait: true, Lease: k.id})
+	if err != nil {
+		return sigma.Fence{}, err
+	}
+	f, err := x.tree.AdvanceEpoch(ctx, e.Path+".epoch")
+	for _, dir := range e.Fenced {
+		if err == nil {
+			err = x.tree.FenceAtEpoch(ctx, f, dir)
+		}
+	}
+	if err == nil {
+		err = ctx.Err() // it was lost in between
+	}
+	return f, err
+}
+
+// keeper renews a lease and notices when it is lost.
+type keeper struct {
+	id     sigma.LeaseID
+	most   time.Duration // without having been renewed; a tenth less than what the server grants
+	every  time.Duration
+	leases sigma.Leaser
+	ctx    context.Context // ends when the lease is not kept any more
+	cancel context.CancelFunc
+	lost   chan struct{}
+	ended  chan struct{}
+
+	mu   sync.Mutex
+	over bool // mu; the lease was lost rather than given up
+}
+
+// keep starts to renew a lease that was asked for at a time. The server counts the lease's time from a later moment than that.
+func keep(leases sigma.Leaser, id sigma.LeaseID, ttl time.Duration, asked time.Time, done <-chan struct{}) *keeper {
+	k := &keeper{id: id, most: ttl - ttl/10, every: ttl / 3, leases: leases, lost: make(chan struct{}), ended: make(chan struct{})}
+	k.ctx, k.cancel = context.WithCancel(context.Background())
+	go k.run(asked, done)
+	return k
+}
+
+func (k *keeper) run(good time.Time, done <-chan struct{}) {
+	defer close(k.ended)
+	defer close(k.lost)
+	defer k.cancel()
+	for {
+		if k.wait(good, done) {
+			return
+		}
+		asked := time.Now()
+		if asked.Sub(good) >= k.most {
+			k.expire()
+			return
+		}
+		within, cancel := context.WithDeadline(k.ctx, good.Add(k.most))
+		err := k.leases.Renew(within, k.id)
+		cancel()
+		switch {
+		case err == nil:
+			good = asked
+		case sigma.KindOf(err) == sigma.KindNotFound:
+			k.expire()
+			return
+		}
+	}
+}
+
+// wait returns when the lease is to be renewed; true if it is not.
+func (k *keeper) wait(good time.Time, done <-chan struct{}) (over bool) {
+	pause := k.every
+	if age := time.Since(good); age >= k.every { // the last attempt failed: try again soon
+		pause = max(min(k.every/4, k.most-age), 0)
+	}
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return false
+	case <-k.ctx.Done():
+	case <-done:
+		k.expire()
+	}
+	return true
+}
+
+func (k *keeper) expire() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.over = true
+}
+
+func (k *keeper) expired() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.over
+}
+
+// stop ends the renewing and waits for that.
+func (k *keeper) stop() {
+	k.cancel()
+	<-k.ended
+}
