@@ -236,6 +236,21 @@ func (x *Proxy) close(l *listener) {
 	}
 }
 
+// Listens lists the endpoints of a proc.
+func (x *Proxy) Listens(id sigma.ProcID) (out []sigma.Endpoint) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.owned[id] == 0 {
+		return nil
+	}
+	for _, l := range x.listeners {
+		if l.endpoint.Proc == id {
+			out = append(out, l.endpoint)
+		}
+	}
+	return out
+}
+
 // CloseProc ends all listeners of a proc that is gone.
 func (x *Proxy) CloseProc(id sigma.ProcID) {
 	x.mu.Lock()

@@ -27,6 +27,7 @@ import (
 //	have      realm, ProcID -> has, home, where it runs, []ProcID of its ancestors with views
 //	end-realm realm -> -
 //	count     []realm -> []u64
+//	caps      realm, ProcID -> Caps
 const (
 	peerTake     = "take"
 	peerDecline  = "decline"
@@ -39,6 +40,7 @@ const (
 	peerHave     = "have"
 	peerEndRealm = "end-realm"
 	peerCount    = "count"
+	peerCaps     = "caps"
 )
 
 // act is what can be done to a proc from afar.
@@ -124,7 +126,7 @@ func (k *Kernel) others() (out []sigma.MachineID) {
 // registerPeerCalls adds the methods about procs to what other machines may call.
 func (k *Kernel) registerPeerCalls() {
 	for name, f := range map[string]peerCall{peerTake: k.peerTake, peerDecline: k.peerDecline, peerReport: k.peerReport, peerResync: k.peerResync, peerTell: k.peerTell, peerWait: k.peerWait, peerList: k.peerList,
-		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount} {
+		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount, peerCaps: k.peerCaps} {
 		k.peerCalls[name] = f
 	}
 }

@@ -86,6 +86,7 @@ func (r *root) procsCalls() map[string]handler {
 		sigmap.CallSpawn: r.spawn,
 		sigmap.CallList:  r.list,
 		sigmap.CallUsage: r.usage,
+		sigmap.CallCaps:  r.aboutProc(sigma.RightRead, r.capsCall),
 		sigmap.CallWaitStart: r.aboutProc(sigma.RightRead, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
 			p, err := k.await(ctx, r.realm, id, hasStarted)
 			if err == nil && p.Times.Started.IsZero() {

@@ -46,6 +46,7 @@ type Config struct {
 type Tree struct {
 	cfg    Config
 	fences atomic.Pointer[[]fencedDir] // written with mu held; not changed, but replaced
+	binds  atomic.Pointer[[]bind]      // by Mount, deepest first; nil = none; written under mu
 
 	mu     sync.Mutex
 	mounts map[string]*mount // mu; by the endpoint's text
@@ -107,6 +108,11 @@ func (t *Tree) at(ctx context.Context, path string, again bool, op func(f sigma.
 	if err != nil {
 		return nil, err
 	}
+	return t.atReal(ctx, path, t.real(names), again, op)
+}
+
+// atReal is at for names that no mount changes any more; path is what errors speak of.
+func (t *Tree) atReal(ctx context.Context, path string, names []string, again bool, op func(f sigma.File, names []string) (*sigma.Stopped, error)) (*cursor, error) {
 	c := &cursor{path: names}
 	t.atRoot(c)
 	defer func() { c.move(nil, false, c.names) }()
@@ -189,6 +195,9 @@ func (t *Tree) follow(ctx context.Context, c *cursor, stop *sigma.Stopped) error
 	names, err := sigma.ParsePath(target)
 	if err != nil {
 		return err
+	}
+	if strings.HasPrefix(stop.Target, "/") {
+		names = t.real(names)
 	}
 	c.path = slices.Concat(names, rest)
 	if len(c.path) > sigma.PathMax {
@@ -334,8 +343,16 @@ func (t *Tree) matches(ctx context.Context, dir sigma.File, e sigma.DirEntry, wa
 
 // walk returns a handle of the file at path, which the caller closes.
 func (t *Tree) walk(ctx context.Context, path string, followLast bool) (sigma.File, *cursor, error) {
+	names, err := sigma.ParsePath(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	return t.walkReal(ctx, path, t.real(names), followLast)
+}
+
+func (t *Tree) walkReal(ctx context.Context, path string, names []string, followLast bool) (sigma.File, *cursor, error) {
 	var file sigma.File
-	c, err := t.at(ctx, path, true, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
+	c, err := t.atReal(ctx, path, names, true, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
 		file, stop, err = treekit.WalkTo(ctx, f, names, followLast)
 		return stop, err
 	})
@@ -348,10 +365,10 @@ func (t *Tree) parent(ctx context.Context, path string) (sigma.File, string, *cu
 	if err != nil {
 		return nil, "", nil, err
 	}
-	if len(names) == 0 {
+	if names = t.real(names); len(names) == 0 {
 		return nil, "", nil, &sigma.Error{Op: "namespace.parent", Path: path, Kind: sigma.KindInvalid, Msg: "the root cannot be made, moved or removed"}
 	}
-	dir, c, err := t.walk(ctx, sigma.JoinPath(names[:len(names)-1]...), true)
+	dir, c, err := t.walkReal(ctx, path, names[:len(names)-1], true)
 	if err == nil {
 		dir = t.guard(ctx, dir, append(slices.Clip(c.path), names[len(names)-1]))
 	}

@@ -171,7 +171,7 @@ func (t *Tree) ReadDir(ctx context.Context, path string) ([]sigma.DirEntry, erro
 	if err != nil {
 		return nil, err
 	}
-	return es, nil
+	return t.withMounts(ctx, path, es), nil
 }
 
 // Mkdir implements sigma.Namespace.
@@ -231,6 +231,9 @@ func (t *Tree) ReadLink(ctx context.Context, path string) (string, error) {
 
 // Remove implements sigma.Namespace.
 func (t *Tree) Remove(ctx context.Context, path string) error {
+	if err := t.unmounted(path); err != nil {
+		return err
+	}
 	dir, name, _, err := t.parent(ctx, path)
 	if err != nil {
 		return err
@@ -241,6 +244,9 @@ func (t *Tree) Remove(ctx context.Context, path string) error {
 
 // RemoveAll implements sigma.Namespace.
 func (t *Tree) RemoveAll(ctx context.Context, path string) error {
+	if err := t.unmounted(path); err != nil {
+		return err
+	}
 	dir, name, _, err := t.parent(ctx, path)
 	if err == nil {
 		defer dir.Close()
@@ -281,6 +287,11 @@ func removeAll(ctx context.Context, dir sigma.File, name string) error {
 
 // Rename implements sigma.Namespace.
 func (t *Tree) Rename(ctx context.Context, oldPath, newPath string) error {
+	for _, path := range []string{oldPath, newPath} {
+		if err := t.unmounted(path); err != nil {
+			return err
+		}
+	}
 	from, oldName, c, err := t.parent(ctx, oldPath)
 	if err != nil {
 		return err

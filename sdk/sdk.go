@@ -190,11 +190,17 @@ func (c *Client) wellKnown(ctx context.Context, name string) (sigma.Caller, erro
 	return f, nil
 }
 
-// Spawn implements sigma.Procs. All descriptors together must fit one message (60 KiB).
+// Spawn implements sigma.Procs. All descriptors together must fit one message (60 KiB). Programs and targets of views are paths of this program, with its mounts.
 func (c *Client) Spawn(ctx context.Context, ds ...sigma.Descriptor) (ids []sigma.ProcID, err error) {
+	ds = slices.Clone(ds)
 	for i := range ds {
-		if err := ds[i].Check(); err != nil {
+		d := &ds[i]
+		if err := d.Check(); err != nil {
 			return nil, err
+		}
+		d.Program, d.View = c.Real(d.Program), slices.Clone(d.View)
+		for j := range d.View {
+			d.View[j].Target = c.Real(d.View[j].Target)
 		}
 	}
 	err = c.do(ctx, sigmap.FileProcs, sigmap.CallSpawn, func(e *sigmap.Coder) { e.Descriptors(&ds) }, func(d *sigmap.Coder) { d.ProcIDs(&ids) })
@@ -269,6 +275,12 @@ func (c *Client) Usage(ctx context.Context, ids ...sigma.ProcID) ([]sigma.Usage,
 		out = append(out, us...)
 	}
 	return out, nil
+}
+
+// Caps tells what a proc may reach. It is for the provider's programs, and for a proc about itself; others get KindPermission.
+func (c *Client) Caps(ctx context.Context, id sigma.ProcID) (caps sigmap.Caps, err error) {
+	err = c.do(ctx, sigmap.FileProcs, sigmap.CallCaps, func(e *sigmap.Coder) { e.ProcID(&id) }, func(d *sigmap.Coder) { d.Caps(&caps) })
+	return caps, err
 }
 
 // ServicesUsage tells what the services use, in the order of Services.

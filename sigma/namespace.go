@@ -47,6 +47,9 @@ type Namespace interface {
 	FenceAtEpoch(ctx context.Context, f Fence, dir string) error
 	// Lease makes a lease that is renewed until revoke is called or the program ends.
 	Lease(ctx context.Context, ttl time.Duration) (id LeaseID, revoke func(context.Context) error, err error)
+	// Mount makes path2 another name for path1 (000 Fig 4-1: mount path1 at path2), for this program alone: its children and others see what they saw. What path1 is in turn by a mount before counts as it is now;
+	// links are looked up with all mounts. Neither needs to be there. KindPermission below /sys and /proc, KindBusy beyond 64 mounts.
+	Mount(ctx context.Context, path1, path2 string) error
 }
 
 // GetMax is the largest file that Get returns.

@@ -14,6 +14,7 @@ import (
 //	                kill       ProcID -> -                     list        all, at, after -> []ProcInfo, more, at, after
 //	                freeze     ProcID -> -                     thaw        ProcID -> -
 //	                usage      []ProcID -> []Usage (of running procs: now; provider)
+//	                caps       ProcID -> Caps (provider, and a proc about itself)
 //	/sys/self       started    - -> -                          exited      Status -> -
 //	                wait-evict - -> -                          info        - -> Info
 //	/sys/endpoints  listen     form -> Endpoint                accept      EndpointID -> Principal + socket
@@ -47,6 +48,7 @@ const (
 	CallThaw       = "thaw"
 	CallList       = "list"
 	CallUsage      = "usage"
+	CallCaps       = "caps"
 	CallStarted    = "started"
 	CallExited     = "exited"
 	CallWaitEvict  = "wait-evict"

@@ -34,6 +34,7 @@ func payloads() map[string]payload {
 		endpoint    sigma.Endpoint
 		realms      []sigma.RealmInfo
 		services    []Service
+		caps        Caps
 	)
 	out["ProcID"] = payload{&id, func(c *Coder) { c.ProcID(&id) }}
 	out["ProcIDs"] = payload{&ids, func(c *Coder) { c.ProcIDs(&ids) }}
@@ -48,6 +49,7 @@ func payloads() map[string]payload {
 	out["Info"] = payload{&self, func(c *Coder) { c.Info(&self) }}
 	out["Endpoint"] = payload{&endpoint, func(c *Coder) { c.Endpoint(&endpoint) }}
 	out["RealmInfos"] = payload{&realms, func(c *Coder) { c.RealmInfos(&realms) }}
+	out["Caps"] = payload{&caps, func(c *Coder) { c.Caps(&caps) }}
 	out["Services"] = payload{&services, func(c *Coder) { c.Services(&services) }}
 	return out
 }

@@ -24,13 +24,14 @@ type runOptions struct {
 	env     []string
 	memory  string
 	profile string
+	view    []string
 	detach  bool
 }
 
 func newRunCommand(a *app) *cobra.Command {
 	var o runOptions
 	cmd := &cobra.Command{
-		Use:   "run [--name NAME] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [-d] PROGRAM [ARG...]",
+		Use:   "run [--name NAME] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [--view ENTRY]... [-d] PROGRAM [ARG...]",
 		Short: "Run a program as a proc and show its output",
 		Long: `Run a program as an isolated proc, show what it writes, and exit with its code.
 
@@ -39,6 +40,10 @@ PROGRAM is a local file or a program of the realm: ./hello and build/hello are l
 such a file here, else the realm's /bin/hello. A local program is stored in the realm as
 /bin/NAME-HASH first, once. It must be a statically linked Linux executable.
 
+With --view the proc sees only what the entries show: at PATH what the realm has at
+TARGET (default: PATH), with RIGHTS ro (read; the default), rc (read and call), rw (all)
+or none (hide). --view none shows nothing. See docs/reference/views.md.
+
 A proc gets no standard input in this version: reading it gives the end at once. Its
 environment is what -e says.
 
@@ -46,6 +51,7 @@ environment is what -e says.
 at once. Exit codes: the proc's; 128+n if signal n ended it; 125 if sigmaOS failed; 126 if
 the program cannot be executed; 127 if there is none.`,
 		Example: `  sudo sigma run ./hello world
+  sudo sigma run --view /in=/s3/data:ro --view /out=/results/7:rw ./mapper
   sudo sigma run --name job -e LEVEL=debug -m 256M -d ./server --port-file /port`,
 		Args:        between(1, -1),
 		Annotations: map[string]string{ownSignals: ""},
@@ -60,6 +66,7 @@ the program cannot be executed; 127 if there is none.`,
 	f.StringVarP(&o.memory, "memory", "m", "", "`SIZE` of memory the proc may use at most, such as 256M (default 64M)")
 	f.StringVar(&o.memory, "mem", "", "the same as --memory")
 	f.StringVar(&o.profile, "profile", "", "`PROFILE` of the calls the proc may make: sigma, or linux for unmodified programs (default sigma)")
+	f.StringArrayVar(&o.view, "view", nil, "`ENTRY` of what the proc sees: PATH=TARGET:RIGHTS, as in /in=/s3/data:ro; can be repeated (default: all of the realm)")
 	f.BoolVarP(&o.detach, "detach", "d", false, "print the proc's id and do not wait")
 	f.Lookup("mem").Hidden = true
 	return cmd
@@ -102,6 +109,11 @@ func (a *app) descriptor(o runOptions, args []string) (sigma.Descriptor, error) 
 		}
 		d.Env = append(d.Env, e)
 	}
+	view, err := parseView(o.view)
+	if err != nil {
+		return d, err
+	}
+	d.View = view
 	if err := d.Check(); err != nil {
 		return d, withCode(exitUsage, err)
 	}

@@ -1,0 +1,96 @@
+package kernel
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// capsCall is the call caps: of the provider about any proc of the realm, of a proc about itself. Endpoints are told in full, so nobody else may ask.
+func (r *root) capsCall(ctx context.Context, id sigma.ProcID) ([]byte, error) {
+	if p := r.tree.principal; !p.System && p.Proc != id {
+		return nil, sigma.Errorf("kernel.caps", sigma.KindPermission, "a proc may ask this about itself only")
+	}
+	k := r.tree.k
+	at, ok := k.find(ctx, r.realm, id)
+	if !ok {
+		return nil, unknownProc(id)
+	}
+	m := at.runs
+	if m == "" {
+		m = at.home
+	}
+	if m != k.cfg.Machine {
+		var caps sigmap.Caps
+		if err := k.ask(ctx, m, peerCaps, func(c *sigmap.Coder) { c.RealmID(&r.realm); c.ProcID(&id) }, func(c *sigmap.Coder) { c.Caps(&caps) }); err != nil {
+			return nil, err
+		}
+		return sigmap.Payload(func(c *sigmap.Coder) { c.Caps(&caps) })
+	}
+	return k.capsHere(r.realm, id)
+}
+
+func (k *Kernel) peerCaps(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	realm, id, err := parseProc(payload, nil)
+	if err != nil {
+		return nil, err
+	}
+	return k.capsHere(realm, id)
+}
+
+// capsHere tells what a proc that is here may reach.
+func (k *Kernel) capsHere(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) {
+	var sessions []*tree
+	k.mu.Lock()
+	p := k.core.Proc(realm, id)
+	if p == nil || p.Ended() {
+		k.mu.Unlock()
+		if p == nil {
+			return nil, unknownProc(id)
+		}
+		return nil, sigma.Errorf("kernel.caps", sigma.KindUnavailable, "the proc has ended and may reach nothing")
+	}
+	caps := sigmap.Caps{ID: id, Realm: realm, Machine: p.Machine, Profile: p.Profile, All: p.View == nil, Kin: p.Kin, Memory: p.Memory, Tasks: pidsMax, Files: noFileMax}
+	if p.View != nil {
+		caps.View = p.View.Entries()
+	}
+	for t := range k.open {
+		if t.principal.Proc == id && !t.far {
+			sessions = append(sessions, t)
+		}
+	}
+	k.mu.Unlock()
+	caps.Listens = k.proxy.Listens(id)
+	for _, t := range sessions {
+		t.mu.Lock()
+		caps.Leases = append(caps.Leases, slices.Collect(maps.Keys(t.leases))...)
+		t.mu.Unlock()
+		if t.view != nil {
+			t.view.caps(&caps)
+		}
+	}
+	slices.Sort(caps.Leases)
+	for _, es := range []*[]sigma.Endpoint{&caps.Listens, &caps.Read} {
+		slices.SortFunc(*es, func(a, b sigma.Endpoint) int { return cmp.Compare(a.ID, b.ID) })
+		*es = (*es)[:min(len(*es), sigmap.CapsMost)]
+	}
+	caps.Leases = caps.Leases[:min(len(caps.Leases), sigmap.CapsMost)]
+	return sigmap.Payload(func(c *sigmap.Coder) { c.Caps(&caps) })
+}
+
+// caps tells what the proc has come to by its view.
+func (v *viewer) caps(c *sigmap.Caps) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	c.Entered += uint32(len(v.entered))
+	for text := range v.read {
+		if e, err := sigma.ParseEndpoint(text); err == nil {
+			c.Read = append(c.Read, e)
+		}
+	}
+}
