@@ -183,7 +183,9 @@ type followed struct {
 }
 
 // RenameTarget gives the session's own handle of the root, for a rename into it.
-func (f *followed) RenameTarget(context.Context, string) (sigma.File, error) { return f.remoteRoot, nil }
+func (f *followed) RenameTarget(context.Context, string) (sigma.File, error) {
+	return f.remoteRoot, nil
+}
 
 // attachFollowed attaches to a realm at a system server.
 func attachFollowed(ctx context.Context, s *session.Client, realm sigma.RealmID) (*followed, error) {

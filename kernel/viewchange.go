@@ -180,6 +180,12 @@ func (v *viewer) holds(id sigma.LeaseID) bool {
 	return ok
 }
 
+// Remembers implements sigma.Rememberer. What is made up passes on to the root of the realm, which says yes.
+func (f *viewFile) Remembers() bool {
+	r, ok := f.inner.(sigma.Rememberer)
+	return f.inner == nil || ok && r.Remembers()
+}
+
 // Lease implements sigma.Leaser, at the root of a view that lets anything be made.
 func (f *viewFile) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, error) {
 	if f.at == nil || len(f.at) > 0 {

@@ -34,6 +34,7 @@ var (
 	_ sigma.FilePasser  = (*viewFile)(nil)
 	_ sigma.Publisher   = (*viewFile)(nil)
 	_ sigma.Conditional = (*viewFile)(nil)
+	_ sigma.Rememberer  = (*viewFile)(nil)
 )
 
 func (f *viewFile) path() string {
