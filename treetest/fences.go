@@ -355,3 +355,26 @@ func testPutWaitsInVain(e *env) {
 	e.ok("Remove of the directory", e.dir.Remove(e.ctx, "d"))
 	e.fails("Put in a directory that is gone", func() error { go wait(sigma.PutOptions{}); return <-ended }(), sigma.KindNotFound, sigma.KindStale)
 }
+
+// Epochs that were admitted are known after a restart, also one that came with a read or with a request that failed; one that was refused is not.
+func restartFences(r *restarting) {
+	r.ok("Put", r.tryPutAt(r.at(3)))
+	_, err := r.dir.Stat(r.at(4))
+	r.ok("Stat", err)
+	other := func(epoch sigma.Epoch) context.Context {
+		return sigma.WithFence(r.ctx, sigma.Fence{Name: "other \xff\n\"", Epoch: epoch})
+	}
+	r.fails("Remove of what is not there", r.dir.Remove(other(9), "missing"), sigma.KindNotFound)
+	r.fails("an absurd epoch", r.tryPutAt(other(1<<63)), sigma.KindInvalid)
+	for range 2 {
+		r.down(0)
+		r.fails("Put of the leader before", r.tryPutAt(r.at(3)), sigma.KindStale)
+		_, err := r.dir.Stat(other(8))
+		r.fails("Stat of the leader before", err, sigma.KindStale)
+		r.ok("Put of the leader", r.tryPutAt(r.at(4)))
+		r.ok("Put of another leader", r.tryPutAt(other(9)))
+	}
+	r.ok("Put of the next leader", r.tryPutAt(r.at(5)))
+	r.down(0)
+	r.fails("Put of the leader before", r.tryPutAt(r.at(4)), sigma.KindStale)
+}

@@ -31,7 +31,7 @@ func RunRestarts(t *testing.T, cfg RestartConfig) {
 		needs Capability
 		run   func(r *restarting)
 	}{
-		{"files", "", restartFiles}, {"versions", "", restartVersions}, {"mid-listing", "", restartMidListing},
+		{"files", "", restartFiles}, {"versions", "", restartVersions}, {"mid-listing", "", restartMidListing}, {"fences", "", restartFences},
 		{"quick", Leases, restartQuick}, {"delayed", Leases, restartDelayed}, {"delayed-and-alone", Leases, restartAlone},
 	} {
 		if slices.Contains(cfg.Lacks, s.needs) {
