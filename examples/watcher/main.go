@@ -1,4 +1,4 @@
-// Command watcher is a proc that prints the names of a directory each time it changes, until a file named "stop" appears in it.
+// Command watcher is a proc that prints what happens in a directory, until a file named "stop" appears in it.
 package main
 
 import (
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 
+	"sigmaos.dev/namespace"
 	"sigmaos.dev/sdk"
 )
 
@@ -21,25 +22,14 @@ func run(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	for {
-		st, err := c.Stat(ctx, dir) // the version before the listing: what changes in between makes Watch return at once
+	for e, err := range c.Follow(ctx, dir) { // first of what is there, then of what changes
 		if err != nil {
 			return err
 		}
-		entries, err := c.ReadDir(ctx, dir)
-		if err != nil {
-			return err
-		}
-		for _, e := range entries {
-			fmt.Print(e.Name, " ")
-			if e.Name == "stop" {
-				fmt.Println()
-				return nil
-			}
-		}
-		fmt.Println()
-		if _, err := c.Watch(ctx, dir, st.ID.Version); err != nil {
-			return err
+		fmt.Println(e.Kind, e.Name)
+		if e.Kind == namespace.Created && e.Name == "stop" {
+			break
 		}
 	}
+	return nil
 }

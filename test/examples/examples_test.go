@@ -109,8 +109,8 @@ func TestWatcher(t *testing.T) {
 		t.Fatalf("got %v, %v", st, err)
 	}
 	out, _, err := c.Get(ctx, "/proc/"+string(ids[0])+"/stdout")
-	if err != nil || !strings.HasSuffix(string(out), "a b stop \n") {
-		t.Errorf("got %q, %v, want the last line to name all three", out, err)
+	if want := "created a\ncreated b\ncreated stop\n"; err != nil || string(out) != want {
+		t.Errorf("got %q, %v, want %q", out, err, want)
 	}
 }
 
