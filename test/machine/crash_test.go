@@ -278,6 +278,11 @@ func TestKillStores(t *testing.T) {
 				return err
 			})
 			check(t, r.Client, dir, records)
+			for w, rec := range records {
+				if victim == "named" && rec.err != nil && sigma.KindOf(rec.err) != sigma.KindCanceled { // sigmad sends again what was under way, and named remembers
+					t.Errorf("writer %d: %v", w, rec.err)
+				}
+			}
 			if err := r.Evict(r.ctx, neighbour, 0); err != nil {
 				t.Fatal(err)
 			}
