@@ -35,7 +35,7 @@ type capsJSON struct {
 	Realm     sigma.RealmID   `json:"realm"`
 	Machine   sigma.MachineID `json:"machine,omitempty"`
 	All       bool            `json:"sees_all"`
-	View      []viewEntryJSON     `json:"view"`
+	View      []viewEntryJSON `json:"view"`
 	SeenBy    []sigma.ProcID  `json:"seen_by"` // ancestors with views
 	Endpoints []string        `json:"endpoints"`
 	Dials     []string        `json:"dials"`

@@ -3,7 +3,6 @@ package main
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -32,25 +31,16 @@ func TestScripts(t *testing.T) {
 	}})
 }
 
-// Every verb is on the reference page, and has all parts of a help text.
-func TestVerbsAreDescribed(t *testing.T) {
-	page, err := os.ReadFile("../../docs/reference/sigma.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+// Every verb has all parts of a help text.
+func TestHelpIsWhole(t *testing.T) {
 	a := &app{getenv: func(string) string { return "" }}
 	var check func(cmd *cobra.Command)
 	check = func(cmd *cobra.Command) {
 		if cmd.Name() == "help" || cmd.Name() == "completion" {
 			return
 		}
-		if cmd.HasParent() {
-			if !strings.Contains(string(page), "\n### "+cmd.CommandPath()+"\n") {
-				t.Errorf("docs/reference/sigma.md has no section \"### %s\"", cmd.CommandPath())
-			}
-			if cmd.Short == "" || cmd.Long == "" || cmd.Example == "" && !cmd.HasSubCommands() {
-				t.Errorf("%s: the help text needs one line, prose and an example", cmd.CommandPath())
-			}
+		if cmd.HasParent() && (cmd.Short == "" || cmd.Long == "" || cmd.Example == "" && !cmd.HasSubCommands()) {
+			t.Errorf("%s: the help text needs one line, prose and an example", cmd.CommandPath())
 		}
 		for _, c := range cmd.Commands() {
 			check(c)
