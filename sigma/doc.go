@@ -24,7 +24,8 @@
 //	descriptor  what Spawn takes (Descriptor). A Unix file descriptor is called a file descriptor.
 //	evict       ask a proc to go (notice, grace, then kill); kill: end it at once
 //	lease       keeps ephemeral names alive while somebody renews it (LeaseID)
-//	fence       a promise to reject requests of an older Epoch
+//	fence       a promise to reject requests of an older Epoch (Fence)
+//	epoch       numbers the leaders that a fence lets through (Epoch)
 //	version     a 64-bit number of a file that grows with every change of it (Version)
 //	session     one connection that speaks sigmaP
 //	call        one request and reply by method name on a file (Caller)

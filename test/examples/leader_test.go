@@ -5,9 +5,13 @@ package examples
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sigma"
 )
 
@@ -82,5 +86,57 @@ func TestLeader(t *testing.T) {
 	}
 	if _, err := c.Stat(ctx, "/election/leader"); sigma.KindOf(err) != sigma.KindNotFound {
 		t.Errorf("the leader that went left its file: %v", err)
+	}
+}
+
+// Goal: the program of the guide's section on leaders is one, and what it says is so.
+func TestLeaderOfGuide(t *testing.T) {
+	s := shared.Get(t)
+	ctx := testContext(t)
+	c := s.Connect(ctx, t, sigma.DefaultRealm)
+	root, err := testenv.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	guide, err := os.ReadFile(filepath.Join(root, "docs/guide/sdk.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(guide), "\n## Leaders\n")
+	_, block, found := strings.Cut(section, "\n```go\n")
+	text, _, _ := strings.Cut(block, "```")
+	if !found {
+		t.Fatal("the guide has no such section")
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "main.go")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", filepath.Join(dir, "guide-leader"), file)
+	build.Dir, build.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+	if said, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	program := s.Install(ctx, t, c, filepath.Join(dir, "guide-leader"))
+	for _, dir := range []string{"/kv/state", "/s3/kv"} {
+		if err := c.MkdirAll(ctx, dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for epoch := 1; epoch <= 2; epoch++ {
+		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: program})
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := c.WaitExit(ctx, ids[0])
+		out, _, _ := c.Get(ctx, "/proc/"+string(ids[0])+"/stdout")
+		if err != nil || !st.OK() || string(out) != fmt.Sprintf("leads at epoch %d\n", epoch) {
+			said, _, _ := c.Get(ctx, "/proc/"+string(ids[0])+"/stderr")
+			t.Fatalf("got %q, %s, %v, %v", out, said, st, err)
+		}
+		if state, _, err := c.Get(ctx, "/s3/kv/state"); err != nil || string(state) != "by "+string(ids[0]) {
+			t.Errorf("the state is %q, %v", state, err)
+		}
 	}
 }
