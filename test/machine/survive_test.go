@@ -69,7 +69,7 @@ func TestKillSigmad(t *testing.T) {
 	c := s.Connect(ctx, t, defaultRealm)
 	probe, goprobe := s.Install(ctx, t, c, program(t, "probe.c")), s.Install(ctx, t, c, program(t, "goprobe"))
 	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: probe, Name: "sleeps", Args: []string{"ignore"}, Memory: 32 * sigma.MiB}, sigma.Descriptor{Program: probe, Args: []string{"leave"}},
-		sigma.Descriptor{Program: goprobe, Args: []string{"survive", probe, "leave"}})
+		sigma.Descriptor{Program: goprobe, Args: []string{"survive", probe, "leave"}, View: []sigma.ViewEntry{{Path: "/", Target: "/", Rights: sigma.RightsAll}, {Path: "/hidden", Target: "/", Rights: sigma.RightsNone}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,6 +106,9 @@ func TestKillSigmad(t *testing.T) {
 		s.Kill9(t, "sigmad")
 		c = again(ctx, t, s, old)
 		after, err := c.List(ctx, false)
+		if caps, cerr := c.Caps(ctx, parent); round == 0 && (cerr != nil || caps.All || len(caps.View) != 2) {
+			t.Errorf("a proc with a view may reach %+v, %v", caps, cerr)
+		}
 		if err != nil || len(after) != len(before) {
 			t.Fatalf("round %d: %d procs were there, and %d are, %v", round, len(before), len(after), err)
 		}
