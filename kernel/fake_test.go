@@ -105,6 +105,8 @@ func (r *memRealms) Remove(_ context.Context, id sigma.RealmID) error {
 	return nil
 }
 
+func (r *memRealms) SetLimits(context.Context, sigma.RealmID, sigma.RealmLimits) error { return nil }
+
 func (r *memRealms) SetShares(context.Context, sigma.RealmID, uint32) error { return nil }
 
 func (r *memRealms) List(context.Context) (out []sigma.RealmInfo, err error) {

@@ -265,6 +265,12 @@ func (r realms) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) 
 	return err
 }
 
+// SetLimits implements sigma.Realms. They are named's to keep.
+func (r realms) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.RealmLimits) error {
+	_, err := r.ask(ctx, serviceNamed, sigmap.CallSetLimits, func(e *sigmap.Coder) { e.RealmID(&id); e.RealmLimits(&limits) })
+	return err
+}
+
 // list is List without the numbers of procs.
 func (r realms) list(ctx context.Context) (out []sigma.RealmInfo, err error) {
 	reply, err := r.admin(ctx, serviceNamed, sigmap.CallList, "")

@@ -353,7 +353,7 @@ func (c *core) read(out *strings.Builder, w []string) {
 // checkTree checks that a tree agrees with itself and with what is stored.
 func checkTree(t testing.TB, tr *tree, store Store) {
 	t.Helper()
-	srv := &Server{store: &readOnlyStore{store}, cfg: Config{EntriesMax: tr.limits.entries, BytesMax: sigma.Bytes(tr.limits.bytes)}}
+	srv := &Server{store: &readOnlyStore{store}, cfg: Config{EntriesMax: int(tr.limits.Names), BytesMax: tr.limits.Bytes}}
 	l, err := load(context.Background(), srv, tr.realm)
 	if err != nil {
 		t.Fatal(err)

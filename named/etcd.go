@@ -37,6 +37,9 @@ type etcdStore struct {
 	due    chan struct{}      // holds a token when compaction should start
 	lock   *os.File           // of the directory; nil = none
 	keep   atomic.Int64       // the revision that a snapshot reads; 0 = none
+	max    int64              // bytes that etcd's database may have; 0 = not known
+
+	squeezed atomic.Int64 // when compaction was tried for want of room, Unix nanoseconds
 
 	several atomic.Bool // there are other members, or will be in a moment
 
@@ -97,7 +100,13 @@ func startEtcd(cfg Config, change func(*embed.Config)) (*etcdStore, error) {
 		lock.Close()
 		return nil, &sigma.Error{Op: op, Path: dir, Kind: sigma.KindUnavailable, Msg: "etcd does not start", Err: err}
 	}
-	return newStore(e, v3client.New(e.Server), cfg.Log, e.Server.StopNotify(), lock), nil
+	s := newStore(e, v3client.New(e.Server), cfg.Log, e.Server.StopNotify(), lock)
+	s.max = int64(cfg.StoreMax)
+	tending, stop := context.WithCancel(context.Background())
+	compacting := s.stop
+	s.stop = func() { compacting(); stop() }
+	s.work.Go(func() { s.tend(tending) })
+	return s, nil
 }
 
 func newStore(e *embed.Etcd, client *clientv3.Client, log *slog.Logger, lost <-chan struct{}, lock *os.File) *etcdStore {
@@ -161,7 +170,7 @@ func (s *etcdStore) makeRoom(ctx context.Context) error {
 		if err := s.compactNow(ctx); err != nil {
 			return sigma.Wrap(op, "", err)
 		}
-		if _, err := s.client.Defragment(ctx, ""); err != nil {
+		if err := s.defragment(); err != nil {
 			return sigma.Wrap(op, "", err)
 		}
 		if _, err := s.client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(a)); err != nil {
@@ -216,7 +225,7 @@ func (s *etcdStore) scan(ctx context.Context, prefix string, f func(key string, 
 
 // Commit implements Store.
 func (s *etcdStore) Commit(ctx context.Context, b Batch) (Revision, error) {
-	if err := s.admit(ctx); err != nil {
+	if err := s.admit(ctx, b); err != nil {
 		return 0, err
 	}
 	return s.commitIf(ctx, b)
@@ -279,11 +288,14 @@ func (s *etcdStore) Close() {
 	s.lock.Close() // nil does no harm
 }
 
-// admit makes a writer wait while there is too much garbage.
-func (s *etcdStore) admit(ctx context.Context) error {
+// admit makes a writer wait while there is too much garbage, and refuses what would take the last room.
+func (s *etcdStore) admit(ctx context.Context, b Batch) error {
+	if b.Grows && !s.roomFor(ctx, b) {
+		return errStoreFull
+	}
 	for {
 		s.mu.Lock()
-		full, over := s.written > 4*compactBytes, s.over
+		full, over := s.written > 4*s.compactDue(), s.over
 		s.mu.Unlock()
 		if !full {
 			return nil
@@ -302,7 +314,7 @@ func (s *etcdStore) wrote(size int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.written += int64(size)
-	if s.written > compactBytes {
+	if s.written > s.compactDue() {
 		select {
 		case s.due <- struct{}{}:
 		default:

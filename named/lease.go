@@ -13,7 +13,6 @@ const (
 	LeaseLeast    = time.Second // shorter ones would end while a machine pauses
 	LeaseMax      = time.Hour   // longer ones would keep names of the dead
 	leaseFilesMax = 4096
-	leasesMax     = 10_000 // of one realm
 )
 
 func leaseError(op string) error {
@@ -34,8 +33,8 @@ func (o grantOp) apply(s *step, now time.Time) reply {
 		return reply{err: &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("a lease cannot last %v", o.ttl),
 			Hint: fmt.Sprintf("ask for %v to %v", LeaseLeast, LeaseMax)}}
 	}
-	if len(s.base.leases)+len(s.leases) >= leasesMax {
-		return reply{err: &sigma.Error{Op: op, Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the realm has %d leases and may have no more", leasesMax), Hint: "share leases"}}
+	if most := s.limits().Leases; s.leaseCount() >= most {
+		return reply{err: limitError(op, "leases", s.leaseCount(), most, "share leases among files")}
 	}
 	n, ok := s.newID()
 	if !ok {

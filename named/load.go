@@ -15,9 +15,11 @@ import (
 type slot struct {
 	id      sigma.RealmID
 	created time.Time
-	shares  atomic.Uint32 // as stored last; 0 is 1
+	shares  atomic.Uint32                     // as stored last; 0 is 1
+	limits  atomic.Pointer[sigma.RealmLimits] // as stored last; never changed
 	srv     *Server
-	current atomic.Pointer[leader] // the newest; it may have ended
+	current atomic.Pointer[leader] // the newest; it may have ended; nil = the realm is not loaded
+	used    atomic.Bool            // since tendRealms looked last
 
 	mu      sync.Mutex
 	loading *loading           // guarded by mu; nil if nobody loads
@@ -36,6 +38,9 @@ type loading struct {
 func (s *slot) leader(ctx context.Context) (*leader, error) {
 	if err := s.srv.cfg.authority.hold(ctx); err != nil {
 		return nil, err
+	}
+	if !s.used.Load() {
+		s.used.Store(true)
 	}
 	if l := s.current.Load(); l != nil {
 		select {
@@ -152,7 +157,7 @@ func load(ctx context.Context, srv *Server, id sigma.RealmID) (*leader, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := newTree(id, rec, limits{entries: srv.cfg.EntriesMax, bytes: int64(srv.cfg.BytesMax)})
+	t := newTree(id, rec, srv.cfg.limits())
 	now := time.Now()
 	prefix := leasePrefix(id)
 	err = srv.store.Scan(ctx, prefix, func(key string, value []byte) error {

@@ -16,7 +16,13 @@ import (
 // alone runs the only member of a store.
 func alone(t testing.TB, dir string) (m *Member, stop func()) {
 	t.Helper()
-	m, err := OpenMember(MemberConfig{Config: Config{Dir: dir, Log: slog.New(slog.NewTextHandler(logWriter{t}, nil))}, Machine: "m1"})
+	return aloneWith(t, Config{Dir: dir})
+}
+
+func aloneWith(t testing.TB, cfg Config) (m *Member, stop func()) {
+	t.Helper()
+	cfg.Log = slog.New(slog.NewTextHandler(logWriter{t}, nil))
+	m, err := OpenMember(MemberConfig{Config: cfg, Machine: "m1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,6 +42,19 @@ func alone(t testing.TB, dir string) (m *Member, stop func()) {
 	}
 	t.Cleanup(stop)
 	return m, stop
+}
+
+// memberRoot makes the realm of the tests at a member and returns its root.
+func memberRoot(t testing.TB, m *Member) *file {
+	t.Helper()
+	if err := ask(t, m, sigmap.CallCreate, func(c *sigmap.Coder) { r := testRealm; c.RealmID(&r) }, nil); err != nil {
+		t.Fatal(err)
+	}
+	f, err := m.Attach(t.Context(), sigma.Principal{Realm: testRealm}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f.(*file)
 }
 
 var provider = sigma.Principal{Realm: sigma.SystemRealm, Machine: "m1", System: true}

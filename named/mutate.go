@@ -91,13 +91,11 @@ func (s *step) make(op string, n *node, now time.Time) reply {
 
 // room says whether the realm may hold so many more files and bytes.
 func (s *step) room(op string, files, bytes int) error {
-	switch l := s.base.limits; {
-	case files > 0 && s.count+files > l.entries:
-		return &sigma.Error{Op: op, Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the realm has %d names and may have no more", s.count),
-			Hint: "remove some, or keep many files under /s3 or /ux"}
-	case bytes > 0 && s.bytes+int64(bytes) > l.bytes:
-		return &sigma.Error{Op: op, Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the realm's names hold %d bytes of data and may hold no more than %d", s.bytes, l.bytes),
-			Hint: "keep data under /s3 or /ux"}
+	switch l := s.limits(); {
+	case files > 0 && uint64(s.count+files) > l.Names:
+		return limitError(op, "names", uint64(s.count), l.Names, "remove some, or keep many files under /s3 or /ux")
+	case bytes > 0 && uint64(s.bytes)+uint64(bytes) > uint64(l.Bytes):
+		return limitError(op, "bytes", uint64(s.bytes), uint64(l.Bytes), "keep data under /s3 or /ux")
 	}
 	return nil
 }

@@ -170,7 +170,7 @@ func commits(m *memStore) int {
 
 // TestOnceForgets: what is remembered is bounded: it goes when the client has its reply, says that it is gone, or is idle for long.
 func TestOnceForgets(t *testing.T) {
-	tr := newTree(testRealm, realmRecord{number: 1, nextID: 2, seq: 1}, limits{entries: 1 << 20, bytes: 1 << 30})
+	tr := newTree(testRealm, realmRecord{number: 1, nextID: 2, seq: 1}, sigma.RealmLimits{Names: 1 << 20, Bytes: 1 << 30, Leases: leasesDefault})
 	root := newRoot(tr.rec)
 	if err := tr.add(root); err != nil {
 		t.Fatal(err)

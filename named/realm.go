@@ -29,11 +29,12 @@ type leader struct {
 	done  chan struct{} // closed when the leader has ended
 	guard Revision      // of the realm's record; run only
 
-	mu      sync.RWMutex
-	tree    *tree               // guarded by mu for all but run, which alone writes and so reads without
-	watches map[uint64]*watched // guarded by mu
-	feed    feed                // guarded by mu
-	raised  chan struct{}       // guarded by mu; closed and replaced when a newer epoch of a fence comes
+	mu       sync.RWMutex
+	tree     *tree               // guarded by mu for all but run, which alone writes and so reads without
+	watches  map[uint64]*watched // guarded by mu
+	watching atomic.Int64        // requests that wait in watches; added to with mu held
+	feed     feed                // guarded by mu
+	raised   chan struct{}       // guarded by mu; closed and replaced when a newer epoch of a fence comes
 
 	queueMu sync.Mutex // never held together with mu
 	queue   []*request // guarded by queueMu
@@ -208,6 +209,9 @@ func (l *leader) serve(rs []*request) (rest []*request, granted, ended bool) {
 		if ends {
 			l.end()
 		}
+		if !ends && len(in) > 1 { // what makes room shall not be refused for the company it is in
+			return l.serveEach(in, rs)
+		}
 		answer(in, reply{err: err})
 		return rs, false, ends
 	}
@@ -228,10 +232,10 @@ func (l *leader) commit(s *step) error {
 		// The caller's patience must not decide about a transaction of many.
 		ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 		defer cancel()
-		rev, err := l.store.Commit(ctx, Batch{Guard: realmKey(l.realm), GuardAt: l.guard, Puts: puts, Deletes: deletes})
+		rev, err := l.store.Commit(ctx, Batch{Guard: realmKey(l.realm), GuardAt: l.guard, Puts: puts, Deletes: deletes, Grows: s.grows()})
 		switch {
 		case errors.Is(err, errStoreFull):
-			return &sigma.Error{Op: op, Realm: l.realm, Kind: sigma.KindNoSpace, Msg: "the store of names is full", Hint: "the provider must make room"}
+			return storeFull(op, l.realm)
 		case errors.Is(err, errConflict):
 			l.log.Warn("another name server took over the realm", "realm", l.realm)
 			return &sigma.Error{Op: op, Realm: l.realm, Kind: sigma.KindUnavailable, Msg: "the realm is being loaded again", Err: err}
@@ -289,6 +293,11 @@ func (l *leader) watch(ctx context.Context, id uint64, since sigma.Version) (sig
 			l.mu.Unlock()
 			return n.version, nil
 		}
+		if err := l.watchRoomLocked(); err != nil {
+			l.mu.Unlock()
+			return 0, err
+		}
+		l.watching.Add(1)
 		w := l.watches[id]
 		if w == nil {
 			w = &watched{changed: make(chan struct{})}
@@ -299,6 +308,7 @@ func (l *leader) watch(ctx context.Context, id uint64, since sigma.Version) (sig
 		l.mu.Unlock()
 		select {
 		case <-w.changed:
+			l.watching.Add(-1)
 			continue
 		case <-raised:
 			l.unwatch(id, w)
@@ -307,6 +317,7 @@ func (l *leader) watch(ctx context.Context, id uint64, since sigma.Version) (sig
 			l.unwatch(id, w)
 			return 0, sigma.Wrap(op, "", ctx.Err())
 		case <-l.done:
+			l.watching.Add(-1)
 			return 0, errEnded
 		}
 	}
@@ -316,6 +327,7 @@ func (l *leader) watch(ctx context.Context, id uint64, since sigma.Version) (sig
 func (l *leader) unwatch(id uint64, w *watched) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.watching.Add(-1)
 	if w.watchers--; w.watchers == 0 && l.watches[id] == w {
 		delete(l.watches, id)
 	}

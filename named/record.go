@@ -32,7 +32,9 @@ func realmKey(r sigma.RealmID) string { return realmPrefix + string(r) }
 
 func treePrefix(r sigma.RealmID) string { return "t/" + string(r) + "/" }
 
-func leasePrefix(r sigma.RealmID) string { return "l/" + string(r) + "/" }
+const leasesPrefix = "l/"
+
+func leasePrefix(r sigma.RealmID) string { return leasesPrefix + string(r) + "/" }
 
 func nodeKey(r sigma.RealmID, parent uint64, name string) string {
 	return treePrefix(r) + hex16(parent) + "/" + name
@@ -130,13 +132,14 @@ func decodeNode(b []byte) (*node, error) {
 
 // realmRecord is rewritten by every commit of its realm, so that its revision in the store fences older writers.
 type realmRecord struct {
-	number   uint64 // never reused; high bits of the realm's file ids
-	created  int64  // Unix nanoseconds
-	claims   uint64 // how often the realm was loaded
-	nextID   uint64 // low bits of the next file or lease
-	seq      uint64 // last change; versions are taken from it
-	removing bool   // Remove began and must be finished
-	shares   uint32 // 0 as long as nobody set them
+	number   uint64            // never reused; high bits of the realm's file ids
+	created  int64             // Unix nanoseconds
+	claims   uint64            // how often the realm was loaded
+	nextID   uint64            // low bits of the next file or lease
+	seq      uint64            // last change; versions are taken from it
+	removing bool              // Remove began and must be finished
+	shares   uint32            // 0 as long as nobody set them
+	limits   sigma.RealmLimits // 0 = the default
 }
 
 func (r *realmRecord) encode() []byte {
@@ -147,11 +150,19 @@ func (r *realmRecord) encode() []byte {
 	if r.shares > 0 {
 		b[1] |= flagShares
 	}
+	if r.limits != (sigma.RealmLimits{}) {
+		b[1] |= flagLimits
+	}
 	for _, v := range []uint64{r.number, uint64(r.created), r.claims, r.nextID, r.seq} {
 		b = binary.AppendUvarint(b, v)
 	}
 	if r.shares > 0 {
 		b = binary.AppendUvarint(b, uint64(r.shares))
+	}
+	if l := r.limits; b[1]&flagLimits != 0 {
+		for _, v := range []uint64{l.Names, uint64(l.Bytes), l.Watches, l.Leases} {
+			b = binary.AppendUvarint(b, v)
+		}
 	}
 	return b
 }
@@ -160,6 +171,7 @@ func (r *realmRecord) encode() []byte {
 const (
 	flagRemoving = 1 << iota
 	flagShares   // they follow
+	flagLimits   // they follow
 )
 
 func decodeRealm(b []byte) (realmRecord, error) {
@@ -171,7 +183,11 @@ func decodeRealm(b []byte) (realmRecord, error) {
 	if flags&flagShares != 0 {
 		r.shares = uint32(d.bounded(sigma.SharesMax))
 	}
-	if flags > flagRemoving|flagShares || flags&flagShares != 0 && r.shares == 0 || r.number == 0 || r.nextID < 2 {
+	if flags&flagLimits != 0 {
+		r.limits = sigma.RealmLimits{Names: d.bounded(sigma.LimitNamesMax), Bytes: sigma.Bytes(d.bounded(uint64(sigma.LimitBytesMax))),
+			Watches: d.bounded(sigma.LimitWatchesMax), Leases: d.bounded(sigma.LimitLeasesMax)}
+	}
+	if flags > flagRemoving|flagShares|flagLimits || flags&flagLimits != 0 && r.limits == (sigma.RealmLimits{}) || flags&flagShares != 0 && r.shares == 0 || r.number == 0 || r.nextID < 2 {
 		d.fail("impossible values")
 	}
 	return r, d.end("realm")

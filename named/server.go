@@ -54,6 +54,8 @@ type Config struct {
 	BytesMax sigma.Bytes
 	// StoreMax is how big etcd's database may be. Default 8 GiB, the most that etcd recommends.
 	StoreMax sigma.Bytes
+	// Idle is for how long at least, and for twice as long at most, a realm that nobody uses stays in memory. Default 2 min.
+	Idle time.Duration
 
 	authority *authority // of a leader among several members; nil = always
 }
@@ -61,6 +63,7 @@ type Config struct {
 func (cfg Config) withDefaults() Config {
 	cfg.EntriesMax = cmp.Or(cfg.EntriesMax, 1_000_000)
 	cfg.BytesMax = cmp.Or(cfg.BytesMax, 256*sigma.MiB)
+	cfg.Idle = cmp.Or(cfg.Idle, 2*time.Minute)
 	cfg.StoreMax = cmp.Or(cfg.StoreMax, 8*sigma.GiB)
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -145,6 +148,9 @@ func (s *Server) findRealms(ctx context.Context) error {
 func (s *Server) newSlot(id sigma.RealmID, rec realmRecord) *slot {
 	at := &slot{id: id, created: time.Unix(0, rec.created), srv: s}
 	at.shares.Store(rec.shares)
+	if l := rec.limits; l != (sigma.RealmLimits{}) {
+		at.limits.Store(&l)
+	}
 	return at
 }
 
@@ -160,6 +166,8 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.ctx, s.cancel = ctx, cancel
 	close(s.running)
+	s.work.Go(func() { s.loadLeased(ctx) })
+	s.work.Go(func() { s.tendRealms(ctx) })
 	s.mu.Unlock()
 	var err error
 	select {
@@ -353,7 +361,7 @@ func commitError(op string, id sigma.RealmID, err error) error {
 	case errors.Is(err, errConflict):
 		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindUnavailable, Msg: "another name server changed it at the same time", Err: err}
 	case errors.Is(err, errStoreFull):
-		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace, Msg: "the store of names is full", Hint: "the provider must make room"}
+		return storeFull(op, id)
 	}
 	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindLost, Msg: "it is unknown whether the change was stored", Err: err}
 }
@@ -458,7 +466,7 @@ func (s *Server) List(context.Context) ([]sigma.RealmInfo, error) {
 	defer s.mu.Unlock()
 	infos := make([]sigma.RealmInfo, 0, len(s.realms))
 	for id, at := range s.realms {
-		infos = append(infos, sigma.RealmInfo{ID: id, Created: at.created, Shares: max(1, at.shares.Load())})
+		infos = append(infos, sigma.RealmInfo{ID: id, Created: at.created, Shares: max(1, at.shares.Load()), Limits: at.limitsInForce()})
 	}
 	slices.SortFunc(infos, func(a, b sigma.RealmInfo) int { return cmp.Compare(a.ID, b.ID) })
 	return infos, nil

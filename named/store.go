@@ -22,6 +22,7 @@ type Batch struct {
 	GuardAt Revision
 	Puts    []KV
 	Deletes []string
+	Grows   bool // it makes the realm bigger, and is refused while the store keeps its last room for what makes it smaller
 }
 
 // Store keeps keys. The core of named knows no more of etcd than this. Safe for concurrent use.

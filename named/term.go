@@ -349,7 +349,7 @@ func (s *termStore) Commit(ctx context.Context, b Batch) (Revision, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.ended, cancel)()
-	if err := s.admit(ctx); err != nil {
+	if err := s.admit(ctx, b); err != nil {
 		return 0, err
 	}
 	began := time.Now()

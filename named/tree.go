@@ -15,7 +15,7 @@ import (
 type tree struct {
 	realm  sigma.RealmID
 	rec    realmRecord
-	limits limits
+	limits sigma.RealmLimits // the defaults; the record may have others
 	cells  map[uint64]*cell
 	leases map[sigma.LeaseID]*lease
 	fences fence.Epochs
@@ -24,12 +24,6 @@ type tree struct {
 	clients map[uint64]*client  // once.go
 	marks   []watermark         // every client once, in the order in which they are looked at
 	dropped map[uint64]struct{} // forgotten, but with a record in the store
-}
-
-// limits bound what one realm may hold.
-type limits struct {
-	entries int
-	bytes   int64
 }
 
 // cell is the place of one file in memory. An open handle keeps the cell, and so the last content of a file that was removed.
@@ -59,7 +53,7 @@ type dir struct {
 
 type place struct{ pos, id uint64 }
 
-func newTree(realm sigma.RealmID, rec realmRecord, l limits) *tree {
+func newTree(realm sigma.RealmID, rec realmRecord, l sigma.RealmLimits) *tree {
 	return &tree{realm: realm, rec: rec, limits: l, cells: map[uint64]*cell{}, leases: map[sigma.LeaseID]*lease{}, clients: map[uint64]*client{}, dropped: map[uint64]struct{}{}}
 }
 

@@ -321,6 +321,10 @@ func (r realms) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) 
 	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallSetShares, func(e *sigmap.Coder) { e.RealmID(&id); e.U32(&shares) }, nil)
 }
 
+func (r realms) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.RealmLimits) error {
+	return r.c.do(ctx, sigmap.FileRealms, sigmap.CallSetLimits, func(e *sigmap.Coder) { e.RealmID(&id); e.RealmLimits(&limits) }, nil)
+}
+
 func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
 	err = r.c.do(ctx, sigmap.FileRealms, sigmap.CallList, nil, func(d *sigmap.Coder) { d.RealmInfos(&out) })
 	return out, err

@@ -11,6 +11,7 @@ type RealmInfo struct {
 	Created time.Time
 	Procs   int    // that have not ended
 	Shares  uint32 // of what best-effort procs are given while realms compete, at least 1; 0 is of a service that knows none
+	Limits  RealmLimits
 }
 
 // SharesMax bounds a realm's shares.
@@ -25,4 +26,39 @@ type Realms interface {
 	List(ctx context.Context) ([]RealmInfo, error)
 	// SetShares sets a realm's shares, 1 to SharesMax. A new realm has 1.
 	SetShares(ctx context.Context, id RealmID, shares uint32) error
+	// SetLimits changes limits of a realm's names. What it holds already stays, also beyond them.
+	SetLimits(ctx context.Context, id RealmID, limits RealmLimits) error
+}
+
+// RealmLimits bound what one realm's tree of names may hold, so that no tenant can take the name service from the others.
+// Read: what is in force. Set: 0 leaves a limit as it is, LimitDefault gives it back its default.
+type RealmLimits struct {
+	Names   uint64 // files, directories and links; about 400 bytes of the name service's memory each
+	Bytes   Bytes  // of all files' data, which is in memory too
+	Watches uint64 // that wait at one time
+	Leases  uint64
+}
+
+// LimitDefault gives a limit back its default.
+const LimitDefault = 1<<64 - 1
+
+// The most that a realm's limits can be set to.
+const (
+	LimitNamesMax   = 20_000_000
+	LimitBytesMax   = 8 * GiB
+	LimitWatchesMax = 1_000_000
+	LimitLeasesMax  = 1_000_000
+)
+
+// Check says which limit cannot be set, or nil.
+func (l RealmLimits) Check() error {
+	for _, c := range []struct {
+		what    string
+		n, most uint64
+	}{{"names", l.Names, LimitNamesMax}, {"bytes", uint64(l.Bytes), uint64(LimitBytesMax)}, {"watches", l.Watches, LimitWatchesMax}, {"leases", l.Leases, LimitLeasesMax}} {
+		if c.n > c.most && c.n != LimitDefault {
+			return Errorf("sigma.RealmLimits", KindInvalid, "a realm may be limited to %d %s at most, not %d", c.most, c.what, c.n)
+		}
+	}
+	return nil
 }

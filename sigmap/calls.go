@@ -23,7 +23,7 @@ import (
 //	                etcd       - -> Etcd (to named only: where the names are, if not in an etcd of its own)
 //	                dial-etcd  name of one of its members -> - + socket (of named only)
 //	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  - -> []RealmInfo
-//	                set-shares RealmID, shares -> -
+//	                set-shares RealmID, shares -> -            set-limits RealmID, RealmLimits -> -
 //	/sys/machine    status     - -> []Service                  down        - -> -
 //	                usage      - -> []Usage, in the order of status
 //	/sys/machines   to the provider: what machined answers operators (machines/service.go), and membership (machines/membership.go)
@@ -63,6 +63,7 @@ const (
 	CallCreate     = "create"
 	CallRemove     = "remove"
 	CallSetShares  = "set-shares"
+	CallSetLimits  = "set-limits"
 	CallChanges    = "changes" // of named and s3d, to the provider: - -> - + file descriptor
 	CallStatus     = "status"
 	CallDown       = "down"
@@ -242,14 +243,27 @@ func (c *Coder) Endpoint(e *sigma.Endpoint) {
 	}
 }
 
+// RealmLimits are four numbers.
+func (c *Coder) RealmLimits(l *sigma.RealmLimits) {
+	bytes := uint64(l.Bytes)
+	c.U64(&l.Names)
+	c.U64(&bytes)
+	c.U64(&l.Watches)
+	c.U64(&l.Leases)
+	if c.decoding {
+		l.Bytes = sigma.Bytes(bytes)
+	}
+}
+
 // RealmInfos is a counted list.
 func (c *Coder) RealmInfos(rs *[]sigma.RealmInfo) {
-	list(c, rs, 18, func(r *sigma.RealmInfo) {
+	list(c, rs, 50, func(r *sigma.RealmInfo) {
 		n := uint32(r.Procs)
 		c.RealmID(&r.ID)
 		c.Time(&r.Created)
 		c.U32(&n)
 		c.U32(&r.Shares)
+		c.RealmLimits(&r.Limits)
 		if c.decoding {
 			r.Procs = int(n)
 		}

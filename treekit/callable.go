@@ -61,9 +61,13 @@ func RealmsFile(name string, id uint64, r sigma.Realms, allowed bool) *Callable 
 		}
 		var realm sigma.RealmID
 		var shares uint32
+		var limits sigma.RealmLimits
 		err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-			if c.RealmID(&realm); method == sigmap.CallSetShares {
+			switch c.RealmID(&realm); method {
+			case sigmap.CallSetShares:
 				c.U32(&shares)
+			case sigmap.CallSetLimits:
+				c.RealmLimits(&limits)
 			}
 		})
 		if err == nil {
@@ -79,6 +83,10 @@ func RealmsFile(name string, id uint64, r sigma.Realms, allowed bool) *Callable 
 			err = sigma.Errorf("treekit.RealmsFile", sigma.KindInvalid, "a realm has 1 to %d shares, not %d", sigma.SharesMax, shares)
 		case method == sigmap.CallSetShares:
 			err = r.SetShares(ctx, realm, shares)
+		case method == sigmap.CallSetLimits:
+			if err = limits.Check(); err == nil {
+				err = r.SetLimits(ctx, realm, limits)
+			}
 		default:
 			err = NoMethod(name, method)
 		}

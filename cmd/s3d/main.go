@@ -47,5 +47,6 @@ func (r remover) Create(context.Context, sigma.RealmID) error { return nil }
 func (r remover) Remove(ctx context.Context, id sigma.RealmID) error {
 	return r.store.RemoveRealm(ctx, id)
 }
-func (r remover) SetShares(context.Context, sigma.RealmID, uint32) error { return nil }
-func (r remover) List(context.Context) ([]sigma.RealmInfo, error)        { return nil, nil }
+func (r remover) SetShares(context.Context, sigma.RealmID, uint32) error            { return nil }
+func (r remover) SetLimits(context.Context, sigma.RealmID, sigma.RealmLimits) error { return nil }
+func (r remover) List(context.Context) ([]sigma.RealmInfo, error)                   { return nil, nil }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,6 +17,15 @@ type realmJSON struct {
 	Created time.Time `json:"created"`
 	Procs   int       `json:"procs"` // that have not ended
 	Shares  uint32    `json:"shares"`
+
+	Limits realmLimitsJSON `json:"limits"`
+}
+
+type realmLimitsJSON struct {
+	Names   uint64 `json:"names"`
+	Bytes   uint64 `json:"bytes"`
+	Watches uint64 `json:"watches"`
+	Leases  uint64 `json:"leases"`
 }
 
 func newRealmCommand(a *app) *cobra.Command {
@@ -43,15 +53,29 @@ CPU and memory in the ratio of their shares.`,
 
 func newRealmSetCommand(a *app) *cobra.Command {
 	shares := uint32(0)
+	limits := map[string]*string{}
 	cmd := &cobra.Command{
-		Use:     "set --shares N NAME...",
-		Short:   "Change the shares of realms",
-		Long:    `Change the shares of realms. It takes effect within about a second.`,
-		Example: `  sudo sigma realm set --shares 2 team-a`,
-		Args:    between(1, -1),
-		RunE:    func(cmd *cobra.Command, args []string) error { return a.realmSet(cmd.Context(), args, shares) },
+		Use:   "set [--shares N] [--limit-names N] [--limit-bytes N] [--limit-watches N] [--limit-leases N] NAME...",
+		Short: "Change the shares and the limits of realms",
+		Long: `Change the shares of realms, which takes effect within about a second, or how much their
+trees of names may hold, which takes effect at once: how many names and leases, bytes of
+small files' data (K, M, G), and watches that wait at one time. "default" gives a limit
+back its default. What a realm has already stays. "sigma realm ls --json" shows limits.`,
+		Example: `  sudo sigma realm set --shares 2 team-a
+  sudo sigma realm set --limit-names 5000000 --limit-bytes 1G team-a`,
+		Args: between(1, -1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := parseLimits(limits)
+			if err != nil {
+				return err
+			}
+			return a.realmSet(cmd.Context(), args, shares, cmd.Flags().Changed("shares"), l)
+		},
 	}
 	cmd.Flags().Uint32Var(&shares, "shares", shares, "`N` of what realms share; 1 to 10000")
+	for _, what := range []string{"names", "bytes", "watches", "leases"} {
+		limits[what] = cmd.Flags().String("limit-"+what, "", "`N` "+what+" at most, or default")
+	}
 	return cmd
 }
 
@@ -63,8 +87,55 @@ func checkShares(n uint32) error {
 	return nil
 }
 
-func (a *app) realmSet(ctx context.Context, names []string, shares uint32) error {
-	return a.eachRealm(ctx, names, shares, func(rs sigma.Realms, id sigma.RealmID) error { return rs.SetShares(ctx, id, shares) })
+func (a *app) realmSet(ctx context.Context, names []string, shares uint32, setShares bool, limits sigma.RealmLimits) error {
+	switch {
+	case !setShares && limits == sigma.RealmLimits{}:
+		return &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: "nothing to set", Hint: "name them with: --shares N, or a limit: --limit-names N, --limit-bytes N, --limit-watches N, --limit-leases N"}
+	case !setShares:
+		shares = 1 // for the check; it is not set
+	}
+	return a.eachRealm(ctx, names, shares, func(rs sigma.Realms, id sigma.RealmID) error {
+		if setShares {
+			if err := rs.SetShares(ctx, id, shares); err != nil {
+				return err
+			}
+		}
+		if limits == (sigma.RealmLimits{}) {
+			return nil
+		}
+		return rs.SetLimits(ctx, id, limits)
+	})
+}
+
+// parseLimits reads numbers, sizes of bytes, or "default"; what is empty is left as it is.
+func parseLimits(flags map[string]*string) (l sigma.RealmLimits, err error) {
+	parse := func(what string) uint64 {
+		text := *flags[what]
+		switch {
+		case text == "" || err != nil:
+			return 0
+		case text == "default":
+			return sigma.LimitDefault
+		}
+		var n uint64
+		var bad error
+		if what == "bytes" {
+			var size sigma.Bytes
+			size, bad = sigma.ParseBytes(text)
+			n = uint64(size)
+		} else {
+			n, bad = strconv.ParseUint(text, 10, 64)
+		}
+		if bad != nil || n == 0 || n == sigma.LimitDefault {
+			err = &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("--limit-%s %q is no limit", what, text), Hint: "a number from 1 on, or default"}
+		}
+		return n
+	}
+	l = sigma.RealmLimits{Names: parse("names"), Bytes: sigma.Bytes(parse("bytes")), Watches: parse("watches"), Leases: parse("leases")}
+	if err == nil {
+		err = l.Check()
+	}
+	return l, err
 }
 
 func (a *app) realmCreate(ctx context.Context, names []string, shares uint32) error {
@@ -115,7 +186,7 @@ func newRealmLsCommand(a *app) *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "List realms",
 		Long: `List all realms with their age, how many procs they have that have not ended, and their
-shares.`,
+shares; with --json also what limits their names.`,
 		Example: `  sudo sigma realm ls
   sudo sigma realm ls --json`,
 		Args: between(0, 0),
@@ -137,7 +208,7 @@ func (a *app) realmLs(ctx context.Context, quiet bool) error {
 	}
 	list := make([]realmJSON, len(realms))
 	for i, r := range realms {
-		list[i] = realmJSON{string(r.ID), r.Created, r.Procs, max(1, r.Shares)}
+		list[i] = realmJSON{string(r.ID), r.Created, r.Procs, max(1, r.Shares), realmLimitsJSON{r.Limits.Names, uint64(r.Limits.Bytes), r.Limits.Watches, r.Limits.Leases}}
 	}
 	switch {
 	case quiet:

@@ -1,0 +1,116 @@
+package named
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// Limits keep one realm from taking the name service from the others: what it holds is in the leader's memory, and a watch is a request that waits there. Config has the defaults; the provider sets others per realm, which are
+// stored in the realm's record and hold from the step in which they are set. They stop what would go beyond; what is there already stays.
+
+// Defaults of the limits that Config does not have.
+const (
+	watchesDefault = 3000 // a session takes 4096 requests at a time: some are left for others of the realm
+	leasesDefault  = 10_000
+)
+
+// limits are the defaults.
+func (cfg Config) limits() sigma.RealmLimits {
+	return sigma.RealmLimits{Names: uint64(cfg.EntriesMax), Bytes: cfg.BytesMax, Watches: watchesDefault, Leases: leasesDefault}
+}
+
+// overlay gives the defaults d for what l leaves open.
+func overlay(d, l sigma.RealmLimits) sigma.RealmLimits {
+	return sigma.RealmLimits{Names: cmp.Or(l.Names, d.Names), Bytes: cmp.Or(l.Bytes, d.Bytes), Watches: cmp.Or(l.Watches, d.Watches), Leases: cmp.Or(l.Leases, d.Leases)}
+}
+
+func (s *step) limits() sigma.RealmLimits { return overlay(s.base.limits, s.rec.limits) }
+
+// limitError says which limit stops something, how much there is, and who can raise it.
+func limitError(op, what string, have, most uint64, instead string) error {
+	return &sigma.Error{Op: op, Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the realm's limit of %s is reached: it has %d of %d", what, have, most),
+		Hint: fmt.Sprintf("%s; the provider raises it with: sigma realm set --limit-%s N REALM", instead, what)}
+}
+
+// leaseCount is how many leases there will be after the step.
+func (s *step) leaseCount() uint64 {
+	n := len(s.base.leases)
+	for id, l := range s.leases {
+		switch was := s.base.lease(id) != nil; {
+		case l == nil && was:
+			n--
+		case l != nil && !was:
+			n++
+		}
+	}
+	return uint64(n)
+}
+
+// watchRoomLocked says whether one more watch may wait.
+func (l *leader) watchRoomLocked() error {
+	if most := overlay(l.tree.limits, l.tree.rec.limits).Watches; uint64(l.watching.Load()) >= most {
+		return limitError("named.Watch", "watches", uint64(l.watching.Load()), most, "watch a directory instead of each of its files")
+	}
+	return nil
+}
+
+// SetLimits implements sigma.Realms.
+func (s *Server) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.RealmLimits) error {
+	const op = "named.SetLimits"
+	if err := limits.Check(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	at := s.realms[id]
+	s.mu.Unlock()
+	if at == nil {
+		return noRealm(op, id)
+	}
+	l, err := at.leader(ctx)
+	if err != nil {
+		return sigma.Wrap(op, "", err)
+	}
+	return sigma.Wrap(op, "", l.do(ctx, limitsOp{at, limits}).err)
+}
+
+// limitsOp changes a realm's limits. That they are listed before they are stored harms nobody: a restart brings back what is stored.
+type limitsOp struct {
+	at     *slot
+	limits sigma.RealmLimits
+}
+
+func (o limitsOp) apply(s *step, _ time.Time) reply {
+	l := s.rec.limits
+	set := func(to *uint64, n uint64) {
+		switch n {
+		case 0:
+		case sigma.LimitDefault:
+			*to = 0
+		default:
+			*to = n
+		}
+	}
+	bytes := uint64(l.Bytes)
+	set(&l.Names, o.limits.Names)
+	set(&bytes, uint64(o.limits.Bytes))
+	set(&l.Watches, o.limits.Watches)
+	set(&l.Leases, o.limits.Leases)
+	l.Bytes = sigma.Bytes(bytes)
+	s.rec.limits, s.stored = l, true
+	o.at.limits.Store(&l)
+	return reply{}
+}
+
+func (o limitsOp) size() int { return 32 }
+
+// limitsInForce are those that are stored, and the defaults of the others.
+func (s *slot) limitsInForce() sigma.RealmLimits {
+	if l := s.limits.Load(); l != nil {
+		return overlay(s.srv.cfg.limits(), *l)
+	}
+	return s.srv.cfg.limits()
+}
