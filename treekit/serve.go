@@ -52,7 +52,7 @@ type Events struct {
 // Serve answers requests on conn until the peer closes, breaks the protocol, or ctx ends. It returns an error only when the peer broke the protocol. It owns conn.
 func Serve(ctx context.Context, conn session.Conn, cfg Config) error {
 	ctx, cancel := context.WithCancel(ctx)
-	s := &server{cfg: cfg, conn: conn, requests: map[uint16]*request{}, fids: map[uint32]*fid{}, bulk: make(chan struct{}, bulkMax)}
+	s := &server{cfg: cfg, conn: conn, requests: map[uint16]*request{}, fids: map[uint32]*fid{}, bulk: make(chan struct{}, bulkMax), over: ctx.Done()}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	err := s.reset()
 	if err == nil {
@@ -79,8 +79,9 @@ type server struct {
 	dataMax  uint32 // as plain; bytes of data in one answer
 	handlers sync.WaitGroup
 	bulk     chan struct{}
-	unsent   atomic.Int32 // answers that are being sent or wait for their turn
-	unread   atomic.Int64 // as unsent; their bytes
+	over     <-chan struct{} // closed when the session is ended by this side
+	unsent   atomic.Int32    // answers that are being sent or wait for their turn
+	unread   atomic.Int64    // as unsent; their bytes
 
 	sending sync.Mutex // makes sending an answer and freeing its tag one act
 
@@ -261,7 +262,7 @@ func (s *server) version(tag uint16, v *sigmap.Tversion) error {
 // handle runs one request to its reply. A panic in a tree is a bug of ours: it is logged and answered, because one tenant's request must not end the others' sessions.
 func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files []*os.File) {
 	var back []*os.File
-	reply := sigmap.Message(nil)
+	reply, cutOff := sigmap.Message(nil), false
 	func() {
 		defer func() {
 			if p := recover(); p != nil {
@@ -275,18 +276,31 @@ func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files
 		if reply, back, err = s.fenced(ctx, m, files); err != nil {
 			session.CloseFiles(back)
 			back = nil
-			reply = sigmap.Fail(err, s.plain)
+			reply, cutOff = sigmap.Fail(err, s.plain), sigma.KindOf(err) == sigma.KindCanceled && s.isOver()
 			if f := s.cfg.Events.Failed; f != nil && sigma.KindOf(err) == sigma.KindOther {
 				f(m.Type().String(), err)
 			}
 		}
 	}()
+	if cutOff { // it was this side that gave up: the client must not take that for its own doing, and finds that the connection is lost
+		s.conn.Close()
+		return
+	}
 	answer := reply
 	reply = nil // while the encoded answer waits for the client, this must not be kept too
 	if err := s.reply(tag, answer, back); err != nil {
 		s.conn.Close()
 	}
 	session.CloseFiles(back)
+}
+
+func (s *server) isOver() bool {
+	select {
+	case <-s.over:
+		return true
+	default:
+		return false
+	}
 }
 
 // reply answers tag, frees it, and answers the flushes that wait for it. A flush must not overtake the answer of what it flushes, nor may a client that has
