@@ -1,0 +1,88 @@
+package kernel
+
+import (
+	"slices"
+	"testing"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// Goal: a view goes with a proc to the machine that runs it, and to its children wherever they run; who has it sees them there, acts on them, and on nobody else.
+func TestViewElsewhere(t *testing.T) {
+	x := newThree(t)
+	ctx := t.Context()
+	write(t, x.c["m1"], "/d/", "/d/f", "/secret")
+	x.burst("m1", 1) // which puts the program there; it is nobody's kin
+	stranger := x.on("m1")
+	ids, err := x.c["m1"].Spawn(ctx, sigma.Descriptor{Program: "/bin/x", Memory: 16 * sigma.MiB, View: viewOf("/bin=/bin:ro", "/d=/d:rw")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := x.c["m1"].WaitStart(ctx, ids[0]); err != nil {
+		t.Fatal(err)
+	}
+	placed := func(id sigma.ProcID) sigma.MachineID {
+		for m, on := range x.on("m1") {
+			if slices.Contains(on, id) {
+				return m
+			}
+		}
+		return ""
+	}
+	home := placed(ids[0])
+	if len(stranger[home]) > 0 {
+		<-x.m[home].procs // the stranger, which came before
+	}
+	parent := x.m[home].started(ids[0])
+	var kids []sigma.ProcID
+	for range 30 {
+		one, err := parent.spawn(ctx, sigma.Descriptor{Program: "/bin/x", Memory: 16 * sigma.MiB})
+		if err != nil {
+			t.Fatal(err)
+		}
+		kids = append(kids, one...)
+	}
+	for _, id := range kids {
+		if err := parent.about(ctx, sigmap.CallWaitStart, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := parent.list(ctx); len(got) != 31 || err != nil {
+		t.Errorf("it lists %d, %v", len(got), err)
+	}
+	if es, err := parent.ReadDir(ctx, "/proc"); len(es) != 31 || err != nil {
+		t.Errorf("/proc has %d, %v", len(es), err)
+	}
+	far := sigma.MachineID("")
+	for m, on := range x.on("m1") {
+		if m != home && len(on) > len(stranger[m]) {
+			far = m
+		}
+	}
+	if far == "" {
+		t.Fatal("all run on one machine")
+	}
+	if len(stranger[far]) > 0 {
+		<-x.m[far].procs
+	}
+	kid := x.m[far].started("")
+	if _, _, err := kid.Get(ctx, "/d/f"); err != nil {
+		t.Errorf("a child elsewhere does not see what its view shows: %v", err)
+	}
+	if _, _, err := kid.Get(ctx, "/secret"); sigma.KindOf(err) != sigma.KindNotFound {
+		t.Errorf("a child elsewhere reads a secret: %v", err)
+	}
+	i := slices.IndexFunc(kids, func(id sigma.ProcID) bool { return placed(id) == far })
+	if caps, err := x.c["m1"].Caps(ctx, kids[i]); err != nil || caps.All || len(caps.View) != 2 || !slices.Equal(caps.Kin, ids) || caps.Machine != far {
+		t.Errorf("the child may reach %+v, %v", caps, err)
+	}
+	if err := parent.about(ctx, sigmap.CallKill, kids[i]); err != nil {
+		t.Errorf("it cannot kill its child: %v", err)
+	}
+	for _, id := range slices.Concat(stranger["m1"], stranger["m2"], stranger["m3"]) {
+		if err := parent.about(ctx, sigmap.CallKill, id); sigma.KindOf(err) != sigma.KindNotFound {
+			t.Errorf("it kills a stranger: %v", err)
+		}
+	}
+}
