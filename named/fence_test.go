@@ -162,6 +162,22 @@ func TestWaitInOrder(t *testing.T) {
 				t.Errorf("got %q, want %q", who, want)
 			}
 		}
+		// Somebody who does not wait makes the name in the step that frees it: c and d go on waiting.
+		store.gate = make(chan struct{})
+		go root.Mkdir(t.Context(), "e", 0o777)
+		synctest.Wait()
+		go func() { removed <- root.Remove(t.Context(), "leader") }()
+		synctest.Wait()
+		made := make(chan error, 1)
+		go func() {
+			_, _, err := root.Put(t.Context(), []string{"leader"}, []byte("somebody"), sigma.PutOptions{MustMake: true})
+			made <- err
+		}()
+		synctest.Wait()
+		close(store.gate)
+		if err := errors.Join(<-removed, <-made); err != nil || get(t, root, "leader") != "somebody" {
+			t.Errorf("%v, and the leader is %q", err, get(t, root, "leader"))
+		}
 		remove("c")
 		if err := root.Rename(t.Context(), "leader", walk(t, root, "d"), "away"); err != nil {
 			t.Error(err)
@@ -188,7 +204,14 @@ func TestWaitOverRestart(t *testing.T) {
 		}
 		for range 2 * leaderTries { // more often than other requests try
 			synctest.Wait()
-			store.setFail(func(Batch) failure { return isLost })
+			failed := false
+			store.setFail(func(Batch) failure { // once: to be loaded again is another transaction
+				if failed {
+					return succeeds
+				}
+				failed = true
+				return isLost
+			})
 			wantKind(t, root.Mkdir(t.Context(), "d", 0o777), sigma.KindLost)
 			store.setFail(nil)
 		}

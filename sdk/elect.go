@@ -50,7 +50,7 @@ func (l *Leadership) Resign(ctx context.Context) error {
 }
 
 // Campaign waits until the program leads. To stop waiting, end ctx; that does not end the leadership that was won. A candidate whose lease ends while it waits, because its machine stood still, stands again, at the end of the
-// queue.
+// queue, and so does one while there is nobody who keeps the names.
 func (c *Client) Campaign(ctx context.Context, e Election) (*Leadership, error) {
 	return elector{c.Tree, c.root, c.session.Done()}.campaign(ctx, e)
 }
@@ -75,24 +75,27 @@ func (x elector) campaign(ctx context.Context, e Election) (*Leadership, error) 
 	for {
 		asked := time.Now()
 		id, err := leases.Lease(free, e.TTL)
-		if err != nil {
-			return nil, sigma.Wrap(op, e.Path, err)
-		}
-		k := keep(leases, id, e.TTL, asked, x.done)
-		l := &Leadership{keeper: k, leases: leases}
-		l.fence, err = x.stand(free, e, k)
+		again := false
 		if err == nil {
-			return l, nil
+			l := &Leadership{keeper: keep(leases, id, e.TTL, asked, x.done), leases: leases}
+			if l.fence, err = x.stand(free, e, l.keeper); err == nil {
+				return l, nil
+			}
+			again = l.keeper.expired()
+			l.Resign(context.WithoutCancel(ctx)) // which removes the file, should it have been made after all
 		}
-		l.Resign(context.WithoutCancel(ctx)) // which removes the file, should it have been made after all
-		select {
-		case <-x.done:
-			return nil, err
-		default:
-		}
-		if kind := sigma.KindOf(err); ctx.Err() != nil || kind != sigma.KindLost && !k.expired() {
+		if kind := sigma.KindOf(err); !again && kind != sigma.KindLost && !kind.Retryable() {
 			return nil, sigma.Wrap(op, e.Path, err)
 		}
+		pause := time.NewTimer(e.TTL / 20) // whoever keeps the names is being replaced
+		select {
+		case <-pause.C:
+			continue
+		case <-x.done:
+		case <-ctx.Done():
+		}
+		pause.Stop()
+		return nil, sigma.Wrap(op, e.Path, err)
 	}
 }
 

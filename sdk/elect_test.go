@@ -27,13 +27,26 @@ type cuttable struct {
 }
 
 func (c cuttable) Renew(ctx context.Context, id sigma.LeaseID) error {
-	c.v.mu.Lock()
-	cut := c.v.cut
-	c.v.mu.Unlock()
-	if cut {
-		return sigma.Errorf("test", sigma.KindUnavailable, "cut off")
+	if err := c.v.isCut(); err != nil {
+		return err
 	}
 	return c.Leaser.Renew(ctx, id)
+}
+
+func (c cuttable) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID, error) {
+	if err := c.v.isCut(); err != nil {
+		return 0, err
+	}
+	return c.Leaser.Lease(ctx, ttl)
+}
+
+func (v *voter) isCut() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.cut {
+		return sigma.Errorf("test", sigma.KindUnavailable, "cut off")
+	}
+	return nil
 }
 
 func (v *voter) setCut(cut bool) {
@@ -166,7 +179,7 @@ func TestCampaign(t *testing.T) {
 	})
 }
 
-// TestCampaignAgain: a candidate whose lease ends while it waits stands again.
+// TestCampaignAgain: a candidate whose lease ends while it waits stands again, as soon as leases are granted again.
 func TestCampaignAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, tree := t.Context(), memfs.New(memfs.Config{})
