@@ -24,6 +24,7 @@ import (
 	"sigmaos.dev/launch"
 	"sigmaos.dev/link"
 	"sigmaos.dev/names"
+	"sigmaos.dev/names/cache"
 	"sigmaos.dev/output"
 	"sigmaos.dev/readiness"
 	"sigmaos.dev/schedd"
@@ -135,6 +136,7 @@ type Kernel struct {
 	budgets  map[sigma.RealmID]*output.Budget    // mu; of logs
 	children map[uint64]func(launch.Event)       // mu; by launch id
 	names    map[sigma.RealmID]*names.Realm      // mu
+	recalled *cache.Budget                       // of what is remembered of all realms' names
 	trees    map[sigma.RealmID]*realmTree        // mu; the kernel's own view of realms
 	stores   map[sigma.RealmID]*session.Client   // mu; to the object store, for trees
 	removing map[sigma.RealmID]bool              // mu; realms that are being removed
@@ -179,7 +181,7 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, services: map[string]*service{}, meters: newQuestions(metersMax), freezes: newQuestions(1), start: time.Now(), startMono: monotonic(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
-		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*names.Realm{}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
+		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*names.Realm{}, recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
 	if k.nothing, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)

@@ -67,6 +67,17 @@ func (h *histogram) text(b *strings.Builder, name, label string) {
 	fmt.Fprintf(b, "%s_sum%s %g\n%s_count%s %d\n", name, label, time.Duration(h.sum.Load()).Seconds(), name, label, count)
 }
 
+// recallMetrics prints what is remembered of the realms' names.
+func (k *Kernel) recallMetrics(b *strings.Builder) {
+	n := k.recalled.Counts()
+	for _, m := range []struct {
+		name, kind string
+		value      uint64
+	}{{"hits_total", "counter", n.Hits}, {"misses_total", "counter", n.Misses}, {"invalidations_total", "counter", n.Forgotten}, {"entries", "gauge", n.Entries}, {"bytes", "gauge", n.Bytes}, {"feeds", "gauge", n.Feeds}} {
+		fmt.Fprintf(b, "# TYPE sigma_names_cache_%s %s\nsigma_names_cache_%s %d\n", m.name, m.kind, m.name, m.value)
+	}
+}
+
 // memberMetrics prints this machine's place in its system, when it has one.
 func (k *Kernel) memberMetrics(b *strings.Builder) {
 	if !k.registered() {
@@ -133,6 +144,7 @@ func (k *Kernel) metricsText(context.Context) ([]byte, error) {
 		fmt.Fprintf(&b, "# TYPE %s %s\n%s %d\n", m.name, m.kind, m.name, m.value)
 	}
 	k.memberMetrics(&b)
+	k.recallMetrics(&b)
 	k.linksText(&b)
 	const start, phase = "sigma_schedd_start_seconds", "sigma_schedd_start_phase_seconds"
 	fmt.Fprintf(&b, "# TYPE %s histogram\n", start)

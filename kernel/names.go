@@ -11,13 +11,16 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
+// recalledMax bounds what is remembered of the names of all realms together, so that tenants cannot fill sigmad by reading.
+const recalledMax = 64 << 20
+
 // named returns the root of a realm's names. Its files live through restarts of named.
 func (k *Kernel) named(ctx context.Context, realm sigma.RealmID) (*names.File, error) {
 	for {
 		k.mu.Lock()
 		n := k.names[realm]
 		if n == nil {
-			n = names.New(names.Config{Dial: func(ctx context.Context) (names.Session, error) { return k.dialNames(ctx, realm) }})
+			n = names.New(names.Config{Dial: func(ctx context.Context) (names.Session, error) { return k.dialNames(ctx, realm) }, Budget: k.recalled})
 			k.names[realm] = n
 		}
 		k.mu.Unlock()

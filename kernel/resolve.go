@@ -67,7 +67,7 @@ func (t *realmTree) Stat(ctx context.Context, path string) (sigma.Stat, error) {
 		return r.stat, nil
 	}
 	way := &trail{seen: map[*source]*changeboard.Snapshot{}}
-	st, err := t.Tree.Stat(context.WithValue(ctx, trailKey{}, way), path)
+	st, err := t.Tree.Stat(sigma.WithSync(context.WithValue(ctx, trailKey{}, way)), path) // the boards tell of changes since then, not of those before
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err != nil || way.uncovered || len(path) > sigma.NameMax { // longer ones are not worth the memory

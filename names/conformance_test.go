@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"sigmaos.dev/named"
+	"sigmaos.dev/names/cache"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/treetest"
 )
@@ -21,13 +22,19 @@ func (t realmAsTree) Attach(ctx context.Context, _ sigma.Principal, _ string) (s
 	return f, err
 }
 
-// TestConformance: names seen through a Realm are as good as named's own.
+// TestConformance: names seen through a Realm are as good as named's own, whether something is remembered or not.
 func TestConformance(t *testing.T) {
-	treetest.Run(t, treetest.Config{
-		New: func(t *testing.T) sigma.Tree {
-			r, _ := newWorld(t).realm()
-			return realmAsTree{r}
-		},
-		Lacks: []treetest.Capability{treetest.PassFiles, treetest.Pipes}, SizeMax: named.FileMax, ListEntries: 2000,
-	})
+	for name, budget := range map[string]*cache.Budget{"plain": nil, "remembered": {}} {
+		t.Run(name, func(t *testing.T) {
+			treetest.Run(t, treetest.Config{
+				New: func(t *testing.T) sigma.Tree {
+					w := newWorld(t)
+					r := New(Config{Dial: w.dial, Budget: budget})
+					t.Cleanup(r.Close)
+					return realmAsTree{r}
+				},
+				Lacks: []treetest.Capability{treetest.PassFiles, treetest.Pipes}, SizeMax: named.FileMax, ListEntries: 2000,
+			})
+		})
+	}
 }

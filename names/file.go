@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/names/cache"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -18,6 +19,10 @@ type File struct {
 
 	closed atomic.Bool
 	bound  atomic.Pointer[binding] // the newest; it may have ended
+
+	// A File that was opened from what is remembered: the content as it was read last, which is still read when the file is removed, or that it is a directory.
+	kept   atomic.Pointer[cache.Node]
+	listed atomic.Bool
 
 	mu     sync.Mutex      // orders binding, Open and Close
 	opened bool            // mu
@@ -143,6 +148,24 @@ func (f *File) Close() {
 
 // Walk implements sigma.File.
 func (f *File) Walk(ctx context.Context, names []string) (out sigma.File, ids []sigma.FileID, err error) {
+	const op = "names.Walk"
+	var room [roomNodes]*cache.Node
+	x, ok, err := f.look(ctx, names, 0, room[:0]) // the versions of directories on the way may be those of before a change made here just now
+	if err != nil {
+		return nil, nil, err
+	}
+	if ok {
+		for _, n := range x.nodes[1:] {
+			ids = append(ids, n.Stat.ID)
+		}
+		switch {
+		case len(ids) == 0 && len(names) > 0:
+			return nil, nil, x.failure(op, names)
+		case len(ids) < len(names):
+			return nil, ids, nil
+		}
+		return &File{realm: f.realm, id: x.last().Stat.ID.Path, root: f.root && len(names) == 0}, ids, nil
+	}
 	err = f.read(ctx, func(ctx context.Context, b *binding) error {
 		file, found, err := b.file.Walk(ctx, names)
 		if ids = found; err != nil || file == nil {
@@ -163,6 +186,15 @@ func (f *File) Walk(ctx context.Context, names []string) (out sigma.File, ids []
 
 // Stat implements sigma.File.
 func (f *File) Stat(ctx context.Context) (st sigma.Stat, err error) {
+	var room [roomNodes]*cache.Node
+	x, ok, err := f.look(ctx, nil, 0, room[:0])
+	if err != nil || ok {
+		if ok {
+			st = x.last().Stat
+		}
+		return st, err
+	}
+	defer func() { f.realm.front.saw(st.ID.Version, err) }()
 	err = f.read(ctx, func(ctx context.Context, b *binding) error { st, err = b.file.Stat(ctx); return err })
 	return st, err
 }
@@ -175,6 +207,11 @@ func (f *File) Open(ctx context.Context, flags sigma.OpenFlags) error {
 		return sigma.Errorf("names.Open", sigma.KindInvalid, "the handle is open already")
 	}
 	f.mu.Unlock()
+	if flags == sigma.OpenRead {
+		if ok, err := f.openKnown(ctx); ok || err != nil {
+			return err
+		}
+	}
 	open := func(ctx context.Context, _ *binding) error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -191,12 +228,40 @@ func (f *File) Open(ctx context.Context, flags sigma.OpenFlags) error {
 	if flags&sigma.OpenTruncate == 0 {
 		return f.read(ctx, open)
 	}
-	return f.mutate(ctx, change{op: "truncate", id: f.id}, open)
+	return f.mutate(ctx, &change{op: "truncate", id: f.id}, open)
+}
+
+// openKnown opens the file for reading from what is remembered. ok is false if that is not enough.
+func (f *File) openKnown(ctx context.Context) (ok bool, err error) {
+	var room [roomNodes]*cache.Node
+	x, ok, err := f.look(ctx, nil, cache.WantData, room[:0])
+	if err != nil || !ok {
+		return false, err
+	}
+	n := x.last()
+	switch {
+	case n.IsLink():
+		return false, &sigma.Error{Op: "names.Open", Path: n.Stat.Name, Kind: sigma.KindInvalid, Msg: "the file is a " + n.Stat.ID.Kind.String(), Hint: "use ReadLink"}
+	case n.Stat.ID.Kind != sigma.KindDir && !n.HasData:
+		return false, nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if b := f.bound.Swap(nil); b != nil && b.file != b.at.Root && b.at.live() { // which is not open
+		b.file.Close()
+	}
+	f.opened, f.flags = true, sigma.OpenRead
+	if n.Stat.ID.Kind == sigma.KindDir {
+		f.listed.Store(true)
+	} else {
+		f.kept.Store(n)
+	}
+	return true, nil
 }
 
 // Create implements sigma.File.
 func (f *File) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (out sigma.File, err error) {
-	err = f.mutate(ctx, change{op: "create", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error {
+	err = f.mutate(ctx, &change{op: "create", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error {
 		file, err := b.file.Create(ctx, name, flags, perm)
 		if err != nil {
 			return err
@@ -217,6 +282,24 @@ func (f *File) Create(ctx context.Context, name string, flags sigma.OpenFlags, p
 
 // ReadAt implements sigma.File.
 func (f *File) ReadAt(ctx context.Context, p []byte, offset uint64) (n int, err error) {
+	if kept := f.kept.Load(); kept != nil {
+		var room [roomNodes]*cache.Node
+		x, ok, err := f.look(ctx, nil, cache.WantData, room[:0])
+		if ok && x.last().HasData {
+			kept = x.last()
+			f.kept.Store(kept)
+		} else if err == nil {
+			kept = nil // it is longer now, or must be read at named
+		} else if sigma.KindOf(err) != sigma.KindStale {
+			return 0, err
+		}
+		if kept != nil {
+			if offset >= uint64(len(kept.Data)) {
+				return 0, nil
+			}
+			return copy(p, kept.Data[offset:]), nil
+		}
+	}
 	err = f.read(ctx, func(ctx context.Context, b *binding) error { n, err = b.file.ReadAt(ctx, p, offset); return err })
 	return n, err
 }
@@ -229,7 +312,7 @@ func (f *File) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error
 	}
 	for done := 0; ; {
 		piece, n := p[done:min(len(p), done+most)], 0
-		err := f.mutate(ctx, change{op: "write", id: f.id}, func(ctx context.Context, b *binding) (err error) {
+		err := f.mutate(ctx, &change{op: "write", id: f.id}, func(ctx context.Context, b *binding) (err error) {
 			n, err = b.file.WriteAt(ctx, piece, offset+uint64(done))
 			return err
 		})
@@ -241,6 +324,14 @@ func (f *File) WriteAt(ctx context.Context, p []byte, offset uint64) (int, error
 
 // ReadDir implements sigma.File. Its cookies are named's, which are as good after a restart.
 func (f *File) ReadDir(ctx context.Context, cookie uint64, most int) (entries []sigma.DirEntry, next uint64, more bool, err error) {
+	if f.listed.Load() && most > 0 {
+		if l, rest, ok, err := f.listing(ctx, cookie, most); err != nil {
+			return nil, cookie, false, err
+		} else if ok {
+			entries, next, more = l.After(cookie, most)
+			return entries, next, more || rest, nil
+		}
+	}
 	err = f.read(ctx, func(ctx context.Context, b *binding) error {
 		entries, next, more, err = b.file.ReadDir(ctx, cookie, most)
 		return err
@@ -250,28 +341,38 @@ func (f *File) ReadDir(ctx context.Context, cookie uint64, most int) (entries []
 
 // ReadLink implements sigma.File.
 func (f *File) ReadLink(ctx context.Context) (target string, err error) {
+	var room [roomNodes]*cache.Node
+	x, ok, err := f.look(ctx, nil, cache.WantData, room[:0])
+	switch {
+	case err != nil:
+		return "", err
+	case ok && !x.last().IsLink():
+		return "", &sigma.Error{Op: "names.ReadLink", Path: x.last().Stat.Name, Kind: sigma.KindInvalid, Msg: "the file is no link"}
+	case ok && x.last().HasData:
+		return string(x.last().Data), nil
+	}
 	err = f.read(ctx, func(ctx context.Context, b *binding) error { target, err = b.file.ReadLink(ctx); return err })
 	return target, err
 }
 
 // SetStat implements sigma.File.
 func (f *File) SetStat(ctx context.Context, c sigma.StatChange) error {
-	return f.mutate(ctx, change{op: "setstat", id: f.id}, func(ctx context.Context, b *binding) error { return b.file.SetStat(ctx, c) })
+	return f.mutate(ctx, &change{op: "setstat", id: f.id}, func(ctx context.Context, b *binding) error { return b.file.SetStat(ctx, c) })
 }
 
 // Mkdir implements sigma.File.
 func (f *File) Mkdir(ctx context.Context, name string, perm uint32) error {
-	return f.mutate(ctx, change{op: "mkdir", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error { return b.file.Mkdir(ctx, name, perm) })
+	return f.mutate(ctx, &change{op: "mkdir", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error { return b.file.Mkdir(ctx, name, perm) })
 }
 
 // Symlink implements sigma.File.
 func (f *File) Symlink(ctx context.Context, name, target string) error {
-	return f.mutate(ctx, change{op: "symlink", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error { return b.file.Symlink(ctx, name, target) })
+	return f.mutate(ctx, &change{op: "symlink", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error { return b.file.Symlink(ctx, name, target) })
 }
 
 // Remove implements sigma.File.
 func (f *File) Remove(ctx context.Context, name string) error {
-	return f.mutate(ctx, change{op: "remove", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error { return b.file.Remove(ctx, name) })
+	return f.mutate(ctx, &change{op: "remove", dir: f.id, names: []string{name}}, func(ctx context.Context, b *binding) error { return b.file.Remove(ctx, name) })
 }
 
 // Rename implements sigma.File. Both directories are taken up in one session.
@@ -289,7 +390,7 @@ func (f *File) Rename(ctx context.Context, name string, newDir sigma.File, newNa
 	if !ok || to.realm != f.realm {
 		return sigma.Errorf(op, sigma.KindUnsupported, "a file cannot be renamed to another server; copy it")
 	}
-	c := change{op: "rename", dir: f.id, names: []string{name}, newDir: to.id, newName: newName}
+	c := &change{op: "rename", dir: f.id, names: []string{name}, newDir: to.id, newName: newName}
 	return f.mutate(ctx, c, func(ctx context.Context, b *binding) error {
 		into, err := to.bind(ctx)
 		switch {
@@ -313,12 +414,13 @@ func (f *File) Sync(ctx context.Context) error {
 // ReadAtIf implements sigma.Conditional.
 func (f *File) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (n int, err error) {
 	err = f.read(ctx, func(ctx context.Context, b *binding) error { n, err = b.file.ReadAtIf(ctx, p, offset, v); return err })
+	f.realm.front.saw(v, err)
 	return n, err
 }
 
 // WriteAtIf implements sigma.Conditional.
 func (f *File) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (n int, now sigma.Version, err error) {
-	err = f.mutate(ctx, change{op: "write", id: f.id}, func(ctx context.Context, b *binding) error {
+	err = f.mutate(ctx, &change{op: "write", id: f.id}, func(ctx context.Context, b *binding) error {
 		n, now, err = b.file.WriteAtIf(ctx, p, offset, v)
 		return err
 	})
@@ -327,6 +429,17 @@ func (f *File) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.V
 
 // Get implements sigma.Getter.
 func (f *File) Get(ctx context.Context, names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, err error) {
+	var room [roomNodes]*cache.Node
+	x, ok, err := f.look(ctx, names, cache.WantData, room[:0])
+	if err != nil {
+		return g, nil, err
+	}
+	if ok && count >= 0 {
+		if g, stop, known, err := x.get(names, offset, count); known {
+			return g, stop, err
+		}
+	}
+	defer func() { f.realm.front.saw(g.ID.Version, err) }()
 	err = f.read(ctx, func(ctx context.Context, b *binding) error {
 		g, stop, err = b.file.Get(ctx, names, offset, count)
 		return err
@@ -336,8 +449,10 @@ func (f *File) Get(ctx context.Context, names []string, offset uint64, count int
 
 // Put implements sigma.Putter.
 func (f *File) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (id sigma.FileID, stop *sigma.Stopped, err error) {
-	err = f.mutate(ctx, change{op: "put", dir: f.id, names: names}, func(ctx context.Context, b *binding) error {
+	c := &change{op: "put", dir: f.id, names: names}
+	err = f.mutate(ctx, c, func(ctx context.Context, b *binding) error {
 		id, stop, err = b.file.Put(ctx, names, data, o)
+		c.id, c.version = id.Path, id.Version
 		return err
 	})
 	return id, stop, err
@@ -349,12 +464,13 @@ func (f *File) Watch(ctx context.Context, since sigma.Version) (v sigma.Version,
 	if err != nil && sigma.KindOf(err) == sigma.KindStale && sigma.FenceOf(ctx).Name == "" { // it was removed while there was no session
 		err = &sigma.Error{Op: "names.Watch", Kind: sigma.KindNotFound, Msg: "the file was removed", Err: err}
 	}
+	f.realm.front.saw(v, err)
 	return v, err
 }
 
 // Lease implements sigma.Leaser.
 func (f *File) Lease(ctx context.Context, ttl time.Duration) (id sigma.LeaseID, err error) {
-	err = f.mutate(ctx, change{op: "lease"}, func(ctx context.Context, b *binding) error { id, err = b.file.Lease(ctx, ttl); return err })
+	err = f.mutate(ctx, &change{op: "lease"}, func(ctx context.Context, b *binding) error { id, err = b.file.Lease(ctx, ttl); return err })
 	return id, err
 }
 
@@ -365,5 +481,5 @@ func (f *File) Renew(ctx context.Context, id sigma.LeaseID) error {
 
 // Revoke implements sigma.Leaser.
 func (f *File) Revoke(ctx context.Context, id sigma.LeaseID) error {
-	return f.mutate(ctx, change{op: "revoke"}, func(ctx context.Context, b *binding) error { return b.file.Revoke(ctx, id) })
+	return f.mutate(ctx, &change{op: "revoke"}, func(ctx context.Context, b *binding) error { return b.file.Revoke(ctx, id) })
 }

@@ -57,13 +57,13 @@ func (f *File) read(ctx context.Context, do func(ctx context.Context, b *binding
 }
 
 // mutate makes a request that changes something, once.
-func (f *File) mutate(ctx context.Context, c change, do func(ctx context.Context, b *binding) error) error {
+func (f *File) mutate(ctx context.Context, c *change, do func(ctx context.Context, b *binding) error) error {
 	once, done := f.realm.number(ctx)
 	defer done()
 	a := attempts{f: f, once: once}
 	err := a.run(ctx, do)
 	c.err = err
-	f.realm.front.changed(c)
+	f.realm.front.changed(*c)
 	return err
 }
 
@@ -83,7 +83,7 @@ func (a *attempts) run(ctx context.Context, do func(ctx context.Context, b *bind
 		switch {
 		case err == nil || session.Abandoned(err):
 			return err
-		case kind == sigma.KindLost:
+		case kind == sigma.KindLost, kind == sigma.KindCanceled && ctx.Err() == nil: // not by who asks: the server ends just now
 			a.once.Again = a.once.Client != 0
 		case kind != sigma.KindUnavailable:
 			return err

@@ -19,6 +19,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/names/cache"
 	"sigmaos.dev/sigma"
 )
 
@@ -44,16 +45,20 @@ type Session struct {
 type Config struct {
 	// Dial opens a session to the named that leads. It waits a while for one that is being restarted, or is to be elected. KindNotFound: there is no such realm.
 	Dial func(ctx context.Context) (Session, error)
+	// Budget bounds what is remembered of what was read, and is shared by Realms. nil = nothing is remembered.
+	Budget *cache.Budget
 }
 
 // Realm is the names of one realm. Safe for concurrent use.
 type Realm struct {
 	cfg   Config
-	front front
+	front *front
 	root  atomic.Pointer[File] // of the realm, shared by all; nil = not attached yet
 
+	current atomic.Pointer[attachment]
+
 	mu      sync.Mutex
-	now     *attachment   // mu; the newest, which may have ended; nil = none
+	now     *attachment   // mu; the newest, which may have ended; nil = none. Also in current
 	dialing chan struct{} // mu; closed when a dial that is under way is over
 	closed  bool          // mu
 	lanes   []*lane       // mu; those nobody uses
@@ -76,7 +81,9 @@ func (a *attachment) live() bool {
 
 // New makes a Realm. It dials when it is first used.
 func New(cfg Config) *Realm {
-	return &Realm{cfg: cfg}
+	r := &Realm{cfg: cfg}
+	r.front = newFront(r, cfg.Budget)
+	return r
 }
 
 // Close ends the session. Who still has files gets KindStale.
@@ -88,12 +95,13 @@ func (r *Realm) Close() {
 	if now != nil {
 		now.Close()
 	}
+	r.front.close()
 }
 
-// Root returns the realm's root, having attached to it. It is one for all, needs no Close, and is for what needs no Open: a clone of it is.
+// Root returns the realm's root, having attached to it, unless what is remembered of it is fresh. It is one for all, needs no Close, and is for what needs no Open: a clone of it is.
 func (r *Realm) Root(ctx context.Context) (*File, error) {
 	if root := r.root.Load(); root != nil {
-		if b := root.bound.Load(); b != nil && b.at.live() {
+		if at := r.current.Load(); at.live() || r.front.fresh() {
 			return root, nil
 		}
 	}
@@ -150,15 +158,15 @@ func (r *Realm) dial(ctx context.Context) (*attachment, error) {
 		s.Close()
 		return nil, sigma.Errorf("names.dial", sigma.KindStale, "the realm is gone")
 	}
-	if r.root.Load() == nil {
-		r.root.Store(&File{realm: r, id: root.ID.Path, root: true})
-	}
 	a := &attachment{Session: s, number: 1}
 	if r.now != nil {
 		a.number = r.now.number + 1
 	}
 	r.now = a
-	r.front.attached(a)
+	r.current.Store(a)
+	if r.root.Load() == nil {
+		r.root.Store(&File{realm: r, id: root.ID.Path, root: true})
+	}
 	return a, nil
 }
 

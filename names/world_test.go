@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"sigmaos.dev/named"
+	"sigmaos.dev/names/cache"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/treekit"
@@ -191,7 +192,7 @@ func (w *world) again(ctx context.Context, err error) (Session, error) {
 // realm gives a Realm of the world's and its root.
 func (w *world) realm() (*Realm, *File) {
 	w.Helper()
-	r := New(Config{Dial: w.dial})
+	r := New(Config{Dial: w.dial, Budget: &cache.Budget{}})
 	w.Cleanup(r.Close)
 	root, err := r.Root(w.Context())
 	if err != nil {

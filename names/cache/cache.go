@@ -30,13 +30,29 @@ type Config struct {
 	DataMax int           // of one file; longer contents are not remembered
 	ListMax int           // entries of one listing; longer ones are not remembered
 	Lease   time.Duration // for so long an answer of the feed stands
-	Budget  *Budget       // shared with other caches; nil = none
+	Budget  *Budget       // shared with other caches; nil = one of its own
 }
 
-// Budget bounds several caches together. Safe for concurrent use.
+// Budget bounds and counts several caches together. Safe for concurrent use.
 type Budget struct {
-	Bytes int64
-	used  atomic.Int64
+	Bytes int64 // 0 = no bound
+
+	hits, misses, forgot   atomic.Uint64
+	bytes, entries, caches atomic.Int64
+}
+
+// Counts says what caches do and hold.
+type Counts struct {
+	Hits, Misses uint64 // answers that came from what is remembered, and questions for which that was not enough
+	Forgotten    uint64 // files, names and absences that were forgotten, because they changed or there were too many
+	Entries      uint64 // remembered now
+	Bytes        uint64 // that they take, about
+	Feeds        uint64 // realms that a feed tells of
+}
+
+// Counts tells of all caches with this budget.
+func (b *Budget) Counts() Counts {
+	return Counts{b.hits.Load(), b.misses.Load(), b.forgot.Load(), uint64(b.entries.Load()), uint64(b.bytes.Load()), uint64(b.caches.Load())}
 }
 
 // Node is a file as it was at one version. It is never changed, nor is its Data.
@@ -85,13 +101,10 @@ type Listing struct {
 	at      sigma.Version
 }
 
-// Counts says what a cache does.
-type Counts struct{ Hits, Misses, Forgotten, Entries, Bytes uint64 }
-
 // Cache is safe for concurrent use.
 type Cache struct {
-	cfg          Config
-	hits, misses atomic.Uint64
+	cfg    Config
+	budget *Budget
 
 	mu     sync.RWMutex
 	places map[Place]*item  // mu
@@ -99,7 +112,6 @@ type Cache struct {
 	lists  map[uint64]*item // mu; those that have a listing, by id
 	first  *item            // mu; of a ring; to be forgotten next
 	bytes  int              // mu
-	forgot uint64           // mu; counts
 
 	alive   bool          // mu; there is a feed
 	number  uint64        // mu; of the feed
@@ -127,12 +139,17 @@ const recentMax = 4096
 
 // New makes an empty cache without a feed.
 func New(cfg Config) *Cache {
-	c := &Cache{cfg: cfg}
+	c := &Cache{cfg: cfg, budget: cfg.Budget}
+	if c.budget == nil {
+		c.budget = &Budget{}
+	}
 	c.clearLocked()
 	return c
 }
 
 func (c *Cache) clearLocked() {
+	c.budget.forgot.Add(uint64(len(c.places)))
+	c.budget.entries.Add(-int64(len(c.places)))
 	c.chargeLocked(-c.bytes)
 	c.places, c.nodes, c.lists, c.first = map[Place]*item{}, map[uint64]*item{}, map[uint64]*item{}, nil
 }
@@ -142,14 +159,10 @@ func (c *Cache) Clear() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.clearLocked()
-	c.alive = false
-}
-
-// Counts returns what the cache did and holds.
-func (c *Cache) Counts() Counts {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return Counts{c.hits.Load(), c.misses.Load(), c.forgot, uint64(len(c.places)), uint64(c.bytes)}
+	if c.alive {
+		c.alive = false
+		c.budget.caches.Add(-1)
+	}
 }
 
 // Position is what the feed is to be asked for.
@@ -167,21 +180,32 @@ func (c *Cache) usableLocked(now time.Time) bool {
 	return c.alive && (c.applied >= c.need || c.asked.After(c.needAt)) && c.asked.After(c.doubtAt) && now.Sub(c.asked) < c.cfg.Lease
 }
 
-// Look finds the files that names lead to from the file with id from, which is the first of nodes. If they are not all, why says why, as NamesFound does. ok is false if named must be asked. exact says that the
-// attributes of the files on the way matter too, not only those of the last. nodes is appended to.
-func (c *Cache) Look(now time.Time, from uint64, names []string, exact bool, nodes []*Node) (_ []*Node, why sigma.Kind, ok bool) {
+// Want says what a Look is for besides the attributes of the last file.
+type Want uint8
+
+// What can be wanted.
+const (
+	WantExact Want = 1 << iota // the attributes of the files on the way
+	WantData                   // the content of the last, if it is not too long to be remembered
+)
+
+// Look finds the files that names lead to from the file with id from, which is the first of nodes. If they are not all, why says why, as NamesFound does. ok is false if named must be asked. nodes is appended to.
+func (c *Cache) Look(now time.Time, from uint64, names []string, want Want, nodes []*Node) (_ []*Node, why sigma.Kind, ok bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	nodes, why, ok = c.lookLocked(now, from, names, exact, nodes)
+	nodes, why, ok = c.lookLocked(now, from, names, want, nodes)
+	if n := len(nodes) - 1; ok && want&WantData != 0 && why != sigma.KindNotFound && !nodes[n].HasData {
+		ok = nodes[n].Stat.ID.Kind == sigma.KindDir || nodes[n].Stat.Size > uint64(c.cfg.DataMax)
+	}
 	if ok {
-		c.hits.Add(1)
+		c.budget.hits.Add(1)
 	} else {
-		c.misses.Add(1)
+		c.budget.misses.Add(1)
 	}
 	return nodes, why, ok
 }
 
-func (c *Cache) lookLocked(now time.Time, from uint64, names []string, exact bool, nodes []*Node) (_ []*Node, why sigma.Kind, ok bool) {
+func (c *Cache) lookLocked(now time.Time, from uint64, names []string, want Want, nodes []*Node) (_ []*Node, why sigma.Kind, ok bool) {
 	at := c.nodes[from]
 	if at == nil || !c.usableLocked(now) {
 		return nodes, 0, false
@@ -192,7 +216,7 @@ func (c *Cache) lookLocked(now time.Time, from uint64, names []string, exact boo
 		if at.node.Stat.ID.Kind != sigma.KindDir {
 			return nodes, sigma.KindNotDir, !at.node.doubt
 		}
-		if exact && at.node.doubt {
+		if want&WantExact != 0 && at.node.doubt {
 			return nodes, 0, false
 		}
 		next := c.places[Place{at.node.Stat.ID.Path, name}]
@@ -221,10 +245,10 @@ func (c *Cache) List(now time.Time, dir uint64) (*Listing, bool) {
 	defer c.mu.RUnlock()
 	if it := c.nodes[dir]; it != nil && it.list != nil && c.usableLocked(now) {
 		it.touch()
-		c.hits.Add(1)
+		c.budget.hits.Add(1)
 		return it.list, true
 	}
-	c.misses.Add(1)
+	c.budget.misses.Add(1)
 	return nil, false
 }
 
@@ -270,7 +294,7 @@ func (f *Fetch) Enter(now time.Time, names []string, found *sigmap.NamesFound) {
 	}
 	for i := range found.Nodes {
 		node := &Node{NamesNode: found.Nodes[i]}
-		if i == len(found.Nodes)-1 && found.HasData && len(found.Data) <= c.cfg.DataMax && found.Why == sigma.KindOther {
+		if i == len(found.Nodes)-1 && found.HasData && len(found.Data) <= c.cfg.DataMax {
 			node.HasData, node.Data = true, bytes.Clone(found.Data) // which is a part of a message
 		}
 		f.enterNodeLocked(found.At, node, i == 0)
@@ -383,7 +407,8 @@ func (c *Cache) Doubt(now time.Time) {
 	}
 }
 
-// Forget is called before the answer to a change made from here is passed on, whatever it was. ids are of files that changed, places those where something else may be now; their directories changed too.
+// Forget is called before the answer to a change made from here is passed on, whatever it was. ids are of files that changed, which are in places if there are any; places are those where something else may be now,
+// so that their directories changed too.
 func (c *Cache) Forget(ids []uint64, places []Place) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -392,11 +417,10 @@ func (c *Cache) Forget(ids []uint64, places []Place) {
 	for _, id := range ids {
 		c.noteLocked(idPlace(id), by)
 		it := c.nodes[id]
-		if it == nil { // nobody knows in which directory it is
-			for dir := range c.lists {
-				c.dropListLocked(dir)
+		if it == nil {
+			if len(places) == 0 { // nobody knows in which directory it is
+				c.dropAllListsLocked(by)
 			}
-			c.noteLocked(allLists, by)
 			continue
 		}
 		c.dropListLocked(it.place.Dir)
@@ -416,10 +440,7 @@ func (c *Cache) Forget(ids []uint64, places []Place) {
 			doubtful.doubt = true
 			dir.node = &doubtful
 		} else {
-			for dir := range c.lists {
-				c.dropListLocked(dir)
-			}
-			c.noteLocked(allLists, by)
+			c.dropAllListsLocked(by)
 		}
 		if it := c.places[p]; it != nil {
 			if it.node != nil {
@@ -428,4 +449,35 @@ func (c *Cache) Forget(ids []uint64, places []Place) {
 			c.dropLocked(it)
 		}
 	}
+}
+
+func (c *Cache) dropAllListsLocked(by changed) {
+	for dir := range c.lists {
+		c.dropListLocked(dir)
+	}
+	c.noteLocked(allLists, by)
+}
+
+// Dir says which directory names lead to as far as is remembered, however old that is; ok is false if it is not.
+func (c *Cache) Dir(from uint64, names []string) (id uint64, ok bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	at := c.nodes[from]
+	for _, name := range names {
+		if at == nil || at.node == nil {
+			return 0, false
+		}
+		at = c.places[Place{at.id(), name}]
+	}
+	if at == nil || at.node == nil || at.node.Stat.ID.Kind != sigma.KindDir {
+		return 0, false
+	}
+	return at.id(), true
+}
+
+// Fresh reports whether the feed was answered within the lease.
+func (c *Cache) Fresh(now time.Time) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.alive && now.Sub(c.asked) < c.cfg.Lease
 }

@@ -15,8 +15,10 @@ func (c *Cache) Apply(asked time.Time, f *sigmap.NamesFeed) {
 		f = &sigmap.NamesFeed{Number: c.number, At: c.applied}
 	}
 	if f.Reset || !c.alive || f.Number != c.number {
-		c.forgot += uint64(len(c.places))
 		c.clearLocked()
+		if !c.alive {
+			c.budget.caches.Add(1)
+		}
 		c.alive, c.number, c.began = true, f.Number, f.At
 		c.asked = time.Time{}
 	} else {
@@ -100,6 +102,7 @@ func (c *Cache) putLocked(it *item) {
 		}
 	}
 	c.places[it.place] = it
+	c.budget.entries.Add(1)
 	if it.node != nil {
 		c.nodes[it.node.Stat.ID.Path] = it
 	}
@@ -135,7 +138,8 @@ func (c *Cache) linkLocked(it *item) {
 
 // dropLocked forgets an item.
 func (c *Cache) dropLocked(it *item) {
-	c.forgot++
+	c.budget.forgot.Add(1)
+	c.budget.entries.Add(-1)
 	delete(c.places, it.place)
 	if it.node != nil {
 		delete(c.nodes, it.node.Stat.ID.Path)
@@ -183,14 +187,12 @@ func (c *Cache) weighLocked(it *item) {
 
 func (c *Cache) chargeLocked(by int) {
 	c.bytes += by
-	if c.cfg.Budget != nil {
-		c.cfg.Budget.used.Add(int64(by))
-	}
+	c.budget.bytes.Add(int64(by))
 }
 
 // boundLocked forgets what was not used for long while there is too much: what was used since it was looked at last gets another turn.
 func (c *Cache) boundLocked() {
-	for c.first != nil && (c.bytes > c.cfg.Bytes || c.cfg.Budget != nil && c.cfg.Budget.used.Load() > c.cfg.Budget.Bytes) {
+	for c.first != nil && (c.bytes > c.cfg.Bytes || c.budget.Bytes > 0 && c.budget.bytes.Load() > c.budget.Bytes) {
 		it := c.first
 		if it.used.Load() {
 			it.used.Store(false)

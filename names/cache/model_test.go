@@ -414,7 +414,14 @@ func (m *model) look() {
 		check("listing", l.Entries, func(r realm) any { return append([]sigma.DirEntry{}, r.list(from)...) })
 	}
 	exact := m.rng.IntN(2) == 0
-	nodes, why, ok := m.c.Look(m.now, from, path, exact, nil)
+	want := Want(0)
+	if exact {
+		want = WantExact
+	}
+	if m.rng.IntN(2) == 0 {
+		want |= WantData
+	}
+	nodes, why, ok := m.c.Look(m.now, from, path, want, nil)
 	if !ok {
 		return
 	}
@@ -454,7 +461,7 @@ func (m *model) look() {
 func (m *model) run(steps int) {
 	for range steps {
 		m.step()
-		if b := m.c.Counts().Bytes; b > uint64(m.c.cfg.Bytes) {
+		if b := m.c.budget.Counts().Bytes; b > uint64(m.c.cfg.Bytes) {
 			m.t.Fatalf("seed %d: %d bytes are remembered, %d are allowed", m.seed, b, m.c.cfg.Bytes)
 		}
 	}
@@ -476,6 +483,13 @@ func TestModel(t *testing.T) {
 		m.commit(newRealm())
 		m.run(600)
 		hits += m.hits
+		if n := m.c.budget.Counts(); int(n.Entries) != len(m.c.places) || int(n.Bytes) != m.c.bytes {
+			t.Errorf("seed %d: %+v is counted, %d entries and %d bytes are there", seed, n, len(m.c.places), m.c.bytes)
+		}
+		m.c.Clear()
+		if n := m.c.budget.Counts(); n.Entries+n.Bytes+n.Feeds != 0 {
+			t.Errorf("seed %d: of nothing, %+v is counted", seed, n)
+		}
 		if c := m.c; len(m.fetches) == 0 && (c.recent != nil || c.fetches != 0) {
 			t.Errorf("seed %d: something is kept for fetches that are over", seed)
 		}

@@ -65,7 +65,7 @@ func (c *linearClient) perform(ctx context.Context, in linear.In) (data string, 
 	path := func(name uint8) string { return fmt.Sprintf("/round%d-%d%c", c.round, in.Pair, 'a'+name) }
 	switch in.Do {
 	case linear.Get:
-		b, id, err := c.conn.Get(ctx, path(in.Name))
+		b, id, err := c.conn.Get(sigma.WithSync(ctx), path(in.Name)) // others may be behind other machines' changes (recall_test.go)
 		return string(b), id.Version, err
 	case linear.Create:
 		f, err := c.conn.Create(ctx, path(in.Name), sigma.OpenExclusive|sigma.OpenWrite, 0o644)
