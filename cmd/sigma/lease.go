@@ -139,7 +139,7 @@ func (a *app) hold(ctx context.Context, path string, command []string, o holdOpt
 	return err
 }
 
-// acquire makes the file, waiting while another has it.
+// acquire makes the file, waiting in turn while another has it.
 func acquire(ctx context.Context, c *sdk.Client, path string, data []byte, lease sigma.LeaseID, o holdOptions) (sigma.FileID, error) {
 	until := ctx
 	if o.patience > 0 {
@@ -147,23 +147,11 @@ func acquire(ctx context.Context, c *sdk.Client, path string, data []byte, lease
 		ctx, cancel = context.WithTimeout(ctx, o.patience)
 		defer cancel()
 	}
-	for {
-		id, err := c.Put(ctx, path, data, sigma.PutOptions{MustMake: true, Lease: lease, Perm: 0o644})
-		switch {
-		case err == nil:
-			return id, nil
-		case sigma.KindOf(err) == sigma.KindExists && o.nonblock:
-			return id, busy(path)
-		case sigma.KindOf(err) == sigma.KindExists:
-			err = waitGone(ctx, c, path)
-		}
-		if until.Err() == nil && ctx.Err() != nil {
-			return id, busy(path)
-		}
-		if err != nil {
-			return id, err
-		}
+	id, err := c.Put(ctx, path, data, sigma.PutOptions{MustMake: true, Wait: !o.nonblock, Lease: lease, Perm: 0o644})
+	if err != nil && (sigma.KindOf(err) == sigma.KindExists || until.Err() == nil && ctx.Err() != nil) {
+		return id, busy(path)
 	}
+	return id, err
 }
 
 func busy(path string) error {
