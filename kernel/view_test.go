@@ -491,22 +491,25 @@ type lying struct {
 	text string
 }
 
-func (l lying) Attach(context.Context, sigma.Principal, string) (sigma.File, error) { return l, nil }
-func (l lying) Stat(context.Context) (sigma.Stat, error) {
+func (l *lying) Attach(context.Context, sigma.Principal, string) (sigma.File, error) { return l, nil }
+func (l *lying) Stat(context.Context) (sigma.Stat, error) {
 	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: 1}}, nil
 }
-func (l lying) ReadLink(context.Context) (string, error) { return l.text, nil }
-func (l lying) Walk(_ context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+func (l *lying) ReadLink(context.Context) (string, error) { return l.text, nil }
+func (l *lying) Walk(_ context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	ids := make([]sigma.FileID, len(names))
 	for i := range ids {
 		ids[i] = sigma.FileID{Kind: sigma.KindEndpoint, Path: 2}
 	}
-	return l, ids[:min(len(ids), 1)], nil
+	if len(ids) > 1 {
+		return nil, ids[:1], nil
+	}
+	return l, ids, nil
 }
 
 // launder lets a proc serve itself a tree in which it reads an endpoint that it was not told by its view, and dial that.
 func (c *cgi) launder(t *testing.T, g *prog, turn string) error {
-	e := g.serveTree(t, lying{text: c.other.String()})
+	e := g.serveTree(t, &lying{text: c.other.String()})
 	if err := publish(t.Context(), g, "/work/tree"+turn, e); err != nil {
 		t.Error(err)
 	}

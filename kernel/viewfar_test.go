@@ -1,7 +1,9 @@
 package kernel
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"sigmaos.dev/sigma"
@@ -85,4 +87,44 @@ func TestViewElsewhere(t *testing.T) {
 			t.Errorf("it kills a stranger: %v", err)
 		}
 	}
+}
+
+// Goal: what a proc with a view walks through by sigmad is bounded: endpoints on one path, and trees at a time.
+func TestViewBounds(t *testing.T) {
+	c := newCGI(t)
+	ctx := t.Context()
+	child := c.m.startProg(sigma.Descriptor{View: viewOf("/work=/work:rw")})
+	circle := &lying{}
+	circle.text = child.serveTree(t, circle).String()
+	if _, err := child.Put(ctx, "/work/circle", []byte(circle.text), sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := child.Stat(ctx, "/work/circle"+strings.Repeat("/x", hopsMost+1)); sigma.KindOf(err) != sigma.KindLoop {
+		t.Errorf("a path of endpoints without end: %v", err)
+	}
+	var err error
+	for i := 0; i <= enteredMost && err == nil; i++ {
+		path := fmt.Sprintf("/work/t%d", i)
+		if err = publish(ctx, child, path, child.serveTree(t, &lying{text: "nothing"})); err != nil {
+			t.Fatal(err)
+		}
+		_, err = child.Stat(ctx, path)
+	}
+	if sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("trees without end: %v", err)
+	}
+	if caps, err := c.m.connect(sigma.DefaultRealm).Caps(ctx, child.id); err != nil || caps.Entered != enteredMost || len(caps.Listens) != enteredMost+1 || caps.All {
+		t.Errorf("it has %+v, %v", caps, err)
+	}
+	child.p.exit(0)
+	eventually(t, "its sessions with servers have ended", func() bool {
+		c.m.k.mu.Lock()
+		defer c.m.k.mu.Unlock()
+		for open := range c.m.k.open {
+			if open.principal.Proc == child.id {
+				return false
+			}
+		}
+		return true
+	})
 }
