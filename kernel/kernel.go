@@ -285,7 +285,9 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	k.mu.Lock()
 	k.open[t] = true
 	k.mu.Unlock()
-	err := treekit.Serve(ctx, conn, treekit.Config{Tree: t, Principal: p, Reset: reset, Events: k.serveEvents(p)})
+	events := k.serveEvents(p)
+	events.Numbered = t.numbered
+	err := treekit.Serve(ctx, conn, treekit.Config{Tree: t, Principal: p, Reset: reset, Events: events})
 	if err != nil {
 		k.cfg.Log.Debug("session ended", "realm", p.Realm, "proc", p.Proc, "err", err)
 	}

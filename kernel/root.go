@@ -22,8 +22,9 @@ type tree struct {
 	over   chan struct{}          // closed when its last request is over
 	realms map[sigma.RealmID]bool // Kernel.mu; those it is attached to
 
-	mu     sync.Mutex
-	leases map[sigma.LeaseID]sigma.RealmID // mu
+	mu      sync.Mutex
+	leases  map[sigma.LeaseID]sigma.RealmID // mu
+	clients []uint64                        // mu; that number mutations
 }
 
 // Attach implements sigma.Tree. A program of the admin socket chooses its realm by name; a proc has its own.
@@ -65,6 +66,7 @@ func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 
 // release ends the session's leases, so that ephemeral files vanish with the proc that made them (000 §3.4).
 func (t *tree) release() {
+	t.forget()
 	t.mu.Lock()
 	leases := t.leases
 	t.leases = nil
@@ -81,6 +83,36 @@ func (t *tree) release() {
 		r := &root{tree: t, realm: realm}
 		if err := r.Revoke(ctx, id); err != nil {
 			t.k.cfg.Log.Debug("lease left to expire", "realm", realm, "err", err)
+		}
+	}
+}
+
+// clientsMax bounds the numbering clients that are noted of one session; others are forgotten by named when they were idle for long.
+const clientsMax = 64
+
+// numbered notes a client that numbers its mutations in this session.
+func (t *tree) numbered(client uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.clients) < clientsMax && !slices.Contains(t.clients, client) {
+		t.clients = append(t.clients, client)
+	}
+}
+
+// forget tells the realms' names that the session's clients are gone. Its last request is over.
+func (t *tree) forget() {
+	t.mu.Lock()
+	clients := t.clients
+	t.clients = nil
+	t.mu.Unlock()
+	if len(clients) == 0 {
+		return
+	}
+	t.k.mu.Lock()
+	defer t.k.mu.Unlock()
+	for realm := range t.realms {
+		if n := t.k.names[realm]; n != nil {
+			n.Forget(clients)
 		}
 	}
 }

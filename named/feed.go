@@ -209,6 +209,11 @@ func (f *file) Call(ctx context.Context, method string, payload []byte, files []
 		reply, err = f.callLook(ctx, payload)
 	case sigmap.CallLookDir:
 		reply, err = f.callLookDir(ctx, payload)
+	case sigmap.CallForget:
+		var clients []uint64
+		if err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.Clients(&clients) }); err == nil {
+			err = f.mutate(ctx, forgetOp{clients[:min(len(clients), sigmap.ForgetMax)]}).err
+		}
 	default:
 		err = sigma.Errorf(op, sigma.KindUnsupported, "a realm's root has no method %.50q", method)
 	}

@@ -3,7 +3,6 @@ package named
 import (
 	"cmp"
 	"encoding/binary"
-	"fmt"
 	"slices"
 	"time"
 
@@ -13,17 +12,17 @@ import (
 // A mutation that has a number (sigma.Once) is applied at most once, whatever becomes of connections, of this process, or of who leads. Two things could make it happen twice: its sender sends it again because the reply was lost; or a
 // first copy, held up somewhere, arrives after its sender got the reply to a second one. So the realm remembers for each client what it replied to mutations that the client may send again, and up to which number the client has its
 // replies. Both are looked up before the mutation is checked, and the record of a mutation that takes effect is written in the transaction that makes it take effect (key o/): there is no moment at which one is stored and not the
-// other. Refusals change nothing, so it does no harm to decide again after a restart; they are kept in memory, against late copies.
+// other. Refusals change nothing, so it does no harm to decide again after a restart; those of what was sent before
+// are kept in memory, against late copies.
 //
 // A client that numbers for one mutation at a time, as all of ours do, has one record of some 30 bytes, which its next mutation replaces. A client is forgotten when it says so (forgetOp), or has sent nothing for onceIdle, with some transaction
 // that is made anyway. Senders give up much earlier, so that a mutation whose client is not known was never applied.
 const (
 	onceIdle       = 10 * time.Minute
 	onceEntriesMax = 4      // unacknowledged mutations of one client
-	onceClientsMax = 16_384 // of one realm; beyond them, new clients get KindBusy until others were forgotten
+	onceClientsMax = 16_384 // of one realm; beyond them, mutations of new clients are not remembered: sent again, they get KindLost
 	onceForgetMax  = 4      // clients that one step looks at whether they are idle
 	onceDropMax    = 64     // records that one step drops
-	onceStopMax    = 256    // bytes of a link's target that are remembered
 )
 
 // client is what is remembered of one client. It is replaced, not changed.
@@ -92,8 +91,11 @@ func (s *step) once(o sigma.Once, m mutation, now time.Time) reply {
 	switch {
 	case o.Seq <= o.Done:
 		return reply{err: sigma.Errorf(op, sigma.KindInvalid, "mutation %d of a client that has the replies up to %d", o.Seq, o.Done)}
+	case c == nil && o.Again && now.Sub(s.base.overflow) < onceIdle:
+		return reply{err: sigma.Errorf(op, sigma.KindLost, "the change may have been made before its reply was lost, when the realm had more clients than are remembered")}
 	case c == nil && len(s.base.clients)+len(s.clients) >= onceClientsMax:
-		return reply{err: &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("the realm has %d clients whose replies are remembered, and may have no more", onceClientsMax), Hint: "try again later"}}
+		s.base.overflow = now
+		return m.apply(s, now)
 	case c == nil:
 		c = &client{}
 	}
@@ -118,8 +120,8 @@ func (s *step) once(o sigma.Once, m mutation, now time.Time) reply {
 	}
 	before := s.rec.seq
 	r := m.apply(s, now)
-	if r.waits != nil || r.stopped != nil && len(r.stopped.Target) > onceStopMax {
-		return r
+	if r.waits != nil || r.stopped != nil || r.err != nil && !o.Again {
+		return r // of what was not sent before there are no late copies
 	}
 	e := answered{seq: o.Seq, code: code, changed: s.rec.seq != before, reply: r}
 	i, _ := slices.BinarySearchFunc(next.entries, o.Seq, func(e answered, seq uint64) int { return cmp.Compare(e.seq, seq) })
@@ -260,5 +262,8 @@ func decodeClient(b []byte) (*client, error) {
 func (t *tree) addClient(id uint64, c *client, now time.Time) {
 	c.used = now
 	t.clients[id] = c
+	if len(t.clients) > onceClientsMax/2 { // there may have been more than are remembered
+		t.overflow = now
+	}
 	t.marks = append(t.marks, watermark{id, now})
 }

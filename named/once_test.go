@@ -217,12 +217,15 @@ func TestOnceForgets(t *testing.T) {
 		t.Errorf("a number for something else: %v", r.err)
 	}
 	for client := uint64(3); len(tr.clients) < onceClientsMax; client++ {
-		if r := do(sigma.Once{Client: client, Seq: 1}, removeOp{dir: root.id, name: "nothing"}); sigma.KindOf(r.err) != sigma.KindNotFound {
+		if r := do(sigma.Once{Client: client, Seq: 1, Again: true}, removeOp{dir: root.id, name: "nothing"}); sigma.KindOf(r.err) != sigma.KindNotFound {
 			t.Fatal(r.err)
 		}
 	}
-	if r := mkdir(1<<60, 1, 0); sigma.KindOf(r.err) != sigma.KindBusy {
+	if r := mkdir(1<<60, 1, 0); r.err != nil || tr.clients[1<<60] != nil {
 		t.Errorf("one client too many: %v", r.err)
+	}
+	if r := do(sigma.Once{Client: 1 << 60, Seq: 1, Again: true}, removeOp{dir: root.id, name: "d1"}); sigma.KindOf(r.err) != sigma.KindLost {
+		t.Errorf("one client too many, again: %v", r.err)
 	}
 	if r := mkdir(1, 101, 100); r.err != nil || len(store) != 2 {
 		t.Errorf("a client that is known: %v; %d records", r.err, len(store))
@@ -235,7 +238,7 @@ func TestOnceForgets(t *testing.T) {
 	}
 	now = now.Add(onceIdle)
 	for range onceClientsMax / onceForgetMax {
-		do(sigma.Once{Client: 5, Seq: 1}, removeOp{dir: root.id, name: "nothing"})
+		do(sigma.Once{Client: 5, Seq: 2, Done: 1, Again: true}, removeOp{dir: root.id, name: "nothing"})
 	}
 	if len(tr.clients) != 1 || len(tr.marks) != 1 {
 		t.Errorf("%d clients after all but one were idle, %d to look at", len(tr.clients), len(tr.marks))

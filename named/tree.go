@@ -21,9 +21,10 @@ type tree struct {
 	fences fence.Epochs
 	bytes  int64 // of all data
 
-	clients map[uint64]*client  // once.go
-	marks   []watermark         // every client once, in the order in which they are looked at
-	dropped map[uint64]struct{} // forgotten, but with a record in the store
+	clients  map[uint64]*client  // once.go
+	marks    []watermark         // every client once, in the order in which they are looked at
+	overflow time.Time           // when there were more clients than are remembered; zero = never. Of run only
+	dropped  map[uint64]struct{} // forgotten, but with a record in the store
 }
 
 // cell is the place of one file in memory. An open handle keeps the cell, and so the last content of a file that was removed.

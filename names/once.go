@@ -7,6 +7,7 @@ import (
 
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // lane numbers mutations that are made one after another, so that with the next it is clear that the reply to the one before was received: named has to remember one reply for each lane. A mutation takes a lane that nobody
@@ -30,6 +31,37 @@ func (r *Realm) returnLane(l *lane) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lanes = append(r.lanes, l)
+}
+
+// forgetPause is for how long clients that are gone are gathered.
+const forgetPause = time.Second
+
+// Forget tells named, some time later, that these clients are gone, so that it need not remember them: no mutation of theirs comes through this Realm any more. If it cannot be told, it forgets them when they were idle for long.
+func (r *Realm) Forget(clients []uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed || len(r.gone)+len(clients) > sigmap.ForgetMax {
+		return
+	}
+	if r.gone = append(r.gone, clients...); len(r.gone) == len(clients) {
+		time.AfterFunc(forgetPause, r.tellGone)
+	}
+}
+
+func (r *Realm) tellGone() {
+	r.mu.Lock()
+	gone, now := r.gone, r.now
+	r.gone = nil
+	r.mu.Unlock()
+	if now == nil || !now.live() {
+		return
+	}
+	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Clients(&gone) })
+	if root, ok := now.Root.(sigma.Caller); ok && err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), resendMax)
+		defer cancel()
+		root.Call(ctx, sigmap.CallForget, payload, nil)
+	}
 }
 
 // number gives ctx a number of this machine's for one mutation, unless who asks has numbered it. done is called when its outcome is not waited for any more.

@@ -62,6 +62,7 @@ type Realm struct {
 	dialing chan struct{} // mu; closed when a dial that is under way is over
 	closed  bool          // mu
 	lanes   []*lane       // mu; those nobody uses
+	gone    []uint64      // mu; clients of which named is to be told that they are gone
 }
 
 // attachment is one session, numbered.

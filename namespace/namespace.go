@@ -52,6 +52,8 @@ type Tree struct {
 	mounts map[string]*mount // mu; by the endpoint's text
 	// s3 is the endpoint that is mounted at /s3. No tenant can put another server there, so that it need not be asked for at each path while the session lives.
 	s3 string // mu
+	// lanes number changes (once.go); those that nobody uses.
+	lanes []*onceLane // mu
 }
 
 type mount struct {

@@ -87,9 +87,15 @@ func (t *Tree) Put(ctx context.Context, path string, data []byte, o sigma.PutOpt
 		return t.putLarge(ctx, path, data, o)
 	}
 	var id sigma.FileID
-	_, err := t.at(ctx, path, false, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
-		id, stop, err = treekit.Put(ctx, f, names, data, o)
-		return stop, err
+	err := t.changing(ctx, func(c *change) error {
+		_, err := t.at(ctx, path, false, func(f sigma.File, names []string) (stop *sigma.Stopped, err error) {
+			err = c.do(ctx, t.isRoot(f), func(ctx context.Context) (err error) {
+				id, stop, err = treekit.Put(ctx, f, names, data, o)
+				return err
+			})
+			return stop, err
+		})
+		return err
 	})
 	return id, err
 }
@@ -153,12 +159,14 @@ func (t *Tree) stat(ctx context.Context, path string, follow bool) (sigma.Stat, 
 
 // SetStat implements sigma.Namespace.
 func (t *Tree) SetStat(ctx context.Context, path string, c sigma.StatChange) error {
-	f, _, err := t.walk(ctx, path, true)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return withPathOrNil(f.SetStat(ctx, c), path)
+	return t.changing(ctx, func(n *change) error {
+		f, at, err := t.walk(ctx, path, true)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return withPathOrNil(n.do(ctx, at.mount == "", func(ctx context.Context) error { return f.SetStat(ctx, c) }), path)
+	})
 }
 
 // ReadDir implements sigma.Namespace.
@@ -174,14 +182,21 @@ func (t *Tree) ReadDir(ctx context.Context, path string) ([]sigma.DirEntry, erro
 	return t.withMounts(ctx, path, es), nil
 }
 
+// inParent changes the entry of path in its directory.
+func (t *Tree) inParent(ctx context.Context, path string, do func(ctx context.Context, dir sigma.File, name string) error) error {
+	return t.changing(ctx, func(n *change) error {
+		dir, name, at, err := t.parent(ctx, path)
+		if err != nil {
+			return err
+		}
+		defer dir.Close()
+		return withPathOrNil(n.do(ctx, at.mount == "", func(ctx context.Context) error { return do(ctx, dir, name) }), path)
+	})
+}
+
 // Mkdir implements sigma.Namespace.
 func (t *Tree) Mkdir(ctx context.Context, path string, perm uint32) error {
-	dir, name, _, err := t.parent(ctx, path)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return withPathOrNil(dir.Mkdir(ctx, name, perm), path)
+	return t.inParent(ctx, path, func(ctx context.Context, dir sigma.File, name string) error { return dir.Mkdir(ctx, name, perm) })
 }
 
 // MkdirAll implements sigma.Namespace.
@@ -211,12 +226,7 @@ func (t *Tree) MkdirAll(ctx context.Context, path string, perm uint32) error {
 
 // Symlink implements sigma.Namespace.
 func (t *Tree) Symlink(ctx context.Context, target, path string) error {
-	dir, name, _, err := t.parent(ctx, path)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return withPathOrNil(dir.Symlink(ctx, name, target), path)
+	return t.inParent(ctx, path, func(ctx context.Context, dir sigma.File, name string) error { return dir.Symlink(ctx, name, target) })
 }
 
 // ReadLink implements sigma.Namespace.
@@ -234,12 +244,7 @@ func (t *Tree) Remove(ctx context.Context, path string) error {
 	if err := t.unmounted(path); err != nil {
 		return err
 	}
-	dir, name, _, err := t.parent(ctx, path)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return withPathOrNil(dir.Remove(ctx, name), path)
+	return t.inParent(ctx, path, func(ctx context.Context, dir sigma.File, name string) error { return dir.Remove(ctx, name) })
 }
 
 // RemoveAll implements sigma.Namespace.
@@ -292,6 +297,10 @@ func (t *Tree) Rename(ctx context.Context, oldPath, newPath string) error {
 			return err
 		}
 	}
+	return t.changing(ctx, func(n *change) error { return t.rename(ctx, n, oldPath, newPath) })
+}
+
+func (t *Tree) rename(ctx context.Context, n *change, oldPath, newPath string) error {
 	from, oldName, c, err := t.parent(ctx, oldPath)
 	if err != nil {
 		return err
@@ -311,7 +320,7 @@ func (t *Tree) Rename(ctx context.Context, oldPath, newPath string) error {
 		}
 		from = guardWith(from, g.fence)
 	}
-	return withPathOrNil(from.Rename(ctx, oldName, to, newName), oldPath)
+	return withPathOrNil(n.do(ctx, c.mount == "", func(ctx context.Context) error { return from.Rename(ctx, oldName, to, newName) }), oldPath)
 }
 
 // Watch implements sigma.Namespace.

@@ -12,6 +12,7 @@ const (
 	CallFeed    = "feed"
 	CallLook    = "look"
 	CallLookDir = "look-dir"
+	CallForget  = "forget" // n*(client u64) -> -; these clients (sigma.Once) are gone
 )
 
 // NamesPoll asks for the changes after a version. Number is what the feed said before, 0 at first.
@@ -166,3 +167,9 @@ func (c *Coder) NamesListing(l *NamesListing) {
 	c.Bool(&l.More)
 	list(c, &l.Entries, ListEntrySize, c.ListEntry)
 }
+
+// ForgetMax bounds the clients of one forget.
+const ForgetMax = 1024
+
+// Clients are those of a forget.
+func (c *Coder) Clients(ids *[]uint64) { list(c, ids, 8, func(id *uint64) { c.U64(id) }) }

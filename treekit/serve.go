@@ -47,6 +47,8 @@ type Events struct {
 	Panicked func(op string, value any, stack []byte)
 	// Failed: a request was answered with KindOther, whose cause does not travel.
 	Failed func(op string, err error)
+	// Numbered: the first mutation with a number of this client came (sigma.Once), or one after another client's.
+	Numbered func(client uint64)
 }
 
 // Serve answers requests on conn until the peer closes, breaks the protocol, or ctx ends. It returns an error only when the peer broke the protocol. It owns conn.
@@ -74,6 +76,7 @@ func Serve(ctx context.Context, conn session.Conn, cfg Config) error {
 type server struct {
 	cfg      Config
 	conn     session.Conn
+	client   uint64 // that numbered last; of loop only
 	plain    bool   // the dialect; set by Tversion, when no other request is in flight
 	ready    bool   // as plain
 	dataMax  uint32 // as plain; bytes of data in one answer
@@ -154,6 +157,10 @@ func (s *server) loop(ctx context.Context) error {
 				err = Unsupported("with")
 			}
 			with, m = w.Context(ctx), w.Request
+			if c := w.Once.Client; c != 0 && c != s.client && s.cfg.Events.Numbered != nil {
+				s.client = c
+				s.cfg.Events.Numbered(c)
+			}
 		}
 		if _, ok := m.(*sigmap.Tcall); !ok || err != nil || !s.cfg.KeepFiles {
 			session.CloseFiles(files)

@@ -143,6 +143,16 @@ func TestKillSigmad(t *testing.T) {
 		if text, _, err := c.Get(ctx, "/survived"); string(text) != "yes" || err != nil {
 			t.Errorf("the parent stored %q, %v", text, err)
 		}
+		lines, _, err := c.Get(ctx, "/appended") // all the time, and once each
+		for i, line := range strings.Fields(string(lines)) {
+			if line != fmt.Sprint(i) {
+				t.Errorf("line %d of what the parent appended is %s", i, line)
+				break
+			}
+		}
+		if len(lines) < 20 || err != nil {
+			t.Errorf("the parent appended %d bytes, %v", len(lines), err)
+		}
 	}
 	if err := c.Evict(ctx, leaves, 0); err != nil {
 		t.Fatal(err)

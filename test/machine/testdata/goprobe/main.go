@@ -318,6 +318,10 @@ func survive(ctx context.Context, c *sdk.Client, args []string) error {
 	}
 	accepted := make(chan error)
 	go func() { _, err := l.Accept(); accepted <- err }()
+	appending, stop := context.WithCancel(ctx)
+	defer stop()
+	appended := make(chan error)
+	go func() { appended <- appendLines(appending, c, "/appended") }()
 	fmt.Println("child", ids[0])
 	st, err := c.WaitExit(ctx, ids[0])
 	fmt.Println("wait", sigma.KindOf(err))
@@ -328,6 +332,10 @@ func survive(ctx context.Context, c *sdk.Client, args []string) error {
 		return err
 	}
 	fmt.Println("child ended", st.ExitCode)
+	stop()
+	if err := <-appended; err != nil {
+		return err
+	}
 	if _, err := c.Put(ctx, "/survived", []byte("yes"), sigma.PutOptions{}); err != nil {
 		return err
 	}
@@ -338,4 +346,16 @@ func survive(ctx context.Context, c *sdk.Client, args []string) error {
 		return err
 	}
 	return c.Exited(ctx, sigma.Status{Code: sigma.StatusOK, Msg: "survived"})
+}
+
+// appendLines appends numbers to a file until ctx ends. The last may be there or not.
+func appendLines(ctx context.Context, c *sdk.Client, path string) error {
+	for i := 0; ; i++ {
+		if _, err := c.Put(ctx, path, fmt.Appendf(nil, "%d\n", i), sigma.PutOptions{Append: true}); ctx.Err() != nil {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("append %d: %w", i, err)
+		}
+		time.Sleep(time.Millisecond)
+	}
 }

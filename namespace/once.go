@@ -1,0 +1,86 @@
+package namespace
+
+import (
+	"context"
+	"math/rand/v2"
+
+	"sigmaos.dev/sigma"
+)
+
+// A proc's sigmad may die with a change under way, and another take the connection over (session/reset.go). A change by path, of a file that the root's server keeps, is numbered (sigma.Once), so that it can be asked for again then: sigmad
+// passes the number on to named, which remembers. Servers that remember nothing answer KindLost, as the first attempt was.
+
+// onceTries bounds the attempts at one change. Each ends with a lost reply.
+const onceTries = 4
+
+// onceLane numbers changes that are made one after another.
+type onceLane struct{ client, seq uint64 }
+
+// change is one operation that changes something, with the number of the request that is under way.
+type change struct {
+	lane  *onceLane // nil = who asks has numbered it
+	again bool      // the last request may have been carried out: it is sent again with its number
+}
+
+// do sends a request, with a number if it is for the root's server.
+func (c *change) do(ctx context.Context, toRoot bool, send func(ctx context.Context) error) error {
+	if !toRoot || c.lane == nil {
+		return send(ctx)
+	}
+	if !c.again {
+		c.lane.seq++
+	}
+	err := send(sigma.WithOnce(ctx, sigma.Once{Client: c.lane.client, Seq: c.lane.seq, Done: c.lane.seq - 1, Again: c.again}))
+	c.again = err != nil && sigma.KindOf(err) == sigma.KindLost
+	return err
+}
+
+// changing runs op, which finds the file and asks for the change, and runs it again while the reply of the root's server is lost.
+func (t *Tree) changing(ctx context.Context, op func(c *change) error) error {
+	if sigma.OnceOf(ctx).Client != 0 { // who asks sees to it
+		return op(&change{})
+	}
+	c := change{lane: t.takeLane()}
+	defer t.returnLane(c.lane)
+	for try := 1; ; try++ {
+		err := op(&c)
+		if err == nil || !c.again || try == onceTries || ctx.Err() != nil || t.over() {
+			return err
+		}
+	}
+}
+
+// over says that there is nobody to ask any more.
+func (t *Tree) over() bool {
+	select {
+	case <-t.cfg.Done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (t *Tree) takeLane() *onceLane {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := len(t.lanes); n > 0 {
+		l := t.lanes[n-1]
+		t.lanes = t.lanes[:n-1]
+		return l
+	}
+	return &onceLane{client: rand.Uint64()>>1 + 1}
+}
+
+func (t *Tree) returnLane(l *onceLane) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lanes = append(t.lanes, l)
+}
+
+// isRoot reports whether f is the root that the tree was given.
+func (t *Tree) isRoot(f sigma.File) bool {
+	if g, ok := f.(*guarded); ok {
+		f = g.File
+	}
+	return f == t.cfg.Root
+}
