@@ -143,16 +143,7 @@ func TestKillSigmad(t *testing.T) {
 		if text, _, err := c.Get(ctx, "/survived"); string(text) != "yes" || err != nil {
 			t.Errorf("the parent stored %q, %v", text, err)
 		}
-		lines, _, err := c.Get(ctx, "/appended") // all the time, and once each
-		for i, line := range strings.Fields(string(lines)) {
-			if line != fmt.Sprint(i) {
-				t.Errorf("line %d of what the parent appended is %s", i, line)
-				break
-			}
-		}
-		if len(lines) < 20 || err != nil {
-			t.Errorf("the parent appended %d bytes, %v", len(lines), err)
-		}
+		appendedOnce(ctx, t, c)
 	}
 	if err := c.Evict(ctx, leaves, 0); err != nil {
 		t.Fatal(err)
@@ -168,6 +159,21 @@ func TestKillSigmad(t *testing.T) {
 	}
 	if st, err := c.WaitExit(ctx, sleeps); err != nil || st.ExitCode != 137 {
 		t.Errorf("one that is killed: %+v, %v", st, err)
+	}
+}
+
+// appendedOnce checks what a proc appended all the time, in which sigmad died: each line is there once.
+func appendedOnce(ctx context.Context, t *testing.T, c *sdk.Client) {
+	t.Helper()
+	lines, _, err := c.Get(ctx, "/appended")
+	for i, line := range strings.Fields(string(lines)) {
+		if line != fmt.Sprint(i) {
+			t.Errorf("line %d of what the parent appended is %s", i, line)
+			break
+		}
+	}
+	if len(lines) < 20 || err != nil {
+		t.Errorf("the parent appended %d bytes, %v", len(lines), err)
 	}
 }
 
