@@ -23,7 +23,7 @@ type fencedDir struct {
 // The file is an ordinary one: the epoch in decimal digits, a space, and a word of whoever advanced it last, by which one whose reply was lost finds out that it was done.
 func (t *Tree) AdvanceEpoch(ctx context.Context, path string) (sigma.Fence, error) {
 	const op = "namespace.AdvanceEpoch"
-	ctx = WithoutFence(ctx) // it has to be possible for a leader that was deposed before
+	ctx = sigma.WithSync(WithoutFence(ctx)) // it has to be possible for a leader that was deposed before, and what is remembered on the way may be old
 	word := rand.Text()[:12]
 	for {
 		var r sigma.GetResult
