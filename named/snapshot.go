@@ -116,7 +116,17 @@ func (s *etcdStore) snapshotAt(ctx context.Context) (revision int64, keys uint64
 func (l *leadership) snapshotCall(ctx context.Context, method string, payload []byte) ([]byte, error) {
 	var number, offset uint64
 	if method == sigmap.CallSnapshotOpen {
-		number, keys, err := l.openSnapshot(ctx)
+		var realm sigma.RealmID // "" = all of them
+		if len(payload) > 0 {
+			err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm) })
+			if err == nil {
+				err = realm.Check()
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+		number, keys, err := l.openSnapshot(ctx, realm)
 		if err != nil {
 			return nil, err
 		}
@@ -142,21 +152,31 @@ func (l *leadership) snapshotCall(ctx context.Context, method string, payload []
 }
 
 // openSnapshot begins a snapshot. Nothing that it needs is compacted until it is closed.
-func (l *leadership) openSnapshot(ctx context.Context) (number, keys uint64, err error) {
+func (l *leadership) openSnapshot(ctx context.Context, realm sigma.RealmID) (number, keys uint64, err error) {
 	const op = "named.snapshot"
-	revision, keys, err := l.store.snapshotAt(ctx)
-	if err != nil {
-		return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the store of names does not answer", Err: err}
+	var revision int64
+	var write func(w io.Writer) error
+	term, cancel := context.WithCancel(l.ctx)
+	if realm != "" {
+		if keys, write, err = l.server.openRealmSnapshot(ctx, realm); err != nil {
+			cancel()
+			return 0, 0, err
+		}
+	} else {
+		if revision, keys, err = l.store.snapshotAt(ctx); err != nil {
+			cancel()
+			return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "the store of names does not answer", Err: err}
+		}
+		write = func(w io.Writer) error { return l.store.writeSnapshot(term, w, revision, keys) }
 	}
 	out, in := io.Pipe()
-	ctx, cancel := context.WithCancel(l.ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.snapshots) >= snapshotsMax {
 		cancel()
 		return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: fmt.Sprintf("%d snapshots are being taken", snapshotsMax), Hint: "wait until they are done"}
 	}
-	if len(l.snapshots) == 0 {
+	if realm == "" && l.store.keep.Load() == 0 {
 		l.store.keep.Store(revision) // an earlier one that is still read keeps more
 	}
 	l.number++
@@ -164,7 +184,7 @@ func (l *leadership) openSnapshot(ctx context.Context) (number, keys uint64, err
 	s := &snapshot{out: out, cancel: cancel, busy: make(chan struct{}, 1), idle: time.AfterFunc(snapshotIdle, func() { l.closeSnapshot(number) })}
 	s.busy <- struct{}{}
 	l.snapshots[number] = s
-	go func() { in.CloseWithError(l.store.writeSnapshot(ctx, in, revision, keys)) }()
+	go func() { in.CloseWithError(write(in)) }()
 	return number, keys, nil
 }
 

@@ -45,33 +45,50 @@ files below DATA, and saved as files are.`,
 
 func newSnapshotSaveCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:   "save FILE",
-		Short: "Save the names of all realms to a file",
+		Use:   "save [--realm NAME] FILE",
+		Short: "Save the names of all realms, or of one, to a file",
 		Long: `Save the names of all realms, as they are at one moment, to FILE, which is replaced
 once the snapshot is complete and its checksum is right. It has every change that was
-acknowledged before. Work goes on meanwhile.`,
-		Example: `  sudo sigma snapshot save /backup/names.$(date +%F)`,
-		Args:    between(1, 1),
-		RunE:    func(cmd *cobra.Command, args []string) error { return a.snapshotSave(cmd.Context(), args[0]) },
+acknowledged before. Work goes on meanwhile.
+
+With --realm FILE has the names of one realm: directories, files, links and endpoints,
+but no ephemeral ones, which live by their holders.`,
+		Example: `  sudo sigma snapshot save /backup/names.$(date +%F)
+  sudo sigma snapshot save --realm team-a /backup/team-a.names`,
+		Args: between(1, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			realm := sigma.RealmID("")
+			if cmd.Flags().Changed("realm") {
+				realm = sigma.RealmID(a.realm)
+			}
+			return a.snapshotSave(cmd.Context(), args[0], realm)
+		},
 	}
 }
 
 func newSnapshotRestoreCommand(a *app) *cobra.Command {
 	var replace bool
 	cmd := &cobra.Command{
-		Use:   "restore [--replace] FILE",
-		Short: "Make the names of a stopped system those of a snapshot",
+		Use:   "restore [--replace | --realm NAME] FILE",
+		Short: "Make the names of a stopped system those of a snapshot, or a new realm of one",
 		Long: `Check FILE, and have the system on DATA, which must be stopped, begin with its names
 at the next "sigma up". It then has one control machine, this one; the others must stay
 down, be removed with "sigma machine rm" and join again.
 
 A DATA that had a system before stays the machine that it was. Its names are kept aside
 in DATA/named/etcd.old, and replaced only with --replace. On a fresh DATA a new system
-begins with the names of the old; machines must join it anew.`,
+begins with the names of the old; machines must join it anew.
+
+With --realm FILE is the snapshot of one realm, the system runs, and a realm NAME is
+made with its names. There must be none of that name.`,
 		Example: `  sudo sigma snapshot restore /backup/names.2026-11-20 --data /srv/sigma
-  sudo sigma up --data /srv/sigma --detach`,
+  sudo sigma up --data /srv/sigma --detach
+  sudo sigma snapshot restore --realm team-a2 /backup/team-a.names`,
 		Args: between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("realm") {
+				return a.restoreRealm(cmd.Context(), args[0], sigma.RealmID(a.realm))
+			}
 			return a.snapshotRestore(cmd.Context(), args[0], replace)
 		},
 	}
@@ -79,7 +96,8 @@ begins with the names of the old; machines must join it anew.`,
 	return cmd
 }
 
-func (a *app) snapshotSave(ctx context.Context, file string) error {
+// snapshotSave saves one realm, or all ("").
+func (a *app) snapshotSave(ctx context.Context, file string, realm sigma.RealmID) error {
 	c, err := a.connectTo(ctx, sigma.SystemRealm)
 	if err != nil {
 		return err
@@ -97,7 +115,7 @@ func (a *app) snapshotSave(ctx context.Context, file string) error {
 	var keys uint64
 	var size int64
 	for try := 1; ; try++ {
-		keys, size, err = a.snapshotOnce(ctx, names, file)
+		keys, size, err = a.snapshotOnce(ctx, names, file, realm)
 		kind := sigma.KindOf(err)
 		again := kind == sigma.KindStale || kind == sigma.KindLost || kind == sigma.KindUnavailable
 		if err == nil || !again || try == snapshotTries {
@@ -111,14 +129,24 @@ func (a *app) snapshotSave(ctx context.Context, file string) error {
 	if a.json {
 		return a.printJSON(snapshotJSON{file, keys, size})
 	}
-	fmt.Fprintf(a.out, "%s: %s, %s\n", file, count(int(keys), "key"), sigma.Bytes(size))
+	what := "key"
+	if realm != "" {
+		what = "name"
+	}
+	fmt.Fprintf(a.out, "%s: %s, %s\n", file, count(int(keys), what), sigma.Bytes(size))
 	return nil
 }
 
 // snapshotOnce writes one snapshot beside file, and puts it there when it is whole.
-func (a *app) snapshotOnce(ctx context.Context, names sigma.Caller, file string) (keys uint64, size int64, err error) {
+func (a *app) snapshotOnce(ctx context.Context, names sigma.Caller, file string, realm sigma.RealmID) (keys uint64, size int64, err error) {
 	var number uint64
-	reply, _, err := names.Call(ctx, sigmap.CallSnapshotOpen, nil, nil)
+	var which []byte
+	if realm != "" {
+		if which, err = sigmap.Payload(func(c *sigmap.Coder) { c.RealmID(&realm) }); err != nil {
+			return 0, 0, err
+		}
+	}
+	reply, _, err := names.Call(ctx, sigmap.CallSnapshotOpen, which, nil)
 	if err == nil {
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.U64(&number); c.U64(&keys) })
 	}
