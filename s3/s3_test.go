@@ -23,7 +23,7 @@ func TestConformance(t *testing.T) {
 		Principal: sigma.Principal{Realm: "r"},
 		Lacks: []treetest.Capability{treetest.Rewrite, treetest.Symlinks, treetest.Endpoints, treetest.SetPerm, treetest.SetModified,
 			treetest.Leases, treetest.Pipes},
-		ListEntries: 10_000,
+		ListEntries: 4000,
 		Depth:       200,
 	})
 }

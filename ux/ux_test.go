@@ -19,7 +19,8 @@ func TestConformance(t *testing.T) {
 		},
 		Principal:   sigma.Principal{Realm: "r"},
 		Lacks:       []treetest.Capability{treetest.SetPerm, treetest.SetModified, treetest.Leases, treetest.Pipes},
-		ListEntries: 10_000,
+		ListEntries: 4000,
+		Depth:       500,
 	})
 }
 
