@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -140,8 +141,9 @@ func TestEtcdBiggestLease(t *testing.T) {
 }
 
 func BenchmarkEtcdPut(b *testing.B) {
-	for _, callers := range []int{1, 16, 256} {
-		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
+	for i := range 6 {
+		callers, numbered := []int{1, 16, 256}[i/2], i%2 == 1
+		b.Run(fmt.Sprintf("callers=%d/numbered=%t", callers, numbered), func(b *testing.B) {
 			s, stop := serve(b, Config{Dir: b.TempDir()})
 			defer stop()
 			root := attach(b, s)
@@ -150,11 +152,18 @@ func BenchmarkEtcdPut(b *testing.B) {
 			b.SetParallelism(callers)
 			b.ResetTimer()
 			var n sync.Map
+			var clients atomic.Uint64
 			b.RunParallel(func(pb *testing.PB) {
 				name := []string{fmt.Sprintf("%p", pb)}
 				n.Store(name[0], true)
+				once := sigma.Once{Client: clients.Add(1)}
 				for pb.Next() {
-					if _, _, err := root.Put(context.Background(), name, data, sigma.PutOptions{}); err != nil {
+					ctx := context.Background()
+					if numbered {
+						once.Seq, once.Done = once.Seq+1, once.Seq
+						ctx = sigma.WithOnce(ctx, once)
+					}
+					if _, _, err := root.Put(ctx, name, data, sigma.PutOptions{}); err != nil {
 						b.Error(err)
 						return
 					}
