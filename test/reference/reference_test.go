@@ -125,6 +125,9 @@ func runPage(t *testing.T, s *testenv.System, file, realm string) {
 
 // TestSystems runs the examples of the pages whose commands start, change and stop systems.
 func TestSystems(t *testing.T) {
+	if _, _, rootless := testenv.RootlessUIDs(); rootless {
+		t.Skip("skipped: these examples start systems as root")
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute*testenv.Slow())
 	defer cancel()
 	// They are not told to be booted: what still runs at the end is stopped, and what does not need not start again.
