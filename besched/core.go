@@ -17,6 +17,7 @@
 package besched
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -98,6 +99,32 @@ func NewCore() *Core {
 
 // Waiting counts the jobs that wait.
 func (c *Core) Waiting() int { return len(c.where) }
+
+// Queued is what of one realm waits.
+type Queued struct {
+	Realm  sigma.RealmID
+	Jobs   uint32
+	Memory sigma.Bytes // that they ask for
+	Shares uint32
+}
+
+// Queues tells what waits, by realm.
+func (c *Core) Queues() (out []Queued) {
+	of := map[sigma.RealmID]*Queued{}
+	for _, w := range c.where {
+		q := of[w.Realm]
+		if q == nil {
+			q = &Queued{Realm: w.Realm, Shares: uint32(w.q.shares)}
+			of[w.Realm] = q
+		}
+		q.Jobs++
+		q.Memory += w.Memory
+	}
+	for _, realm := range slices.Sorted(maps.Keys(of)) {
+		out = append(out, *of[realm])
+	}
+	return out
+}
 
 // Home tells where a job that waits is from; none if it does not wait.
 func (c *Core) Home(id sigma.ProcID) sigma.Life {

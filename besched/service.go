@@ -22,6 +22,7 @@ import (
 //	hold     lease -> -                       waits until the lease is recalled
 //	charge   []Charge -> -                    what the procs used that ran on the machine
 //	shares   []RealmShares -> -               of all realms that have not 1
+//	queues   - -> []Queued                    what waits; of anybody, who need not attend
 const (
 	CallAttend  = "attend"
 	CallEnqueue = "enqueue"
@@ -30,6 +31,7 @@ const (
 	CallHold    = "hold"
 	CallCharge  = "charge"
 	CallShares  = "shares"
+	CallQueues  = "queues"
 )
 
 // CodeJobs is the payload of jobs.
@@ -89,6 +91,22 @@ func CodeShares(c *sigmap.Coder, rs *[]RealmShares) {
 	for i := range *rs {
 		c.RealmID(&(*rs)[i].Realm)
 		c.U32(&(*rs)[i].Shares)
+	}
+}
+
+// CodeQueues is the answer to queues.
+func CodeQueues(c *sigmap.Coder, qs *[]Queued) {
+	n := len(*qs)
+	c.Count(&n, 18)
+	if c.Decoding() {
+		*qs = make([]Queued, n)
+	}
+	for i := range *qs {
+		q := &(*qs)[i]
+		c.RealmID(&q.Realm)
+		c.U32(&q.Jobs)
+		c.U64((*uint64)(&q.Memory))
+		c.U32(&q.Shares)
 	}
 }
 
@@ -254,6 +272,12 @@ func (v *visit) account(ctx context.Context, method string, payload []byte) ([]b
 		defer v.s.mu.Unlock()
 		v.s.core.Shares(of)
 		return nil, nil
+	}
+	if method == CallQueues {
+		v.s.mu.Lock()
+		qs := v.s.core.Queues()
+		v.s.mu.Unlock()
+		return sigmap.Payload(func(c *sigmap.Coder) { CodeQueues(c, &qs) })
 	}
 	return nil, sigma.Errorf("besched.Call", sigma.KindUnsupported, "no method %.50q", method)
 }

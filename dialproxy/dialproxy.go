@@ -12,6 +12,8 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -249,6 +251,25 @@ func (x *Proxy) Listens(id sigma.ProcID) (out []sigma.Endpoint) {
 		}
 	}
 	return out
+}
+
+// Listening is one endpoint with how many connections wait there.
+type Listening struct {
+	Endpoint sigma.Endpoint
+	Waiting  int
+}
+
+// After lists up to n endpoints of a realm, or of all if it is "", in the order of their ids, from the one behind after on.
+func (x *Proxy) After(realm sigma.RealmID, after sigma.EndpointID, n int) (out []Listening, more bool) {
+	x.mu.Lock()
+	for id, l := range x.listeners {
+		if id > after && (realm == "" || l.endpoint.Realm == realm) {
+			out = append(out, Listening{l.endpoint, len(l.waiting)})
+		}
+	}
+	x.mu.Unlock()
+	slices.SortFunc(out, func(a, b Listening) int { return strings.Compare(string(a.Endpoint.ID), string(b.Endpoint.ID)) })
+	return out[:min(n, len(out))], len(out) > n
 }
 
 // CloseProc ends all listeners of a proc that is gone.

@@ -175,7 +175,7 @@ func TestFarProcFiles(t *testing.T) {
 			t.Errorf("entry %d is %s", i, e.Name)
 		}
 		text, _, err := here.Get(ctx, "/proc/"+e.Name+"/status")
-		if err != nil || !strings.Contains(string(text), "id "+e.Name) {
+		if err != nil || !strings.Contains(string(text), `{"id":"`+e.Name+`",`) {
 			t.Errorf("status of %s: %.50q, %v", e.Name, text, err)
 		}
 	}

@@ -106,7 +106,7 @@ type Kernel struct {
 	holders   *holders
 	scratch   *scratch
 	peers     *peers
-	roster    rosterText
+	memo      memo
 	peerCalls map[string]peerCall                     // what other machines' sigmads may call here; complete before Run
 	beats     func(ctx context.Context, l *link.Link) // answers another machine's beats until l ends; set before Run
 

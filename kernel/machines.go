@@ -29,11 +29,15 @@ func (k *Kernel) pass(service string, methods ...string) map[string]handler {
 }
 
 // machinesFile is /sys/machines: what operators ask about machines, passed on to the machined that decides. What the machines themselves say to machined does not come this way, and an operator does not get what machined alone may
-// have: the authority.
+// have: the authority. Everybody may read which machines there are.
 func (r *root) machinesFile() sigma.File {
 	k := r.tree.k
+	file := r.machineLines()
 	if !r.tree.principal.System {
-		return r.callable(sigmap.FileMachines, k.pass(serviceMachined, machines.CallAuthority))
+		if r.realm == sigma.SystemRealm && r.tree.isMachined() {
+			file.answering(r.callable(sigmap.FileMachines, k.pass(serviceMachined, machines.CallAuthority)))
+		}
+		return file
 	}
 	methods := k.pass(serviceMachined, machines.CallToken, machines.CallTokens, machines.CallRevoke, machines.CallList, machines.CallCordon, machines.CallDrain, machines.CallLabel, machines.CallControl, machines.CallRemove)
 	methods[machines.CallMembership] = func(context.Context, []byte) ([]byte, []*os.File, error) {
@@ -41,7 +45,7 @@ func (r *root) machinesFile() sigma.File {
 		reply, err := sigmap.Payload(func(c *sigmap.Coder) { machines.CodeMembership(c, &m) })
 		return reply, nil, err
 	}
-	return r.callable(sigmap.FileMachines, methods)
+	return file.answering(r.callable(sigmap.FileMachines, methods))
 }
 
 // namesFile is /sys/names: calls of the leading named about its members and who may write.

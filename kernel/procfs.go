@@ -3,13 +3,11 @@ package kernel
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
-	"strings"
-	"time"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
 	"sigmaos.dev/treekit"
 )
 
@@ -115,13 +113,28 @@ func (r *root) procsAt(ctx context.Context, m sigma.MachineID, after uint64, n i
 	return es, more
 }
 
-// oneProcDir is /proc/PID. What the proc printed is where it runs, its status at its home.
+// Files of /proc/PID. What the proc asked for and became is known at its home; what it uses, prints and spawned, where it runs.
+const (
+	procDescriptor = "descriptor"
+	procStatus     = "status"
+	procUsage      = "usage"
+	procChildren   = "children"
+	procStdout     = "stdout"
+	procStderr     = "stderr"
+)
+
+// procFiles are all of them.
+func procFiles() []string {
+	return []string{procChildren, procDescriptor, procStatus, procStderr, procStdout, procUsage}
+}
+
+// oneProcDir is /proc/PID.
 func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
 	k, path := r.tree.k, sigma.JoinPath(sigma.NameProc, string(id))
 	return &dir{path: path,
-		names: func(context.Context) ([]string, error) { return []string{"status", "stdout", "stderr"}, nil },
+		names: func(context.Context) ([]string, error) { return procFiles(), nil },
 		open: func(ctx context.Context, name string) (sigma.File, error) {
-			if name != "status" && name != "stdout" && name != "stderr" {
+			if !slices.Contains(procFiles(), name) {
 				return nil, sigma.PathError("kernel.proc", sigma.KindNotFound, path+"/"+name)
 			}
 			if r.tree.far {
@@ -132,10 +145,12 @@ func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
 				return nil, unknownProc(id)
 			}
 			m := at.home
-			if name != "status" {
-				if m = at.runs; m == "" && len(k.others()) > 0 { // it may be placed anywhere
-					return emptyFile(path, name), nil
-				}
+			switch {
+			case name == procDescriptor, name == procStatus, name == procUsage && at.runs == "":
+			case at.runs == "" && len(k.others()) > 0: // it may be placed anywhere
+				return emptyFile(path, name), nil
+			default:
+				m = at.runs
 			}
 			if m == "" || m == k.cfg.Machine {
 				return r.procFile(id, name)
@@ -159,9 +174,42 @@ func emptyFile(dir, name string) sigma.File {
 // procFile is a file of /proc/PID that is here.
 func (r *root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 	k, file := r.tree.k, sigma.JoinPath(sigma.NameProc, string(id), name)
-	if name == "status" {
-		return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: idOf(file)}, Name: name, Perm: 0o444,
-			Content: func(context.Context) ([]byte, error) { return k.statusText(r.realm, id) }}, nil
+	text := func(of func(context.Context) (any, error)) (sigma.File, error) {
+		return stateFile(file, name, 0o444, func(ctx context.Context) ([]byte, error) {
+			v, err := of(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return state.Line(v)
+		}), nil
+	}
+	switch name {
+	case procDescriptor:
+		return text(func(context.Context) (any, error) {
+			p, err := k.procState(r.realm, id)
+			return p.Descriptor, err
+		})
+	case procStatus:
+		return text(func(context.Context) (any, error) {
+			p, err := k.procState(r.realm, id)
+			return state.ProcStatus{ID: p.ID, Standing: p.Standing}, err
+		})
+	case procUsage:
+		return text(func(ctx context.Context) (any, error) {
+			u, err := r.procUsage(ctx, id)
+			v := state.ProcUsage{Usage: state.OfUsage(u)}
+			k.mu.Lock()
+			if l := k.logs[id]; l != nil {
+				v.StdoutDropped, v.StderrDropped = uint64(l.out.Dropped()), uint64(l.err.Dropped())
+			}
+			k.mu.Unlock()
+			return v, err
+		})
+	case procChildren:
+		return linesFile(file, name, 0o444, func(_ context.Context, after uint64) ([]byte, uint64, bool, error) {
+			text, last, more := k.childrenOf(r.realm, id, after, r.ownKin())
+			return text, last, more, nil
+		}), nil
 	}
 	k.mu.Lock()
 	p := k.core.Proc(r.realm, id)
@@ -176,59 +224,63 @@ func (r *root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 		l.out.End()
 		l.err.End()
 	}
-	if name == "stdout" {
+	if name == procStdout {
 		return l.out.File(name, idOf(file)), nil
 	}
 	return l.err.File(name, idOf(file)), nil
 }
 
-// statusText is /proc/PID/status: one "key value" a line, times in RFC 3339, durations in microseconds.
-func (k *Kernel) statusText(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) {
+// procState is what is known of a proc that is here.
+func (k *Kernel) procState(realm sigma.RealmID, id sigma.ProcID) (state.Proc, error) {
 	k.mu.Lock()
 	p := k.core.Proc(realm, id)
 	if p == nil {
 		k.mu.Unlock()
-		return nil, unknownProc(id)
+		return state.Proc{}, unknownProc(id)
 	}
-	i, l := p.ProcInfo, k.logs[id]
+	i := p.ProcInfo
 	k.mu.Unlock()
-	var b strings.Builder
-	line := func(key string, value any) { fmt.Fprintf(&b, "%s %v\n", key, value) }
-	line("id", i.ID)
-	line("name", i.Name)
-	line("program", i.Program)
-	line("state", i.State)
-	line("class", i.Class)
-	line("parent", i.Parent)
-	line("machine", i.Machine)
-	line("memory", uint64(i.Memory))
-	for _, t := range []struct {
-		name string
-		at   time.Time
-	}{{"spawned", i.Times.Spawned}, {"placed", i.Times.Placed}, {"contained", i.Times.Contained}, {"executed", i.Times.Executed}, {"started", i.Times.Started}, {"ended", i.Times.Ended}} {
-		if !t.at.IsZero() {
-			line(t.name, t.at.UTC().Format(time.RFC3339Nano))
+	return state.OfProc(i), nil
+}
+
+// procUsage is what a proc that is here uses, or used. Tenants are told what it was within the last second: a question costs the launcher time that starts need.
+func (r *root) procUsage(ctx context.Context, id sigma.ProcID) (sigma.Usage, error) {
+	k := r.tree.k
+	if _, err := k.procState(r.realm, id); err != nil {
+		return sigma.Usage{}, err
+	}
+	if r.tree.principal.System && !r.tree.far {
+		return k.usageOf(ctx, r.realm, id)
+	}
+	k.mu.Lock()
+	p := k.core.Proc(r.realm, id)
+	running := p != nil && p.State == sigma.ProcRunning
+	k.mu.Unlock()
+	if !running { // it does not change any more, and nobody need be asked
+		return k.usageOf(ctx, r.realm, id)
+	}
+	return recall(&k.memo, "usage "+string(r.realm)+" "+string(id), func() (sigma.Usage, error) {
+		ctx, cancel := k.asked()
+		defer cancel()
+		return k.usageOf(ctx, r.realm, id)
+	})
+}
+
+// childrenScan procs are looked at while others wait.
+const childrenScan = 4096
+
+// childrenOf lists the procs that one spawned and that are at home here, where it runs, oldest first. of is as for listHere.
+func (k *Kernel) childrenOf(realm sigma.RealmID, id sigma.ProcID, after uint64, of sigma.ProcID) (text []byte, last uint64, more bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	n := 0
+	for seq, p := range k.core.After(realm, after) {
+		if n++; n > childrenScan {
+			return text, last, true
+		}
+		if last = seq; p.Parent == id && (of == "" || p.IsKin(of)) {
+			text = append(append(text, p.ID...), '\n')
 		}
 	}
-	for p, took := range i.Timing {
-		if i.State >= sigma.ProcRunning {
-			line("phase_"+sigma.Phase(p).String()+"_us", took.Microseconds())
-		}
-	}
-	line("profile", i.Profile)
-	line("frozen", i.Frozen)
-	if l != nil {
-		line("output", l.out.Written()+l.err.Written())
-		line("stdout_dropped", l.out.Dropped())
-		line("stderr_dropped", l.err.Dropped())
-	}
-	if i.State == sigma.ProcEnded {
-		line("status", i.Status.Code)
-		line("exit_code", i.Status.ExitCode)
-		line("message", i.Status.Msg)
-		line("user_us", i.Usage.UserTime.Microseconds())
-		line("system_us", i.Usage.SystemTime.Microseconds())
-		line("memory_peak", uint64(i.Usage.MemoryPeak))
-	}
-	return []byte(b.String()), nil
+	return text, last, false
 }

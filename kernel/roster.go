@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"sigmaos.dev/machines"
@@ -17,17 +16,8 @@ import (
 // nameRoster is /sys/roster: the machines there are, for everybody. Addresses and what else only operators need is not in it.
 const nameRoster = "roster"
 
-const (
-	rosterFor = time.Second     // how long an answer of machined is good, so that tenants who look all the time cost it one call a second
-	rosterMax = 2 * time.Second // how long machined may take; then what this machine knows itself is told
-)
-
-// rosterText remembers what machined said last.
-type rosterText struct {
-	mu   sync.Mutex // held while machined is asked: those who come meanwhile want the same
-	text []byte     // mu
-	at   time.Time  // mu
-}
+// rosterMax is how long machined may take; then what this machine knows itself is told. Its answer is good for memoFor, so that tenants who look all the time cost it one call a second.
+const rosterMax = 2 * time.Second
 
 func (r *root) rosterFile() sigma.File {
 	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: idOf("/sys/" + nameRoster)}, Name: nameRoster, Perm: 0o444, Content: r.tree.k.rosterText}
@@ -35,42 +25,44 @@ func (r *root) rosterFile() sigma.File {
 
 // rosterText is one line a machine: name, state, and key=value words.
 func (k *Kernel) rosterText(context.Context) ([]byte, error) {
-	t := &k.roster
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if time.Since(t.at) < rosterFor && t.text != nil {
-		return t.text, nil
-	}
-	ctx, cancel := context.WithTimeout(k.ctx, rosterMax) // not of who asks: one who gives up would have the others told less
-	defer cancel()
 	var b strings.Builder
-	infos, err := []sigma.MachineInfo(nil), error(nil)
-	if k.registered() {
-		infos, err = k.askMachines(ctx)
+	for _, m := range k.rosterInfos() {
+		b.WriteString(rosterLine(&m))
 	}
-	if err == nil && len(infos) > 0 {
-		for i := range infos {
-			b.WriteString(rosterLine(&infos[i]))
+	return []byte(b.String()), nil
+}
+
+// rosterInfos is what machined said last, or what this machine knows itself. Nobody changes it.
+func (k *Kernel) rosterInfos() []sigma.MachineInfo {
+	if !k.registered() {
+		return k.ownRoster()
+	}
+	infos, _ := recall(&k.memo, nameRoster, func() ([]sigma.MachineInfo, error) {
+		ctx, cancel := context.WithTimeout(k.ctx, rosterMax) // not of who asks: one who gives up would have the others told less
+		defer cancel()
+		infos, err := k.askMachines(ctx)
+		if err != nil || len(infos) == 0 {
+			infos = k.ownRoster()
 		}
-		t.text, t.at = []byte(b.String()), time.Now()
-		return t.text, nil
-	}
+		return infos, nil
+	})
+	return infos
+}
+
+// ownRoster is what this machine knows itself.
+func (k *Kernel) ownRoster() (out []sigma.MachineInfo) {
 	alive := k.alive()
 	for _, m := range alive {
-		b.WriteString(rosterLine(&sigma.MachineInfo{ID: m, State: sigma.MachineAlive}))
+		out = append(out, sigma.MachineInfo{ID: m, State: sigma.MachineAlive})
 	}
 	if k.registered() {
 		for _, m := range k.id.Roster().Members() {
 			if !slices.Contains(alive, m.Machine) {
-				b.WriteString(rosterLine(&sigma.MachineInfo{ID: m.Machine}))
+				out = append(out, sigma.MachineInfo{ID: m.Machine})
 			}
 		}
 	}
-	text := []byte(b.String())
-	if k.registered() { // for as long, or each of those who wait would have machined asked in vain
-		t.text, t.at = text, time.Now()
-	}
-	return text, nil
+	return out
 }
 
 func (k *Kernel) askMachines(ctx context.Context) ([]sigma.MachineInfo, error) {

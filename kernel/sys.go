@@ -20,20 +20,23 @@ func (r *root) sysDir() sigma.File {
 	files := map[string]func() sigma.File{
 		sigmap.FileProcs:     func() sigma.File { return r.callable(sigmap.FileProcs, r.procsCalls()) },
 		sigmap.FileSelf:      func() sigma.File { return r.callable(sigmap.FileSelf, r.selfCalls()) },
-		sigmap.FileEndpoints: func() sigma.File { return r.callable(sigmap.FileEndpoints, r.endpointCalls()) },
+		sigmap.FileEndpoints: r.endpointsFile,
 		sigmap.FileMachine:   func() sigma.File { return r.callable(sigmap.FileMachine, r.machineCalls()) },
 		nameRoster:           r.rosterFile,
-		sigmap.FileRealms: func() sigma.File {
-			return treekit.RealmsFile(sigmap.FileRealms, idOf("/sys/realms"), r.tree.k.realms(r.tree), r.tree.principal.System)
-		},
+		sigmap.FileRealms:    r.realmsFile,
+		sigmap.FileMachines:  r.machinesFile,
+		nameVersion:          r.versionFile,
+		nameQueues:           r.queuesFile,
+		nameUtilisation:      r.utilisationFile,
+		nameLimits:           r.limitsFile,
 	}
 	if r.tree.view != nil { // what the proc needs of itself, and no more
-		for _, name := range []string{sigmap.FileMachine, sigmap.FileRealms, nameRoster} {
+		for _, name := range []string{sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameLimits} {
 			delete(files, name)
 		}
 	}
 	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isMachined() {
-		files[sigmap.FileMachines], files[sigmap.FileNames] = r.machinesFile, r.namesFile
+		files[sigmap.FileNames] = r.namesFile
 	}
 	if r.tree.principal.System {
 		files["metrics"] = func() sigma.File {

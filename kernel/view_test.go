@@ -237,8 +237,8 @@ func TestViewShows(t *testing.T) {
 		}
 		h.Close()
 	}
-	for path, want := range map[string]string{"/": "deep pipe proc shop static store sys work", "/deep": "er", "/deep/er": "out", "/static": "a.html home out outdir sub", "/shop": "1 more", "/work": "mine", "/sys": "endpoints procs self",
-		"/proc": string(child.id), "/proc/" + string(child.id): "status stderr stdout"} {
+	for path, want := range map[string]string{"/": "deep pipe proc shop static store sys work", "/deep": "er", "/deep/er": "out", "/static": "a.html home out outdir sub", "/shop": "1 more", "/work": "mine", "/sys": "endpoints procs self version",
+		"/proc": string(child.id), "/proc/" + string(child.id): "children descriptor status stderr stdout usage"} {
 		es, err := child.ReadDir(ctx, path)
 		got := entryNames(es)
 		slices.Sort(got)

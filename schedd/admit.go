@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 
 	"sigmaos.dev/sigma"
@@ -16,6 +17,39 @@ func (c *Core) Live(realm sigma.RealmID) int {
 	}
 	return 0
 }
+
+// Use is what of a realm is at this machine.
+type Use struct {
+	Running int         // procs, guests too
+	Waiting int         // queued and starting: those at home here that no other machine has taken, and guests
+	Memory  sigma.Bytes // limits of those that run
+	Ended   int         // that are remembered
+}
+
+// Use counts what of a realm is here. It looks at each of its procs.
+func (c *Core) Use(realm sigma.RealmID) (u Use) {
+	r := c.realms[realm]
+	if r == nil {
+		return u
+	}
+	for _, p := range r.order {
+		switch {
+		case p.forgotten:
+		case p.Ended():
+			u.Ended++
+		case p.Away():
+		case p.State == sigma.ProcRunning:
+			u.Running++
+			u.Memory += p.Memory
+		default:
+			u.Waiting++
+		}
+	}
+	return u
+}
+
+// Realms are those that have procs here, remembered ones too.
+func (c *Core) Realms() []sigma.RealmID { return slices.Sorted(maps.Keys(c.realms)) }
 
 // After yields the procs of a realm that are at home here, in order of Spawn, each with a number that After goes on behind; 0 is before the first.
 func (c *Core) After(realm sigma.RealmID, seq uint64) iter.Seq2[uint64, *Proc] {

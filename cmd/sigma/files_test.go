@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"sigmaos.dev/state"
 )
 
 // write makes a local file and its directories.
@@ -183,7 +185,7 @@ func TestRealms(t *testing.T) {
 	want(t, f.sigma("ls", "--realm", "none", "/"), 1, "", "hint: list realms with")
 	want(t, f.sigma("realm", "rm", "none"), 1, "", "there is no realm \"none\"")
 	want(t, f.sigma("realm", "rm", "team-a"), 0, "team-a\n", "")
-	var realms []realmJSON
+	var realms []state.Realm
 	if err := json.Unmarshal([]byte(f.ok("realm", "ls", "--json")), &realms); err != nil || len(realms) != 2 || realms[1].ID != "team-b" || realms[1].Shares != 4 || realms[0].Shares != 1 {
 		t.Errorf("realm ls --json: %v %+v", err, realms)
 	}

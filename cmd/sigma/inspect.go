@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
 )
 
 func newInspectCommand(a *app) *cobra.Command {
@@ -65,9 +66,9 @@ func (a *app) inspect(ctx context.Context, words []string, timing bool) error {
 	}
 	a.measureOrSay(ctx, c, found)
 	if a.json {
-		list := make([]procJSON, len(found))
+		list := make([]state.Proc, len(found))
 		for i, p := range found {
-			list[i] = procToJSON(p)
+			list[i] = state.OfProc(p)
 		}
 		return a.printJSON(list)
 	}
@@ -103,7 +104,7 @@ func (a *app) printProc(p sigma.ProcInfo) error {
 	say("parent", p.Parent)
 	say("machine", p.Machine)
 	say("class", p.Class)
-	say("profile", profileWord(p))
+	say("profile", state.OfProc(p).Profile)
 	say("memory limit", p.Memory)
 	state := p.State.String()
 	if p.Frozen && p.State == sigma.ProcRunning {
@@ -140,28 +141,6 @@ func (a *app) printProc(p sigma.ProcInfo) error {
 	say("system time", p.Usage.SystemTime)
 	say("output", p.Usage.Output)
 	return t.print()
-}
-
-// timingJSON is the trace of a start. Phases follow one another without gaps.
-type timingJSON struct {
-	Total  float64     `json:"total_seconds"`
-	Phases []phaseJSON `json:"phases"`
-}
-
-type phaseJSON struct {
-	Name    string  `json:"name"`
-	Seconds float64 `json:"seconds"`
-}
-
-func timingToJSON(t sigma.Timing) *timingJSON {
-	if t.Total() == 0 {
-		return nil
-	}
-	j := &timingJSON{Total: t.Total().Seconds()}
-	for i, d := range t {
-		j.Phases = append(j.Phases, phaseJSON{sigma.Phase(i).String(), d.Seconds()})
-	}
-	return j
 }
 
 // timingCells is the width of the longest bar.

@@ -14,26 +14,8 @@ import (
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
+	"sigmaos.dev/state"
 )
-
-// memberJSON is a machine of the system as machine ls and inspect print it.
-type memberJSON struct {
-	Name        string            `json:"name"`
-	Address     string            `json:"address,omitempty"`
-	State       string            `json:"state"` // alive, suspect or lost
-	Control     bool              `json:"control"`
-	Cordoned    bool              `json:"cordoned"`
-	Draining    bool              `json:"draining"`
-	Labels      map[string]string `json:"labels"`
-	CPU         float64           `json:"cpu"` // cores that it offers
-	Memory      uint64            `json:"memory_bytes"`
-	Version     string            `json:"version"`
-	Incarnation uint64            `json:"incarnation"`
-	Fence       uint64            `json:"fence,omitempty"` // of its last loss
-	Joined      time.Time         `json:"joined"`
-	Heard       *time.Time        `json:"heard,omitempty"`
-	Self        bool              `json:"self"` // it is this machine
-}
 
 // members is a connection to what decides about machines.
 type members struct {
@@ -138,9 +120,9 @@ func (a *app) machineLs(ctx context.Context, quiet, watch bool) error {
 
 func (a *app) printMachines(out *strings.Builder, all []sigma.MachineInfo, self sigma.MachineID, quiet bool) error {
 	if a.json {
-		list := make([]memberJSON, len(all))
+		list := make([]state.Machine, len(all))
 		for i, m := range all {
-			list[i] = memberToJSON(m, self)
+			list[i] = state.OfMachine(m, self)
 		}
 		b := *a
 		b.out = out
@@ -194,18 +176,6 @@ func labelWords(labels map[string]string) (out []string) {
 	return out
 }
 
-func memberToJSON(m sigma.MachineInfo, self sigma.MachineID) memberJSON {
-	j := memberJSON{Name: string(m.ID), Address: m.Address, State: m.State.String(), Control: m.Control, Cordoned: m.Cordoned, Draining: m.Draining, Labels: m.Labels, CPU: float64(m.CPU) / 1000,
-		Memory: uint64(m.Memory), Version: m.Version, Incarnation: uint64(m.Incarnation), Fence: uint64(m.Fence), Joined: m.Joined, Self: m.ID == self}
-	if j.Labels == nil {
-		j.Labels = map[string]string{}
-	}
-	if !m.Heard.IsZero() && m.Heard.Unix() > 0 {
-		j.Heard = &m.Heard
-	}
-	return j
-}
-
 // find gives the machines that words name, all of them or an error.
 func (m *members) find(ctx context.Context, words ...string) ([]sigma.MachineInfo, error) {
 	all, err := m.List(ctx)
@@ -247,9 +217,9 @@ func (a *app) machineInspect(ctx context.Context, words []string) error {
 		return err
 	}
 	if a.json {
-		list := make([]memberJSON, len(found))
+		list := make([]state.Machine, len(found))
 		for i, f := range found {
-			list[i] = memberToJSON(f, m.self)
+			list[i] = state.OfMachine(f, m.self)
 		}
 		return a.printJSON(list)
 	}

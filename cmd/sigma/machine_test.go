@@ -15,6 +15,7 @@ import (
 	"sigmaos.dev/machines"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
+	"sigmaos.dev/state"
 )
 
 // fakeMembers is what the fake answers as /sys/machines: machined's own service over a store that keeps nothing.
@@ -132,7 +133,7 @@ func TestMachine(t *testing.T) {
 			t.Errorf("%q: %q", args, got)
 		}
 	}
-	var list []memberJSON
+	var list []state.Machine
 	if err := json.Unmarshal([]byte(f.ok("machine", "ls", "--json")), &list); err != nil || len(list) != 2 || !list[0].Self || list[1].Self || !list[1].Cordoned || !list[1].Control || len(list[1].Labels) != 2 || list[1].Labels["zone"] != "a" || list[1].CPU != 1 {
 		t.Errorf("ls --json: %+v, %v", list, err)
 	}

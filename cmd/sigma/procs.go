@@ -10,6 +10,7 @@ import (
 
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
 )
 
 // procArgument is how help texts explain PROC.
@@ -96,8 +97,8 @@ one (in the order given) that did not end well. ` + procArgument,
 }
 
 type waitJSON struct {
-	ID     string          `json:"id"`
-	Status *procStatusJSON `json:"status"`
+	ID     string        `json:"id"`
+	Status *state.Status `json:"status"`
 }
 
 func (a *app) wait(ctx context.Context, words []string) error {
@@ -121,7 +122,7 @@ func (a *app) wait(ctx context.Context, words []string) error {
 		if code == 0 {
 			code = statusCode(st)
 		}
-		list[i] = waitJSON{string(id), statusToJSON(st)}
+		list[i] = waitJSON{string(id), state.OfStatus(st)}
 		if !a.json {
 			fmt.Fprintf(a.out, "%s %s\n", id, endWords(st))
 		}

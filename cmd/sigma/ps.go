@@ -5,91 +5,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
 )
-
-// procJSON is a proc as ps and inspect print it. Times that were not reached are left out; durations are in seconds.
-type procJSON struct {
-	ID      string          `json:"id"`
-	Realm   string          `json:"realm"`
-	Name    string          `json:"name"`
-	Program string          `json:"program"`
-	Args    []string        `json:"args"`
-	Parent  string          `json:"parent,omitempty"`
-	Machine string          `json:"machine,omitempty"`
-	Class   string          `json:"class"`
-	Memory  uint64          `json:"memory_bytes"` // its limit
-	Profile string          `json:"profile"`
-	State   string          `json:"state"`
-	Frozen  bool            `json:"frozen"`
-	Status  *procStatusJSON `json:"status,omitempty"` // when it has ended
-	Times   procTimesJSON   `json:"times"`
-	Timing  *timingJSON     `json:"timing,omitempty"` // when it has started
-	Usage   procUsageJSON   `json:"usage"`
-}
-
-type procStatusJSON struct {
-	Code     string `json:"code"`
-	ExitCode int    `json:"exit_code"`
-	Kind     string `json:"kind,omitempty"`
-	Message  string `json:"message,omitempty"`
-	Data     []byte `json:"data,omitempty"`
-}
-
-type procTimesJSON struct {
-	Spawned   *time.Time `json:"spawned,omitempty"`
-	Placed    *time.Time `json:"placed,omitempty"`
-	Contained *time.Time `json:"contained,omitempty"`
-	Executed  *time.Time `json:"executed,omitempty"`
-	Started   *time.Time `json:"started,omitempty"`
-	Ended     *time.Time `json:"ended,omitempty"`
-}
-
-// procUsageJSON is of now for a proc that runs. What is of now only is 0 for others.
-type procUsageJSON struct {
-	UserSeconds   float64 `json:"user_seconds"`
-	SystemSeconds float64 `json:"system_seconds"`
-	Memory        uint64  `json:"memory_now_bytes"`
-	MemoryPeak    uint64  `json:"memory_peak_bytes"`
-	Tasks         uint32  `json:"tasks"`
-	Output        uint64  `json:"output_bytes"`
-}
-
-func statusToJSON(s sigma.Status) *procStatusJSON {
-	if s.Code == sigma.StatusNone {
-		return nil
-	}
-	j := &procStatusJSON{Code: s.Code.String(), ExitCode: s.ExitCode, Message: s.Msg, Data: s.Data}
-	if s.Kind != sigma.KindOther {
-		j.Kind = s.Kind.String()
-	}
-	return j
-}
-
-func procToJSON(p sigma.ProcInfo) procJSON {
-	at := func(t time.Time) *time.Time {
-		if t.IsZero() || t.Unix() <= 0 {
-			return nil
-		}
-		return &t
-	}
-	return procJSON{
-		ID: string(p.ID), Realm: string(p.Realm), Name: p.Name, Program: p.Program, Args: append([]string{}, p.Args...), Parent: string(p.Parent),
-		Machine: string(p.Machine), Class: p.Class.String(), Memory: uint64(p.Memory), Profile: profileWord(p), State: p.State.String(), Frozen: p.Frozen, Status: statusToJSON(p.Status),
-		Times:  procTimesJSON{at(p.Times.Spawned), at(p.Times.Placed), at(p.Times.Contained), at(p.Times.Executed), at(p.Times.Started), at(p.Times.Ended)},
-		Timing: timingToJSON(p.Timing),
-		Usage:  procUsageJSON{p.Usage.UserTime.Seconds(), p.Usage.SystemTime.Seconds(), uint64(p.Usage.Memory), uint64(p.Usage.MemoryPeak), p.Usage.Tasks, uint64(p.Usage.Output)},
-	}
-}
-
-func profileWord(p sigma.ProcInfo) string {
-	return orElse(string(p.Profile), string(sigma.ProfileSigma))
-}
 
 // measureOrSay is measure for a list that is worth having also when the system cannot tell what procs use.
 func (a *app) measureOrSay(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo) {
@@ -163,9 +85,9 @@ func (a *app) ps(ctx context.Context, all, quiet bool) error {
 	}
 	a.measureOrSay(ctx, c, procs)
 	if a.json {
-		list := make([]procJSON, len(procs))
+		list := make([]state.Proc, len(procs))
 		for i, p := range procs {
-			list[i] = procToJSON(p)
+			list[i] = state.OfProc(p)
 		}
 		return a.printJSON(list)
 	}

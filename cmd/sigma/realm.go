@@ -5,28 +5,12 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
 )
-
-type realmJSON struct {
-	ID      string    `json:"id"`
-	Created time.Time `json:"created"`
-	Procs   int       `json:"procs"` // that have not ended
-	Shares  uint32    `json:"shares"`
-
-	Limits realmLimitsJSON `json:"limits"`
-}
-
-type realmLimitsJSON struct {
-	Names   uint64 `json:"names"`
-	Bytes   uint64 `json:"bytes"`
-	Watches uint64 `json:"watches"`
-	Leases  uint64 `json:"leases"`
-}
 
 func newRealmCommand(a *app) *cobra.Command {
 	return a.group("realm", "Make, list, change and remove realms (tenants)", `A realm is a tenant: one tree of names, one set of procs, separated from all others.
@@ -206,9 +190,9 @@ func (a *app) realmLs(ctx context.Context, quiet bool) error {
 	if err != nil {
 		return err
 	}
-	list := make([]realmJSON, len(realms))
+	list := make([]state.Realm, len(realms))
 	for i, r := range realms {
-		list[i] = realmJSON{string(r.ID), r.Created, r.Procs, max(1, r.Shares), realmLimitsJSON{r.Limits.Names, uint64(r.Limits.Bytes), r.Limits.Watches, r.Limits.Leases}}
+		list[i] = state.OfRealm(r)
 	}
 	switch {
 	case quiet:

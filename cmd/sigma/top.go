@@ -15,6 +15,7 @@ import (
 
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
 )
 
 // Limits of top's interval: below, its own questions would be most of what it shows.
@@ -162,7 +163,7 @@ type realmUse struct {
 }
 
 type procUse struct {
-	procJSON
+	state.Proc
 	CPU  float64 `json:"cpu_percent"`
 	info sigma.ProcInfo
 }
@@ -309,7 +310,7 @@ func (t *topView) count(r *realmUse, p *picture, info sigma.ProcInfo, known bool
 		used -= before
 		span = p.Time.Sub(t.at)
 	}
-	one := procUse{procJSON: procToJSON(info), info: info, CPU: percent(used, span)}
+	one := procUse{Proc: state.OfProc(info), info: info, CPU: percent(used, span)}
 	p.Procs = append(p.Procs, one)
 	r.Running++
 	r.CPU += one.CPU

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
 )
 
 // pausing makes procs run until they are killed, and gives the ids of one in each of two realms.
@@ -99,7 +100,7 @@ func TestTimingShown(t *testing.T) {
   first          0.001 ms   0%                                         #
   total          0.400 ms
 `, "")
-	var list []procJSON
+	var list []state.Proc
 	if err := json.Unmarshal([]byte(f.sigma("inspect", "--json", "first").out), &list); err != nil || len(list) != 1 || len(list[0].Timing.Phases) != int(sigma.PhaseCount) || list[0].Timing.Total != 0.0004 {
 		t.Errorf("got %+v, %v", list, err)
 	}

@@ -35,7 +35,7 @@ func TestProcsEverywhere(t *testing.T) {
 
 	// From a machine that is neither the home nor the one that runs it.
 	far := on["m2"][0]
-	if out, _, err := clients["m3"].Get(ctx, "/proc/"+string(far)+"/status"); err != nil || !strings.Contains(string(out), "machine m2\n") {
+	if out, _, err := clients["m3"].Get(ctx, "/proc/"+string(far)+"/status"); err != nil || !strings.Contains(string(out), `"machine":"m2"`) {
 		t.Errorf("status of %s at m3: %q, %v", far, out, err)
 	}
 	waited := make(chan sigma.Status, 1)

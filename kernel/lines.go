@@ -1,0 +1,106 @@
+package kernel
+
+import (
+	"context"
+	"os"
+	"sync"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
+)
+
+// lines is a file of lines that are made while it is read, a page at a time, so that one of a hundred thousand costs a handle no more memory than one of ten. What comes and goes meanwhile may be in it or not;
+// what is there all the time is in it once.
+type lines[C any] struct {
+	treekit.Callable // answers calls too if it has a Handle
+	perm             uint32
+	// page gives the lines after a cursor, and whether there are more. The first cursor is C's zero value.
+	page func(ctx context.Context, after C) (text []byte, last C, more bool, err error)
+
+	mu     sync.Mutex
+	text   []byte // mu; the last page
+	from   uint64 // mu; where it begins
+	cursor C      // mu; where it ends
+	over   bool   // mu; there are no more
+}
+
+// linesFile makes a file of /sys or /proc.
+func linesFile[C any](path, name string, perm uint32, page func(ctx context.Context, after C) ([]byte, C, bool, error)) *lines[C] {
+	return &lines[C]{Callable: treekit.Callable{Name: name, ID: idOf(path)}, perm: perm, page: page}
+}
+
+// stateFile is linesFile of one page.
+func stateFile(path, name string, perm uint32, text func(context.Context) ([]byte, error)) *lines[struct{}] {
+	return linesFile(path, name, perm, func(ctx context.Context, _ struct{}) ([]byte, struct{}, bool, error) {
+		b, err := text(ctx)
+		return b, struct{}{}, false, err
+	})
+}
+
+// answering makes the file answer the calls of c too.
+func (l *lines[C]) answering(c sigma.File) *lines[C] {
+	l.Callable.Handle = c.(*treekit.Callable).Handle
+	l.perm |= 0o200
+	return l
+}
+
+// Call implements sigma.Caller where the file has calls.
+func (l *lines[C]) Call(ctx context.Context, method string, payload []byte, files []*os.File) ([]byte, []*os.File, error) {
+	if l.Handle == nil {
+		for _, f := range files {
+			f.Close()
+		}
+		return nil, nil, treekit.Unsupported("call")
+	}
+	return l.Callable.Call(ctx, method, payload, files)
+}
+
+// Walk clones only.
+func (l *lines[C]) Walk(_ context.Context, names []string) (sigma.File, []sigma.FileID, error) {
+	if len(names) > 0 {
+		return nil, nil, sigma.PathError("kernel.lines.Walk", sigma.KindNotDir, l.Name)
+	}
+	return &lines[C]{Callable: l.Callable, perm: l.perm, page: l.page}, nil, nil
+}
+
+// Stat describes the file; how long it is is not known before it was read.
+func (l *lines[C]) Stat(context.Context) (sigma.Stat, error) {
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDevice, Path: l.ID}, Name: l.Name, Perm: l.perm, Modified: time.Unix(0, 0)}, nil
+}
+
+// Open implements sigma.File.
+func (l *lines[C]) Open(_ context.Context, f sigma.OpenFlags) error {
+	if f.Writes() {
+		return sigma.PathError("kernel.lines.Open", sigma.KindPermission, l.Name)
+	}
+	return nil
+}
+
+// ReadAt reads on from page to page. Who goes back begins anew.
+func (l *lines[C]) ReadAt(ctx context.Context, p []byte, offset uint64) (n int, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if offset < l.from {
+		var first C
+		l.text, l.from, l.cursor, l.over = nil, 0, first, false
+	}
+	for n < len(p) {
+		at := offset + uint64(n)
+		if end := l.from + uint64(len(l.text)); at < end {
+			n += copy(p[n:], l.text[at-l.from:])
+			continue
+		} else if l.over || at > end && ctx.Err() != nil {
+			break
+		} else if err := ctx.Err(); err != nil {
+			return n, sigma.Wrap("kernel.lines.ReadAt", l.Name, err)
+		}
+		text, last, more, err := l.page(ctx, l.cursor)
+		if err != nil {
+			return n, err
+		}
+		l.from += uint64(len(l.text))
+		l.text, l.cursor, l.over = text, last, !more
+	}
+	return n, nil
+}

@@ -1,0 +1,63 @@
+package kernel
+
+import (
+	"sync"
+	"time"
+)
+
+// memo remembers answers for a while, so that those who read the state of the system all the time cost what one question a second costs, and those who come while it is asked wait for the same answer.
+type memo struct {
+	mu  sync.Mutex
+	was map[string]*remembered // mu
+	at  time.Time              // mu; when it was last looked for what is too old
+}
+
+type remembered struct {
+	mu    sync.Mutex // held while it is asked
+	value any        // mu
+	err   error      // mu
+	at    time.Time  // memo.mu; when it came; zero before
+}
+
+// memoFor is how long an answer is good.
+const memoFor = time.Second
+
+func (r *remembered) old(now time.Time) bool { return !r.at.IsZero() && now.Sub(r.at) >= memoFor }
+
+// recall gives the answer that is remembered by that key, or makes it.
+func recall[T any](m *memo, key string, ask func() (T, error)) (T, error) {
+	m.mu.Lock()
+	now := time.Now()
+	if now.Sub(m.at) >= memoFor { // all that is older goes: nothing is kept for those who do not come again
+		for key, r := range m.was {
+			if r.old(now) {
+				delete(m.was, key)
+			}
+		}
+		m.at = now
+	}
+	r := m.was[key]
+	if r == nil || r.old(now) {
+		r = &remembered{}
+		if m.was == nil {
+			m.was = map[string]*remembered{}
+		}
+		m.was[key] = r
+		r.mu.Lock()
+		m.mu.Unlock()
+		defer r.mu.Unlock()
+		defer func() {
+			m.mu.Lock()
+			r.at = time.Now()
+			m.mu.Unlock()
+		}()
+		v, err := ask()
+		r.value, r.err = v, err
+		return v, err
+	}
+	m.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v, _ := r.value.(T)
+	return v, r.err
+}

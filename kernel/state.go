@@ -1,0 +1,252 @@
+package kernel
+
+import (
+	"context"
+	"runtime"
+
+	"sigmaos.dev/besched"
+	"sigmaos.dev/dialproxy"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/state"
+	"sigmaos.dev/treekit"
+)
+
+// Files of /sys that tell the state of the system, one JSON object a line (docs/reference/paths). A tenant is told of its own realm and no other; the provider of all. They are made when they are read, nothing is kept
+// for them; what costs a question to another program is remembered for a second.
+const (
+	nameVersion     = "version"
+	nameQueues      = "queues"
+	nameUtilisation = "utilisation"
+	nameLimits      = "limits"
+)
+
+// endpointsPage endpoints are told at a time.
+const endpointsPage = 256
+
+func (r *root) sysState(name string, text func(context.Context) ([]byte, error)) *lines[struct{}] {
+	return stateFile("/sys/"+name, name, 0o444, text)
+}
+
+// asked is a context for what several wait for.
+func (k *Kernel) asked() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(k.ctx, findMax)
+}
+
+func (r *root) versionFile() sigma.File {
+	v := state.Version{Version: Version, Machine: string(r.tree.k.cfg.Machine), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	return r.sysState(nameVersion, func(context.Context) ([]byte, error) { return state.Line(v) })
+}
+
+// machineLines is what is read of /sys/machines. It asks machined, and no machine.
+func (r *root) machineLines() *lines[struct{}] {
+	return r.sysState(sigmap.FileMachines, func(context.Context) ([]byte, error) {
+		all := []state.Machine{}
+		seen := []state.MachineSeen{}
+		for _, m := range r.tree.k.rosterInfos() {
+			all = append(all, state.OfMachine(m, r.tree.k.cfg.Machine))
+			seen = append(seen, all[len(all)-1].MachineSeen)
+		}
+		if r.tree.principal.System {
+			return state.Lines(all)
+		}
+		return state.Lines(seen)
+	})
+}
+
+// realmsFile is /sys/realms: calls of the provider, and lines.
+func (r *root) realmsFile() sigma.File {
+	k := r.tree.k
+	calls := treekit.RealmsFile(sigmap.FileRealms, idOf("/sys/"+sigmap.FileRealms), k.realms(r.tree), r.tree.principal.System)
+	return r.sysState(sigmap.FileRealms, func(ctx context.Context) ([]byte, error) {
+		infos, err := r.realmInfos(ctx)
+		if err != nil {
+			return nil, err
+		}
+		out := make([]state.Realm, len(infos))
+		for i := range infos {
+			out[i] = state.OfRealm(infos[i])
+		}
+		return state.Lines(out)
+	}).answering(calls)
+}
+
+// realmInfos are the realms that the session is told of: all, or its own.
+func (r *root) realmInfos(ctx context.Context) ([]sigma.RealmInfo, error) {
+	k := r.tree.k
+	if r.tree.principal.System {
+		return k.realms(r.tree).List(ctx)
+	}
+	return recall(&k.memo, "realm "+string(r.realm), func() (out []sigma.RealmInfo, err error) {
+		all, err := k.realmList()
+		for _, i := range all {
+			if i.ID == r.realm {
+				out = append(out, i)
+			}
+		}
+		ctx, cancel := k.asked()
+		defer cancel()
+		k.countProcs(ctx, out)
+		return out, err
+	})
+}
+
+// realmList is what named tells of all realms.
+func (k *Kernel) realmList() ([]sigma.RealmInfo, error) {
+	return recall(&k.memo, "realms", func() ([]sigma.RealmInfo, error) {
+		ctx, cancel := k.asked()
+		defer cancel()
+		return realms{k, nil}.list(ctx)
+	})
+}
+
+// queuesFile is /sys/queues: what waits at the scheduler.
+func (r *root) queuesFile() sigma.File {
+	k := r.tree.k
+	return r.sysState(nameQueues, func(context.Context) ([]byte, error) {
+		all, err := recall(&k.memo, nameQueues, k.askQueues)
+		if err != nil {
+			return nil, err
+		}
+		out := []state.Queue{}
+		for _, q := range all {
+			if r.tree.principal.System || q.Realm == r.realm {
+				out = append(out, state.Queue{Realm: string(q.Realm), Waiting: int(q.Jobs), Memory: uint64(q.Memory), Shares: q.Shares})
+			}
+		}
+		return state.Lines(out)
+	})
+}
+
+func (k *Kernel) askQueues() (qs []besched.Queued, err error) {
+	ctx, cancel := k.asked()
+	defer cancel()
+	s, err := k.dialScheduler(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	root, err := s.Attach(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	c, ok := root.(sigma.Caller)
+	if !ok {
+		return nil, sigma.Errorf("kernel.queues", sigma.KindUnsupported, "besched answers no calls")
+	}
+	reply, _, err := c.Call(ctx, besched.CallQueues, nil, nil)
+	if err == nil {
+		err = sigmap.Parse(reply, func(c *sigmap.Coder) { besched.CodeQueues(c, &qs) })
+	}
+	return qs, err
+}
+
+// utilisationFile is /sys/utilisation: what runs at this machine.
+func (r *root) utilisationFile() sigma.File {
+	k := r.tree.k
+	return r.sysState(nameUtilisation, func(context.Context) ([]byte, error) {
+		var out []byte
+		of := []sigma.RealmID{r.realm}
+		if r.tree.principal.System {
+			cpu := k.enrolment().CPU
+			k.mu.Lock()
+			m := state.MachineUse{Machine: string(k.cfg.Machine), Cores: float64(cpu) / 1000, Running: k.core.Running(), Waiting: k.core.Queued(), Capacity: uint64(k.core.Capacity()), Free: uint64(k.core.Free())}
+			of = k.core.Realms()
+			k.mu.Unlock()
+			line, err := state.Line(m)
+			if err != nil {
+				return nil, err
+			}
+			out = line
+		}
+		for _, realm := range of {
+			u := k.useOf(realm)
+			line, err := state.Line(state.RealmUse{Machine: string(k.cfg.Machine), Realm: string(realm), Running: u.Running, Waiting: u.Waiting, Limit: uint64(u.Memory)})
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, line...)
+		}
+		return out, nil
+	})
+}
+
+// useOf counts a realm's procs here.
+func (k *Kernel) useOf(realm sigma.RealmID) schedd.Use {
+	u, _ := recall(&k.memo, "use "+string(realm), func() (schedd.Use, error) {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.core.Use(realm), nil
+	})
+	return u
+}
+
+// endpointsFile is /sys/endpoints: the calls of who listens and dials, and lines of who listens at this machine. Who has an endpoint's text can dial it, so that is not told.
+func (r *root) endpointsFile() sigma.File {
+	k, of, own := r.tree.k, r.realm, r.tree.principal.Proc
+	if r.tree.principal.System {
+		of = ""
+	}
+	page := func(_ context.Context, after sigma.EndpointID) (text []byte, last sigma.EndpointID, more bool, err error) {
+		var all []dialproxy.Listening
+		if all, more = k.proxy.After(of, after, endpointsPage); len(all) > 0 {
+			last = all[len(all)-1].Endpoint.ID
+		}
+		out := []state.Endpoint{}
+		for _, l := range all {
+			if e := l.Endpoint; r.tree.view == nil || e.Proc == own {
+				out = append(out, state.Endpoint{Realm: string(e.Realm), Machine: string(e.Machine), Proc: string(e.Proc), Form: string(e.Form), Waiting: l.Waiting})
+			}
+		}
+		text, err = state.Lines(out)
+		return text, last, more, err
+	}
+	return linesFile("/sys/"+sigmap.FileEndpoints, sigmap.FileEndpoints, 0o444, page).answering(r.callable(sigmap.FileEndpoints, r.endpointCalls()))
+}
+
+// limitsFile is /sys/limits: what a realm, and each of its procs, may have.
+func (r *root) limitsFile() sigma.File {
+	k := r.tree.k
+	return r.sysState(nameLimits, func(context.Context) ([]byte, error) {
+		infos, err := k.realmList()
+		if err != nil {
+			return nil, err
+		}
+		var out []state.Limit
+		for i := range infos {
+			if id := infos[i].ID; id == r.realm || r.tree.principal.System && id != sigma.SystemRealm {
+				out = append(out, k.limitsOf(&infos[i])...)
+			}
+		}
+		return state.Lines(out)
+	})
+}
+
+// limitsOf lists a realm's limits: of its names, and of its procs at this machine.
+func (k *Kernel) limitsOf(i *sigma.RealmInfo) (out []state.Limit) {
+	u, live := k.useOf(i.ID), uint64(k.procsOf(i.ID))
+	ended := uint64(u.Ended)
+	for _, l := range []struct {
+		limit string
+		most  uint64
+		used  *uint64
+	}{
+		{"names", i.Limits.Names, nil},
+		{"names_bytes", uint64(i.Limits.Bytes), nil},
+		{"watches", i.Limits.Watches, nil},
+		{"leases", i.Limits.Leases, nil},
+		{"procs", schedd.QueuedMax, &live},
+		{"ended_procs", schedd.EndedMax, &ended},
+		{"spawn_procs", sigma.BurstMax, nil},
+		{"waiting_connections", dialproxy.WaitingMax, nil},
+		{"proc_memory_bytes", uint64(k.cfg.Memory), nil},
+		{"proc_args_bytes", sigma.ArgsMax, nil},
+		{"proc_tasks", pidsMax, nil},
+		{"proc_open_files", noFileMax, nil},
+		{"proc_endpoints", dialproxy.ListenersMax, nil},
+	} {
+		out = append(out, state.Limit{Realm: string(i.ID), Limit: l.limit, Max: l.most, Used: l.used})
+	}
+	return out
+}

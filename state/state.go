@@ -1,0 +1,175 @@
+// Package state is how the state of the system is written for people's tools: the objects that the files of /proc and /sys consist of, one a line, and that "sigma ... --json" prints. Both
+// are made of the same types, so that what was learned of one is true of the other (docs/reference/paths).
+//
+// It promises that keys keep their names and meanings, that new ones may come, and that sizes are bytes (keys end in _bytes), durations seconds (_seconds) and moments RFC 3339. It assumes
+// nothing and does nothing but to convert. Users: kernel for the files, cmd/sigma for its answers.
+package state
+
+import (
+	"bytes"
+	"encoding/json"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// Line gives v as one line of JSON. The types of this package have nothing in them that cannot be written.
+func Line(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, sigma.Wrap("state.Line", "", err)
+	}
+	return b.Bytes(), nil
+}
+
+// Lines gives each of vs as a line.
+func Lines[T any](vs []T) ([]byte, error) {
+	var out []byte
+	for i := range vs {
+		line, err := Line(&vs[i])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, line...)
+	}
+	return out, nil
+}
+
+// Proc is all that is known of a proc: an object of "sigma ps --json" and "sigma inspect --json". /proc/PID has it in three files.
+type Proc struct {
+	Descriptor
+	Standing
+	Usage Usage `json:"usage"`
+}
+
+// Descriptor is /proc/PID/descriptor: what was asked for.
+type Descriptor struct {
+	ID      string   `json:"id"`
+	Realm   string   `json:"realm"`
+	Name    string   `json:"name"`
+	Program string   `json:"program"`
+	Args    []string `json:"args"` // the first KiB of them
+	Parent  string   `json:"parent,omitempty"`
+	Class   string   `json:"class"`
+	Memory  uint64   `json:"memory_bytes"` // its limit
+	Profile string   `json:"profile"`
+}
+
+// Standing is what became of a proc so far. /proc/PID/status has it with the proc's id.
+type Standing struct {
+	Machine string  `json:"machine,omitempty"` // that runs it, or ran it
+	State   string  `json:"state"`             // queued, starting, running or ended
+	Frozen  bool    `json:"frozen"`
+	Status  *Status `json:"status,omitempty"` // when it has ended
+	Times   Times   `json:"times"`
+	Timing  *Timing `json:"timing,omitempty"` // when it has started
+}
+
+// ProcStatus is /proc/PID/status.
+type ProcStatus struct {
+	ID string `json:"id"`
+	Standing
+}
+
+// Status is how a proc ended.
+type Status struct {
+	Code     string `json:"code"`
+	ExitCode int    `json:"exit_code"`
+	Kind     string `json:"kind,omitempty"`
+	Message  string `json:"message,omitempty"`
+	Data     []byte `json:"data,omitempty"` // base64
+}
+
+// Times are moments of a start; those that were not reached are left out.
+type Times struct {
+	Spawned   *time.Time `json:"spawned,omitempty"`
+	Placed    *time.Time `json:"placed,omitempty"`
+	Contained *time.Time `json:"contained,omitempty"`
+	Executed  *time.Time `json:"executed,omitempty"`
+	Started   *time.Time `json:"started,omitempty"`
+	Ended     *time.Time `json:"ended,omitempty"`
+}
+
+// ProcUsage is /proc/PID/usage.
+type ProcUsage struct {
+	Usage
+	StdoutDropped uint64 `json:"stdout_dropped_bytes"` // of output_bytes, what was not kept
+	StderrDropped uint64 `json:"stderr_dropped_bytes"`
+}
+
+// Usage is what a proc uses: of now for a proc that runs. What is of now only is 0 for others.
+type Usage struct {
+	UserSeconds   float64 `json:"user_seconds"`
+	SystemSeconds float64 `json:"system_seconds"`
+	Memory        uint64  `json:"memory_now_bytes"`
+	MemoryPeak    uint64  `json:"memory_peak_bytes"`
+	Tasks         uint32  `json:"tasks"`
+	Output        uint64  `json:"output_bytes"`
+}
+
+// Timing is the trace of a start. Phases follow one another without gaps.
+type Timing struct {
+	Total  float64 `json:"total_seconds"`
+	Phases []Phase `json:"phases"`
+}
+
+// Phase is one of them.
+type Phase struct {
+	Name    string  `json:"name"`
+	Seconds float64 `json:"seconds"`
+}
+
+// OfProc describes a proc.
+func OfProc(p sigma.ProcInfo) Proc {
+	profile := p.Profile
+	if profile == "" {
+		profile = sigma.ProfileSigma
+	}
+	return Proc{
+		Descriptor: Descriptor{ID: string(p.ID), Realm: string(p.Realm), Name: p.Name, Program: p.Program, Args: append([]string{}, p.Args...), Parent: string(p.Parent),
+			Class: p.Class.String(), Memory: uint64(p.Memory), Profile: string(profile)},
+		Standing: Standing{Machine: string(p.Machine), State: p.State.String(), Frozen: p.Frozen, Status: OfStatus(p.Status),
+			Times:  Times{moment(p.Times.Spawned), moment(p.Times.Placed), moment(p.Times.Contained), moment(p.Times.Executed), moment(p.Times.Started), moment(p.Times.Ended)},
+			Timing: OfTiming(p.Timing)},
+		Usage: OfUsage(p.Usage),
+	}
+}
+
+// moment is nil for one that was not reached.
+func moment(t time.Time) *time.Time {
+	if t.IsZero() || t.Unix() <= 0 {
+		return nil
+	}
+	return &t
+}
+
+// OfStatus is nil for a proc that has not ended.
+func OfStatus(s sigma.Status) *Status {
+	if s.Code == sigma.StatusNone {
+		return nil
+	}
+	j := &Status{Code: s.Code.String(), ExitCode: s.ExitCode, Message: s.Msg, Data: s.Data}
+	if s.Kind != sigma.KindOther {
+		j.Kind = s.Kind.String()
+	}
+	return j
+}
+
+// OfTiming is nil for a proc that has not started.
+func OfTiming(t sigma.Timing) *Timing {
+	if t.Total() == 0 {
+		return nil
+	}
+	j := &Timing{Total: t.Total().Seconds()}
+	for i, d := range t {
+		j.Phases = append(j.Phases, Phase{sigma.Phase(i).String(), d.Seconds()})
+	}
+	return j
+}
+
+// OfUsage describes what a proc uses.
+func OfUsage(u sigma.Usage) Usage {
+	return Usage{u.UserTime.Seconds(), u.SystemTime.Seconds(), uint64(u.Memory), uint64(u.MemoryPeak), u.Tasks, uint64(u.Output)}
+}

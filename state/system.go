@@ -1,0 +1,117 @@
+package state
+
+import (
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// Version is /sys/version.
+type Version struct {
+	Version  string `json:"version"` // of this machine's sigmad
+	Machine  string `json:"machine"` // this one
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
+// Machine is a line of /sys/machines as the provider sees it, and an object of "sigma machine ls --json".
+type Machine struct {
+	MachineSeen
+	Address     string     `json:"address,omitempty"`
+	Version     string     `json:"version"`
+	Incarnation uint64     `json:"incarnation"`
+	Fence       uint64     `json:"fence,omitempty"` // of its last loss
+	Joined      time.Time  `json:"joined"`
+	Heard       *time.Time `json:"heard,omitempty"`
+}
+
+// MachineSeen is what tenants see of a machine.
+type MachineSeen struct {
+	Name     string            `json:"name"`
+	State    string            `json:"state"` // alive, suspect or lost
+	Control  bool              `json:"control"`
+	Cordoned bool              `json:"cordoned"`
+	Draining bool              `json:"draining"`
+	Labels   map[string]string `json:"labels"`
+	CPU      float64           `json:"cpu"` // cores that it offers
+	Memory   uint64            `json:"memory_bytes"`
+	Self     bool              `json:"self"` // it is this machine
+}
+
+// OfMachine describes a machine to one at machine self.
+func OfMachine(m sigma.MachineInfo, self sigma.MachineID) Machine {
+	j := Machine{MachineSeen: MachineSeen{Name: string(m.ID), State: m.State.String(), Control: m.Control, Cordoned: m.Cordoned, Draining: m.Draining, Labels: m.Labels, CPU: float64(m.CPU) / 1000,
+		Memory: uint64(m.Memory), Self: m.ID == self},
+		Address: m.Address, Version: m.Version, Incarnation: uint64(m.Incarnation), Fence: uint64(m.Fence), Joined: m.Joined, Heard: moment(m.Heard)}
+	if j.Labels == nil {
+		j.Labels = map[string]string{}
+	}
+	return j
+}
+
+// Realm is a line of /sys/realms, and an object of "sigma realm ls --json".
+type Realm struct {
+	ID      string    `json:"id"`
+	Created time.Time `json:"created"`
+	Procs   int       `json:"procs"` // that have not ended
+	Shares  uint32    `json:"shares"`
+
+	Limits RealmLimits `json:"limits"` // of its names
+}
+
+// RealmLimits are those of a realm's names.
+type RealmLimits struct {
+	Names   uint64 `json:"names"`
+	Bytes   uint64 `json:"bytes"`
+	Watches uint64 `json:"watches"`
+	Leases  uint64 `json:"leases"`
+}
+
+// OfRealm describes a realm.
+func OfRealm(r sigma.RealmInfo) Realm {
+	return Realm{string(r.ID), r.Created, r.Procs, max(1, r.Shares), RealmLimits{r.Limits.Names, uint64(r.Limits.Bytes), r.Limits.Watches, r.Limits.Leases}}
+}
+
+// Queue is a line of /sys/queues: what of a realm waits at the scheduler for a machine with room.
+type Queue struct {
+	Realm   string `json:"realm"`
+	Waiting int    `json:"waiting"`
+	Memory  uint64 `json:"memory_bytes"` // that those ask for
+	Shares  uint32 `json:"shares"`
+}
+
+// MachineUse is the first line of /sys/utilisation as the provider sees it: what runs at this machine, and what there is room for.
+type MachineUse struct {
+	Machine  string  `json:"machine"`
+	Cores    float64 `json:"cores"`   // that it offers
+	Running  int     `json:"running"` // procs, those about to run included
+	Waiting  int     `json:"waiting"` // that were spawned here, at the scheduler
+	Capacity uint64  `json:"procs_memory_bytes"`
+	Free     uint64  `json:"procs_memory_free_bytes"`
+}
+
+// RealmUse is a further line of it: what of a realm is at this machine.
+type RealmUse struct {
+	Machine string `json:"machine"`
+	Realm   string `json:"realm"`
+	Running int    `json:"running"`
+	Waiting int    `json:"waiting"`     // queued and starting
+	Limit   uint64 `json:"limit_bytes"` // of those that run
+}
+
+// Endpoint is a line of /sys/endpoints: where a proc of this machine listens. What it takes to dial it is in the endpoint's file only.
+type Endpoint struct {
+	Realm   string `json:"realm"`
+	Machine string `json:"machine"`
+	Proc    string `json:"proc"`
+	Form    string `json:"form"`
+	Waiting int    `json:"waiting"` // connections that are not accepted yet
+}
+
+// Limit is a line of /sys/limits.
+type Limit struct {
+	Realm string  `json:"realm"`
+	Limit string  `json:"limit"`
+	Max   uint64  `json:"max"`
+	Used  *uint64 `json:"used,omitempty"` // if it is a sum that is known
+}
