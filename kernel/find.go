@@ -125,7 +125,12 @@ func (u until) is(p *schedd.Proc) bool { return p.Ended() || u == hasStarted && 
 
 // await waits for a proc of a realm at its home, so that whoever was answered sees it listed as it was told. KindNotFound: no machine that is alive knows it. If the machine that knew it is lost, and with it what was known, the answer is that
 // the proc is lost.
-func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, u until) (sigma.ProcInfo, error) {
+func (k *Kernel) await(ctx context.Context, realm sigma.RealmID, id sigma.ProcID, u until) (info sigma.ProcInfo, err error) {
+	defer func() {
+		if err == nil && info.Machine != k.cfg.Machine { // what it has written shall be seen by who knows that it has ended
+			k.doubtNames(realm)
+		}
+	}()
 	if at, ok := k.placeHere(realm, id); ok && at.home == k.cfg.Machine || !ok && len(k.others()) == 0 {
 		return k.waitProc(ctx, realm, id, u)
 	}

@@ -41,6 +41,16 @@ func (k *Kernel) named(ctx context.Context, realm sigma.RealmID) (*names.File, e
 	}
 }
 
+// doubtNames is called when programs of a realm are about to learn of something that was done on another machine.
+func (k *Kernel) doubtNames(realm sigma.RealmID) {
+	k.mu.Lock()
+	n := k.names[realm]
+	k.mu.Unlock()
+	if n != nil {
+		n.Doubt()
+	}
+}
+
 // dialNames opens the machine's session to named for one realm. A realm of its own session cannot use up what others need.
 func (k *Kernel) dialNames(ctx context.Context, realm sigma.RealmID) (names.Session, error) {
 	s, root, err := k.reachRoot(ctx, serviceNamed, realm)

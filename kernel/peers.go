@@ -294,6 +294,7 @@ func (k *Kernel) take(id sigma.ProcID, home sigma.Life) {
 	}
 	if given = given && err == nil; given {
 		k.holders.hint(e.Info.Realm, e.Descriptor.Program, home.Machine)
+		k.doubtNames(e.Info.Realm) // it shall see what was written before it was spawned
 	}
 	k.mu.Lock()
 	switch {

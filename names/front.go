@@ -143,10 +143,11 @@ func (r *front) over() bool {
 
 // poll asks the feed once. It is false if there was no answer.
 func (r *front) poll(ctx context.Context, wait time.Duration) bool {
-	at, err := r.realm.attached(ctx)
-	if err != nil {
-		return false
+	at := r.realm.current.Load()
+	if at == nil || !at.live() {
+		return false // the next read for which what is remembered is not enough sees to it
 	}
+	var err error
 	p := sigmap.NamesPoll{Wait: uint32(wait.Milliseconds())}
 	p.Number, p.Since = r.cache.Position()
 	asked := time.Now()

@@ -112,6 +112,9 @@ func (r *Realm) Root(ctx context.Context) (*File, error) {
 	return r.root.Load(), nil
 }
 
+// Doubt makes reads after it tell all that was changed before it, wherever. It is for who passes on news of another machine that came otherwise than by names.
+func (r *Realm) Doubt() { r.front.doubt() }
+
 // attached returns a session that has not ended, as far as is known.
 func (r *Realm) attached(ctx context.Context) (*attachment, error) {
 	const op = "names.attached"

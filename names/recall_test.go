@@ -244,6 +244,23 @@ func TestCauseComesFirst(t *testing.T) {
 	}
 }
 
+// Who passes on news of another machine says so, and what was changed there before is read.
+func TestDoubt(t *testing.T) {
+	w := newWorld(t)
+	_, writer := w.machine(time.Hour)
+	r, reader := w.machine(time.Hour)
+	w.put(writer, "", "f")
+	w.recalled(r, func() { w.get(reader, "f") })
+	for i := range 300 {
+		text := fmt.Sprint(i)
+		w.put(writer, text, "f")
+		r.Doubt()
+		if got := w.get(reader, "f"); got != text {
+			t.Fatalf("round %d: read %q", i, got)
+		}
+	}
+}
+
 // stamp is a version of a file, and when who wrote it knew.
 type stamp struct {
 	version sigma.Version
