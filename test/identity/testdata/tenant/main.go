@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"sigmaos.dev/sdk"
@@ -56,7 +57,17 @@ func main() {
 		b, _ := json.Marshal(w)
 		fmt.Println(string(b))
 	}
-	say("/sys/machines", walk("sys", "self"), walk("sys", "machines"))
+	seen := func(path, word string) error {
+		text, _, err := c.Get(ctx, path)
+		if err == nil && !strings.Contains(string(text), word) {
+			err = sigma.Errorf("tenant", sigma.KindNotFound, "%s says nothing of %s", path, word)
+		}
+		return err
+	}
+	say("addresses of machines", seen("/sys/machines", `"name":"m1"`), seen("/sys/machines", `"address"`))
+	say("lives of machines", seen("/sys/machines", `"state":"alive"`), seen("/sys/machines", `"incarnation"`))
+	say("the machine's sums", seen("/sys/utilisation", `"realm":"default"`), seen("/sys/utilisation", `"procs_memory_free_bytes"`))
+	say("/sys/metrics", walk("sys", "self"), walk("sys", "metrics"))
 	say("a call of /sys/machines", self, call("machines", "list"))
 	say("/sys/names", walk("sys", "self"), walk("sys", "names"))
 	say("a call of /sys/names", self, call("names", "members"))
