@@ -20,6 +20,7 @@ const (
 	nameQueues      = "queues"
 	nameUtilisation = "utilisation"
 	nameLimits      = "limits"
+	nameMetrics     = "metrics"
 )
 
 // endpointsPage endpoints are told at a time.

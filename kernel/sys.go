@@ -15,47 +15,65 @@ import (
 // handler is one method of a callable file.
 type handler func(ctx context.Context, payload []byte) (reply []byte, files []*os.File, err error)
 
-// sysDir is /sys: the system calls (sigmap/calls.go) and the state of the machine.
+// sysDir is /sys: the system calls (sigmap/calls.go) and the state of the system (state.go).
 func (r *root) sysDir() sigma.File {
-	files := map[string]func() sigma.File{
-		sigmap.FileProcs:     func() sigma.File { return r.callable(sigmap.FileProcs, r.procsCalls()) },
-		sigmap.FileSelf:      func() sigma.File { return r.callable(sigmap.FileSelf, r.selfCalls()) },
-		sigmap.FileEndpoints: r.endpointsFile,
-		sigmap.FileMachine:   func() sigma.File { return r.callable(sigmap.FileMachine, r.machineCalls()) },
-		nameRoster:           r.rosterFile,
-		sigmap.FileRealms:    r.realmsFile,
-		sigmap.FileMachines:  r.machinesFile,
-		nameVersion:          r.versionFile,
-		nameQueues:           r.queuesFile,
-		nameUtilisation:      r.utilisationFile,
-		nameLimits:           r.limitsFile,
-	}
-	if r.tree.view != nil { // what the proc needs of itself, and no more
-		for _, name := range []string{sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameLimits} {
-			delete(files, name)
-		}
-	}
-	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isMachined() {
-		files[sigmap.FileNames] = r.namesFile
-	}
-	if r.tree.principal.System {
-		files["metrics"] = func() sigma.File {
-			return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: idOf("/sys/metrics")}, Name: "metrics", Perm: 0o400, Content: r.tree.k.metricsText}
-		}
-	}
 	return &dir{path: "/sys",
-		names: func(context.Context) (names []string, err error) {
-			for n := range files {
-				names = append(names, n)
-			}
-			return names, nil
-		},
+		names: func(context.Context) ([]string, error) { return r.sysNames(), nil },
 		open: func(_ context.Context, name string) (sigma.File, error) {
-			if f := files[name]; f != nil {
-				return f(), nil
+			if slices.Contains(r.sysNames(), name) {
+				if f := r.sysFile(name); f != nil {
+					return f, nil
+				}
 			}
 			return nil, sigma.PathError("kernel.sys", sigma.KindNotFound, sigma.JoinPath(sigma.NameSys, name))
 		}}
+}
+
+// sysNames are the files of /sys that the session sees: of a proc with a view, what it needs of itself, and no more.
+func (r *root) sysNames() []string {
+	names := append(make([]string, 0, 16), sigmap.FileProcs, sigmap.FileSelf, sigmap.FileEndpoints, nameVersion)
+	if r.tree.view == nil {
+		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameLimits)
+	}
+	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isMachined() {
+		names = append(names, sigmap.FileNames)
+	}
+	if r.tree.principal.System {
+		names = append(names, nameMetrics)
+	}
+	return names
+}
+
+func (r *root) sysFile(name string) sigma.File {
+	switch name {
+	case sigmap.FileProcs:
+		return r.callable(name, r.procsCalls())
+	case sigmap.FileSelf:
+		return r.callable(name, r.selfCalls())
+	case sigmap.FileEndpoints:
+		return r.endpointsFile()
+	case sigmap.FileMachine:
+		return r.callable(name, r.machineCalls())
+	case sigmap.FileMachines:
+		return r.machinesFile()
+	case sigmap.FileRealms:
+		return r.realmsFile()
+	case sigmap.FileNames:
+		return r.namesFile()
+	case nameRoster:
+		return r.rosterFile()
+	case nameVersion:
+		return r.versionFile()
+	case nameQueues:
+		return r.queuesFile()
+	case nameUtilisation:
+		return r.utilisationFile()
+	case nameLimits:
+		return r.limitsFile()
+	case nameMetrics:
+		return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: idOf("/sys/" + name)}, Name: name, Perm: 0o400, Content: r.tree.k.metricsText}
+	}
+	return nil
 }
 
 func (r *root) callable(name string, methods map[string]handler) sigma.File {
