@@ -196,9 +196,6 @@ func (r realms) ask(ctx context.Context, service, method string, encode func(*si
 	if err != nil {
 		return nil, err
 	}
-	if method == sigmap.CallList {
-		payload = nil
-	}
 	reply, _, err := c.Call(ctx, method, payload, nil)
 	return reply, err
 }
@@ -232,7 +229,32 @@ func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
 	if merr := t.MkdirAll(ctx, "/s3/bin", 0o755); merr != nil {
 		return merr
 	}
+	if err == nil {
+		r.k.leaveFresh(id)
+	}
 	return err
+}
+
+// leaveFresh ends the machine's own sessions for a realm that was just made, unless somebody is there already: thousands of realms that nobody uses shall not hold connections.
+func (k *Kernel) leaveFresh(realm sigma.RealmID) {
+	k.mu.Lock()
+	for t := range k.open {
+		if t.realms[realm] {
+			k.mu.Unlock()
+			return
+		}
+	}
+	n, store := k.names[realm], k.stores[realm]
+	delete(k.names, realm)
+	delete(k.trees, realm)
+	delete(k.stores, realm)
+	k.mu.Unlock()
+	if n != nil {
+		n.Close()
+	}
+	if store != nil {
+		store.Close()
+	}
 }
 
 // Remove implements sigma.Realms. It ends the procs and sessions first, so that nobody writes any more.
@@ -285,12 +307,14 @@ func (r realms) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.Re
 }
 
 // list is List without the numbers of procs.
-func (r realms) list(ctx context.Context) (out []sigma.RealmInfo, err error) {
-	reply, err := r.admin(ctx, serviceNamed, sigmap.CallList, "")
-	if err == nil {
-		err = sigmap.Parse(reply, func(d *sigmap.Coder) { d.RealmInfos(&out) })
-	}
-	return out, err
+func (r realms) list(ctx context.Context) ([]sigma.RealmInfo, error) {
+	return sigmap.ListRealms(func(encode, decode func(*sigmap.Coder)) error {
+		reply, err := r.ask(ctx, serviceNamed, sigmap.CallList, encode)
+		if err != nil {
+			return err
+		}
+		return sigmap.Parse(reply, decode)
+	})
 }
 
 // List implements sigma.Realms.

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
 )
 
 // scratch keeps what this machine has in ux from being shown to another realm of the same name. A realm that is removed is removed from all machines that are alive; one that was lost then has its files
@@ -70,12 +69,8 @@ func (s *scratch) check(ctx context.Context, realm sigma.RealmID) error {
 		return nil
 	}
 	life := s.k.self().Incarnation
-	reply, err := realms{s.k, nil}.admin(ctx, serviceNamed, sigmap.CallList, "")
+	infos, err := realms{s.k, nil}.list(ctx)
 	if err != nil {
-		return err
-	}
-	var infos []sigma.RealmInfo
-	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.RealmInfos(&infos) }); err != nil {
 		return err
 	}
 	now := map[sigma.RealmID]time.Time{}

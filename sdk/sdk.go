@@ -326,8 +326,9 @@ func (r realms) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.Re
 }
 
 func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
-	err = r.c.do(ctx, sigmap.FileRealms, sigmap.CallList, nil, func(d *sigmap.Coder) { d.RealmInfos(&out) })
-	return out, err
+	return sigmap.ListRealms(func(encode, decode func(*sigmap.Coder)) error {
+		return r.c.do(ctx, sigmap.FileRealms, sigmap.CallList, encode, decode)
+	})
 }
 
 // Services tells what runs on the machine besides procs.

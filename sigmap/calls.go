@@ -22,7 +22,7 @@ import (
 //	                dial-stream machine, service -> - + socket (of the system's services only: to the same service of another machine)
 //	                etcd       - -> Etcd (to named only: where the names are, if not in an etcd of its own)
 //	                dial-etcd  name of one of its members -> - + socket (of named only)
-//	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  - -> []RealmInfo
+//	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  RealmID -> []RealmInfo: up to RealmsPage after that one, by name
 //	                set-shares RealmID, shares -> -            set-limits RealmID, RealmLimits -> -
 //	/sys/machine    status     - -> []Service                  down        - -> -
 //	                usage      - -> []Usage, in the order of status
@@ -69,6 +69,9 @@ const (
 	CallDown       = "down"
 	CallHash       = "hash"
 )
+
+// RealmsPage is how many realms one list has; after fewer there are no more.
+const RealmsPage = 500
 
 // HashMax is the largest range that hash takes.
 const HashMax = 1 << 20
@@ -252,6 +255,24 @@ func (c *Coder) RealmLimits(l *sigma.RealmLimits) {
 	c.U64(&l.Leases)
 	if c.decoding {
 		l.Bytes = sigma.Bytes(bytes)
+	}
+}
+
+// ListRealms asks for page after page.
+func ListRealms(ask func(encode, decode func(*Coder)) error) (all []sigma.RealmInfo, err error) {
+	for {
+		var after sigma.RealmID
+		if len(all) > 0 {
+			after = all[len(all)-1].ID
+		}
+		var page []sigma.RealmInfo
+		if err := ask(func(c *Coder) { c.RealmID(&after) }, func(c *Coder) { c.RealmInfos(&page) }); err != nil {
+			return nil, err
+		}
+		all = append(all, page...)
+		if len(page) < RealmsPage || page[len(page)-1].ID <= after {
+			return all, nil
+		}
 	}
 }
 

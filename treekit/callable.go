@@ -3,6 +3,8 @@ package treekit
 import (
 	"context"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -52,10 +54,17 @@ func RealmsFile(name string, id uint64, r sigma.Realms, allowed bool) *Callable 
 			return nil, nil, sigma.Errorf("treekit.RealmsFile", sigma.KindPermission, "realms are made by the provider")
 		}
 		if method == sigmap.CallList {
+			var after sigma.RealmID
+			if len(payload) > 0 {
+				if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&after) }); err != nil {
+					return nil, nil, err
+				}
+			}
 			rs, err := r.List(ctx)
 			if err != nil {
 				return nil, nil, err
 			}
+			rs = realmsPage(rs, after)
 			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.RealmInfos(&rs) })
 			return reply, nil, err
 		}
@@ -92,6 +101,15 @@ func RealmsFile(name string, id uint64, r sigma.Realms, allowed bool) *Callable 
 		}
 		return nil, nil, err
 	}}
+}
+
+// realmsPage is what is listed after a realm at once; lists are in order of names.
+func realmsPage(rs []sigma.RealmInfo, after sigma.RealmID) []sigma.RealmInfo {
+	i, _ := slices.BinarySearchFunc(rs, after, func(r sigma.RealmInfo, after sigma.RealmID) int { return strings.Compare(string(r.ID), string(after)) })
+	for i < len(rs) && after != "" && rs[i].ID == after {
+		i++
+	}
+	return rs[i:min(len(rs), i+sigmap.RealmsPage)]
 }
 
 // Admin is a tree whose provider-only root, attached without a name, is a callable file; with a name, or for others, it is Tree. It is how named and s3 are asked to make and
