@@ -8,7 +8,7 @@
 //
 // It is used by kernel, which shows the names to procs.
 //
-// Where things are: realm.go sessions; file.go handles; once.go numbers and sending again; front.go where reads and acknowledged mutations pass.
+// Where things are: realm.go sessions; file.go handles; once.go numbers and sending again; front.go where reads and mutations pass, and the feed by which what was read is remembered (package cache).
 //
 // Locks: Realm.mu and file.mu; Realm.mu may be taken under file.mu. Nothing is asked under Realm.mu; under file.mu only to take the file up again.
 package names
