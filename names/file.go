@@ -458,16 +458,6 @@ func (f *File) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 	return id, stop, err
 }
 
-// Watch implements sigma.Watcher. Versions are kept through restarts, so that nothing between two sessions is missed.
-func (f *File) Watch(ctx context.Context, since sigma.Version) (v sigma.Version, err error) {
-	err = f.read(ctx, func(ctx context.Context, b *binding) error { v, err = b.file.Watch(ctx, since); return err })
-	if err != nil && sigma.KindOf(err) == sigma.KindStale && sigma.FenceOf(ctx).Name == "" { // it was removed while there was no session
-		err = &sigma.Error{Op: "names.Watch", Kind: sigma.KindNotFound, Msg: "the file was removed", Err: err}
-	}
-	f.realm.front.saw(v, err)
-	return v, err
-}
-
 // Lease implements sigma.Leaser.
 func (f *File) Lease(ctx context.Context, ttl time.Duration) (id sigma.LeaseID, err error) {
 	err = f.mutate(ctx, &change{op: "lease"}, func(ctx context.Context, b *binding) error { id, err = b.file.Lease(ctx, ttl); return err })

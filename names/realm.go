@@ -8,9 +8,9 @@
 //
 // It is used by kernel, which shows the names to procs.
 //
-// Where things are: realm.go sessions; file.go handles; once.go numbers and sending again; front.go where reads and mutations pass, and the feed by which what was read is remembered (package cache).
+// Where things are: realm.go sessions; file.go handles; once.go numbers and sending again; front.go where reads and mutations pass, and the feed by which what was read is remembered (package cache); watch.go watches.
 //
-// Locks: Realm.mu and file.mu; Realm.mu may be taken under file.mu. Nothing is asked under Realm.mu; under file.mu only to take the file up again.
+// Locks: Realm.mu and file.mu; Realm.mu may be taken under file.mu, and watches.mu under none. Nothing is asked under Realm.mu; under file.mu only to take the file up again.
 package names
 
 import (
@@ -56,6 +56,7 @@ type Realm struct {
 	root  atomic.Pointer[File] // of the realm, shared by all; nil = not attached yet
 
 	current atomic.Pointer[attachment]
+	watches watches
 
 	mu      sync.Mutex
 	now     *attachment   // mu; the newest, which may have ended; nil = none. Also in current

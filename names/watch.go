@@ -1,0 +1,123 @@
+package names
+
+import (
+	"context"
+	"sync"
+
+	"sigmaos.dev/sigma"
+)
+
+// watches are the files that programs of this machine watch. named has about one watch of each, whatever the number of those who wait for it: a thousand procs that wait for a configuration cost it what one does.
+type watches struct {
+	mu    sync.Mutex
+	files map[uint64]*watch // mu
+}
+
+// watch is one at named, which goes on for as long as somebody waits for it.
+type watch struct {
+	start   sigma.Version // what it was begun with, by somebody's word
+	end     context.CancelFunc
+	waiters int           // watches.mu
+	version sigma.Version // watches.mu; the newest that named told; 0 = none yet
+	err     error         // watches.mu; how it ended
+	news    chan struct{} // watches.mu; closed when either changes
+}
+
+// join gives the watch of a file for one more waiter. since is what a program claims, so nobody else is answered by it: who wants to know of earlier changes than the watch tells begins another, which later ones join.
+func (w *watches) join(f *File, since sigma.Version) *watch {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	x := w.files[f.id]
+	if x == nil || since < x.start && x.version == 0 {
+		var ctx context.Context
+		x = &watch{start: since, news: make(chan struct{})}
+		ctx, x.end = context.WithCancel(context.Background())
+		if w.files == nil {
+			w.files = map[uint64]*watch{}
+		}
+		w.files[f.id] = x
+		go w.follow(ctx, &File{realm: f.realm, id: f.id}, x)
+	}
+	x.waiters++
+	return x
+}
+
+func (w *watches) leave(f *File, x *watch) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if x.waiters--; x.waiters == 0 {
+		x.end()
+		w.dropLocked(f.id, x)
+	}
+}
+
+func (w *watches) dropLocked(id uint64, x *watch) {
+	if w.files[id] == x {
+		delete(w.files, id)
+	}
+}
+
+// follow asks named for one version after another, until nobody waits, or it fails.
+func (w *watches) follow(ctx context.Context, f *File, x *watch) {
+	defer f.Close()
+	for since := x.start; ; {
+		v, err := f.watch(ctx, since)
+		w.mu.Lock()
+		if err != nil {
+			x.err = err
+			w.dropLocked(f.id, x)
+		} else {
+			x.version, since = v, v
+		}
+		close(x.news)
+		x.news = make(chan struct{})
+		w.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// wait returns as Watch does.
+func (w *watches) wait(ctx context.Context, x *watch, since sigma.Version) (sigma.Version, error) {
+	for {
+		w.mu.Lock()
+		v, err, news := x.version, x.err, x.news
+		w.mu.Unlock()
+		switch {
+		case v > since:
+			return v, nil
+		case err != nil:
+			return 0, err
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return 0, sigma.Wrap("names.Watch", "", ctx.Err())
+		}
+	}
+}
+
+// Watch implements sigma.Watcher. Versions are kept through restarts, so that nothing between two sessions is missed.
+func (f *File) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
+	if f.closed.Load() {
+		return 0, sigma.Errorf("names.Watch", sigma.KindInvalid, "the handle is closed")
+	}
+	w := &f.realm.watches
+	if sigma.FenceOf(ctx).Name == "" && f.id != 0 { // a fence is the server's to check
+		x := w.join(f, since)
+		defer w.leave(f, x)
+		return w.wait(ctx, x, since)
+	}
+	return f.watch(ctx, since)
+}
+
+// watch asks named.
+func (f *File) watch(ctx context.Context, since sigma.Version) (v sigma.Version, err error) {
+	err = f.read(ctx, func(ctx context.Context, b *binding) error { v, err = b.file.Watch(ctx, since); return err })
+	if err != nil && sigma.KindOf(err) == sigma.KindStale && sigma.FenceOf(ctx).Name == "" { // it was removed while there was no session
+		err = &sigma.Error{Op: "names.Watch", Kind: sigma.KindNotFound, Msg: "the file was removed", Err: err}
+	}
+	f.realm.front.saw(v, err)
+	return v, err
+}
