@@ -36,7 +36,7 @@ func (w *watches) join(f *File, since sigma.Version) *watch {
 			w.files = map[uint64]*watch{}
 		}
 		w.files[f.id] = x
-		go w.follow(ctx, &File{realm: f.realm, id: f.id}, x)
+		go w.follow(ctx, f, x)
 	}
 	x.waiters++
 	return x
@@ -58,7 +58,8 @@ func (w *watches) dropLocked(id uint64, x *watch) {
 }
 
 // follow asks named for one version after another, until nobody waits, or it fails.
-func (w *watches) follow(ctx context.Context, f *File, x *watch) {
+func (w *watches) follow(ctx context.Context, of *File, x *watch) {
+	f := of.twin(ctx)
 	defer f.Close()
 	for since := x.start; ; {
 		v, err := f.watch(ctx, since)
@@ -96,6 +97,19 @@ func (w *watches) wait(ctx context.Context, x *watch, since sigma.Version) (sigm
 			return 0, sigma.Wrap("names.Watch", "", ctx.Err())
 		}
 	}
+}
+
+// twin is another handle of the file, which lives when f is closed.
+func (f *File) twin(ctx context.Context) *File {
+	out := &File{realm: f.realm, id: f.id}
+	if b := f.bound.Load(); b != nil && b.at.live() {
+		if file, _, err := b.file.Walk(ctx, nil); err == nil {
+			if own, err := asRoot(b.at, file); err == nil {
+				out.bound.Store(own)
+			}
+		}
+	}
+	return out // else it is found by its id
 }
 
 // Watch implements sigma.Watcher. Versions are kept through restarts, so that nothing between two sessions is missed.
