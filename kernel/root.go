@@ -124,11 +124,12 @@ type root struct {
 }
 
 var (
-	_ sigma.File    = (*root)(nil)
-	_ sigma.Getter  = (*root)(nil)
-	_ sigma.Putter  = (*root)(nil)
-	_ sigma.Watcher = (*root)(nil)
-	_ sigma.Leaser  = (*root)(nil)
+	_ sigma.File     = (*root)(nil)
+	_ sigma.Getter   = (*root)(nil)
+	_ sigma.Recaller = (*root)(nil)
+	_ sigma.Putter   = (*root)(nil)
+	_ sigma.Watcher  = (*root)(nil)
+	_ sigma.Leaser   = (*root)(nil)
 
 	_ sigma.Rememberer = (*root)(nil)
 )
@@ -349,6 +350,21 @@ func (r *root) Get(ctx context.Context, names []string, offset uint64, count int
 		return sigma.GetResult{}, nil, err
 	}
 	return treekit.Get(ctx, n, names, offset, count)
+}
+
+// Recall implements sigma.Recaller for named's files.
+func (r *root) Recall(names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool, err error) {
+	if len(names) == 0 || r.realm == sigma.SystemRealm || slices.Contains(r.providedNames(), names[0]) {
+		return g, nil, false, nil
+	}
+	k := r.tree.k
+	k.mu.Lock()
+	n := k.names[r.realm]
+	k.mu.Unlock()
+	if n == nil {
+		return g, nil, false, nil
+	}
+	return n.Recall(names, offset, count)
 }
 
 // Put implements sigma.Putter.

@@ -38,6 +38,7 @@ type binding struct {
 var (
 	_ sigma.File       = (*File)(nil)
 	_ sigma.Getter     = (*File)(nil)
+	_ sigma.Recaller   = (*File)(nil)
 	_ sigma.Putter     = (*File)(nil)
 	_ sigma.Watcher    = (*File)(nil)
 	_ sigma.Leaser     = (*File)(nil)
@@ -445,6 +446,22 @@ func (f *File) Get(ctx context.Context, names []string, offset uint64, count int
 		return err
 	})
 	return g, stop, err
+}
+
+// Recall implements sigma.Recaller.
+func (f *File) Recall(names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool, err error) {
+	r := f.realm.front
+	if r.cache == nil || f.id == 0 || count < 0 || len(names) > sigmap.WalkMax || f.closed.Load() {
+		return g, nil, false, nil
+	}
+	now := time.Now()
+	r.touch(now)
+	var room [roomNodes]*cache.Node
+	var x found
+	if x.nodes, x.why, known = r.cache.Look(now, f.id, names, cache.WantData|cache.WantUncounted, room[:0]); !known {
+		return g, nil, false, nil
+	}
+	return x.get(names, offset, count)
 }
 
 // Put implements sigma.Putter.

@@ -116,6 +116,14 @@ func (r *Realm) Root(ctx context.Context) (*File, error) {
 // Doubt makes reads after it tell all that was changed before it, wherever. It is for who passes on news of another machine that came otherwise than by names.
 func (r *Realm) Doubt() { r.front.doubt() }
 
+// Recall is that of the realm's root.
+func (r *Realm) Recall(names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool, err error) {
+	if root := r.root.Load(); root != nil {
+		return root.Recall(names, offset, count)
+	}
+	return g, nil, false, nil
+}
+
 // attached returns a session that has not ended, as far as is known.
 func (r *Realm) attached(ctx context.Context) (*attachment, error) {
 	const op = "names.attached"

@@ -219,6 +219,12 @@ type Caller interface {
 	Call(ctx context.Context, method string, payload []byte, files []*os.File) (reply []byte, replyFiles []*os.File, err error)
 }
 
+// Recaller is a File that remembers what others hold, and so may have an answer at once.
+type Recaller interface {
+	// Recall is Get that asks nobody and does not wait. known is false where it would have to, or would fail for any other reason than what it remembers; then Get must be called. What a context carries (request.go) does not come here.
+	Recall(names []string, offset uint64, count int) (r GetResult, stop *Stopped, known bool, err error)
+}
+
 // FilePasser hands out a file descriptor of an opened file, so that its bytes need not pass through the server.
 type FilePasser interface {
 	// PassFile returns a regular file open for reading only. KindUnsupported where the server cannot.

@@ -422,6 +422,39 @@ func changeOf(m *sigmap.Tsetattr) (c sigma.StatChange) {
 	return c
 }
 
+// recall answers a Tget at once if the file can: without the goroutine and the context that a request needs which may wait. nil if it cannot. It is called by the reader of requests.
+func (s *server) recall(m sigmap.Message) (reply sigmap.Message) {
+	get, ok := m.(*sigmap.Tget)
+	if !ok || s.plain || checkNames(get.Names) != nil {
+		return nil
+	}
+	f, err := s.get(get.Fid)
+	if err != nil {
+		return nil
+	}
+	defer s.put(f)
+	by, ok := f.file.(sigma.Recaller)
+	if !ok || !f.mu.TryRLock() {
+		return nil
+	}
+	defer f.mu.RUnlock()
+	defer func() {
+		if recover() != nil { // the request is made again by who reports that
+			reply = nil
+		}
+	}()
+	r, stop, known, err := by.Recall(get.Names, get.Offset, int(min(get.Count, sigmap.DataMax)))
+	switch {
+	case !known:
+		return nil
+	case err != nil:
+		return sigmap.Fail(err, false)
+	case stop != nil:
+		return rstop(stop)
+	}
+	return &sigmap.Rget{ID: r.ID, Size: r.Size, Data: r.Data}
+}
+
 // extended answers the messages that sigmaP adds.
 func (s *server) extended(ctx context.Context, f *fid, m sigmap.Message) (sigmap.Message, error) {
 	switch m := m.(type) {

@@ -167,7 +167,7 @@ func (s *server) loop(ctx context.Context) error {
 			files = nil
 		}
 		if err == nil {
-			err = s.begin(with, tag, m, files, len(buf))
+			err = s.begin(with, with == ctx, tag, m, files, len(buf))
 		} else if sigma.KindOf(err) == sigma.KindUnsupported && !s.taken(tag) {
 			err = s.reply(tag, sigmap.Fail(err, s.plain), nil) // a message of a later version; the framing is intact
 		}
@@ -178,8 +178,8 @@ func (s *server) loop(ctx context.Context) error {
 	}
 }
 
-// begin starts the handler of one request. An error ends the session.
-func (s *server) begin(ctx context.Context, tag uint16, m sigmap.Message, files []*os.File, size int) error {
+// begin starts the handler of one request; alone says that it carries nothing. An error ends the session.
+func (s *server) begin(ctx context.Context, alone bool, tag uint16, m sigmap.Message, files []*os.File, size int) error {
 	if v, ok := m.(*sigmap.Tversion); ok {
 		return s.version(tag, v)
 	}
@@ -198,6 +198,11 @@ func (s *server) begin(ctx context.Context, tag uint16, m sigmap.Message, files 
 	if _, ok := m.(*sigmap.Tclunk); busy && !ok {
 		session.CloseFiles(files)
 		return s.reply(tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindBusy, "%d requests are in flight on one session", RequestsMax), s.plain), nil)
+	}
+	if alone {
+		if r := s.recall(m); r != nil {
+			return s.reply(tag, r, nil)
+		}
 	}
 	release := func() {}
 	if size > bulkSize || answerSize(m) > bulkSize {

@@ -185,8 +185,9 @@ type Want uint8
 
 // What can be wanted.
 const (
-	WantExact Want = 1 << iota // the attributes of the files on the way
-	WantData                   // the content of the last, if it is not too long to be remembered
+	WantExact     Want = 1 << iota // the attributes of the files on the way
+	WantData                       // the content of the last, if it is not too long to be remembered
+	WantUncounted                  // no miss, because another Look follows it
 )
 
 // Look finds the files that names lead to from the file with id from, which is the first of nodes. If they are not all, why says why, as NamesFound does. ok is false if named must be asked. nodes is appended to.
@@ -199,7 +200,7 @@ func (c *Cache) Look(now time.Time, from uint64, names []string, want Want, node
 	}
 	if ok {
 		c.budget.hits.Add(1)
-	} else {
+	} else if want&WantUncounted == 0 {
 		c.budget.misses.Add(1)
 	}
 	return nodes, why, ok
