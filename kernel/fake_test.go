@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -67,7 +68,8 @@ type memRealms struct {
 func (r *memRealms) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
 	realm := p.Realm
 	if p.System {
-		realm = sigma.RealmID(name)
+		of, owner := strings.CutSuffix(name, sigmap.AsOwner)
+		realm, p.System = sigma.RealmID(of), !owner
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -53,11 +53,26 @@ func (k *Kernel) doubtNames(realm sigma.RealmID) {
 
 // dialNames opens the machine's session to named for one realm. A realm of its own session cannot use up what others need.
 func (k *Kernel) dialNames(ctx context.Context, realm sigma.RealmID) (names.Session, error) {
-	s, root, err := k.reachRoot(ctx, serviceNamed, realm)
+	r := search[names.Session]{k: k, name: serviceNamed, open: func(ctx context.Context, s *session.Client) (names.Session, error) { return attachNames(ctx, s, realm) }}
+	found, err := r.run(ctx)
+	return found.value, err
+}
+
+// attachNames attaches to a realm's names twice: for the provider, and for the realm's programs.
+func attachNames(ctx context.Context, s *session.Client, realm sigma.RealmID) (names.Session, error) {
+	root, err := attachFollowed(ctx, s, realm)
 	if err != nil {
 		return names.Session{}, err
 	}
-	return names.Session{Root: root, Done: s.Done(), Close: s.Close}, nil
+	owner, err := s.Attach(ctx, string(realm)+sigmap.AsOwner)
+	if err != nil {
+		return names.Session{}, err
+	}
+	all, ok := owner.(names.Root)
+	if !ok {
+		return names.Session{}, sigma.Errorf("kernel.attachNames", sigma.KindUnsupported, "the session's root is no remote file")
+	}
+	return names.Session{Root: root, Owner: all, Done: s.Done(), Close: s.Close}, nil
 }
 
 // dropNames forgets a realm that is gone, and ends the sessions for it.

@@ -137,6 +137,7 @@ var (
 // Remembers implements sigma.Rememberer, since what changes in it changes at named.
 func (r *root) Remembers() bool { return true }
 
+// named is the root of what named keeps of the realm, for who asks: for the realm's programs modes count.
 func (r *root) named(ctx context.Context) (sigma.File, error) {
 	if r.realm == sigma.SystemRealm && !r.tree.isMachined() {
 		return nil, sigma.Errorf("kernel.root", sigma.KindNotFound, "the realm system keeps no names")
@@ -150,6 +151,9 @@ func (r *root) named(ctx context.Context) (sigma.File, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if !r.tree.principal.System {
+		return n.AsOwner(), nil
 	}
 	return n, nil
 }
@@ -364,7 +368,7 @@ func (r *root) Recall(names []string, offset uint64, count int) (g sigma.GetResu
 	if n == nil {
 		return g, nil, false, nil
 	}
-	return n.Recall(names, offset, count)
+	return n.Recall(!r.tree.principal.System, names, offset, count)
 }
 
 // Put implements sigma.Putter.

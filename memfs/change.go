@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
 )
 
 // beginIn is begin for operations on an entry of this directory.
@@ -15,6 +16,9 @@ func (f *file) beginIn(ctx context.Context, op, name string) error {
 		return err
 	}
 	err := f.n.wantDirLocked(op)
+	if err == nil {
+		err = f.mayLocked(op, f.n, treekit.MayPass)
+	}
 	if err != nil {
 		f.t.mu.Unlock()
 	}
@@ -50,7 +54,10 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, p
 	defer f.t.mu.Unlock()
 	n := f.n.children[name]
 	if n == nil {
-		var err error
+		err := f.mayLocked(op, f.n, treekit.MayWrite)
+		if err != nil {
+			return nil, err
+		}
 		if n, err = f.t.makeLocked(op, f.n, name, sigma.KindFile, perm); err != nil {
 			return nil, err
 		}
@@ -58,8 +65,10 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, p
 		return nil, sigma.PathError(op, sigma.KindExists, name)
 	} else if err := n.wantFileLocked(op); err != nil {
 		return nil, err
+	} else if err := f.mayLocked(op, n, treekit.Opening(flags)); err != nil {
+		return nil, err
 	}
-	h := f.t.handleLocked(n)
+	h := f.t.handleLocked(n, f.owner)
 	h.openLocked(flags)
 	return h, nil
 }
@@ -73,6 +82,9 @@ func (f *file) Mkdir(ctx context.Context, name string, perm uint32) error {
 	defer f.t.mu.Unlock()
 	if f.n.children[name] != nil {
 		return sigma.PathError(op, sigma.KindExists, name)
+	}
+	if err := f.mayLocked(op, f.n, treekit.MayWrite); err != nil {
+		return err
 	}
 	_, err := f.t.makeLocked(op, f.n, name, sigma.KindDir, perm)
 	return err
@@ -90,6 +102,9 @@ func (f *file) Symlink(ctx context.Context, name, target string) error {
 	defer f.t.mu.Unlock()
 	if f.n.children[name] != nil {
 		return sigma.PathError(op, sigma.KindExists, name)
+	}
+	if err := f.mayLocked(op, f.n, treekit.MayWrite); err != nil {
+		return err
 	}
 	n, err := f.t.makeLocked(op, f.n, name, sigma.KindSymlink, 0o777)
 	if err != nil {
@@ -114,7 +129,10 @@ func (f *file) Remove(ctx context.Context, name string) error {
 		return err
 	}
 	defer f.t.mu.Unlock()
-	n, err := f.n.stepLocked(op, name)
+	n, err := f.stepLocked(op, f.n, name)
+	if err == nil {
+		err = f.mayLocked(op, f.n, treekit.MayWrite)
+	}
 	if err != nil {
 		return err
 	}
@@ -142,20 +160,27 @@ func (f *file) Rename(ctx context.Context, name string, newDir sigma.File, newNa
 	if err := to.n.wantDirLocked(op); err != nil {
 		return err
 	}
-	n, err := f.n.stepLocked(op, name)
+	n, err := f.stepLocked(op, f.n, name)
+	if err == nil {
+		err = f.mayLocked(op, to.n, treekit.MayPass)
+	}
 	if err != nil {
 		return err
+	}
+	if to.n.children[newName] == n {
+		return nil
+	}
+	for _, dir := range []*node{f.n, to.n} {
+		if err := f.mayLocked(op, dir, treekit.MayWrite); err != nil {
+			return err
+		}
 	}
 	for up := to.n; up != nil; up = up.parent {
 		if up == n {
 			return sigma.Errorf(op, sigma.KindInvalid, "a directory cannot be moved into itself")
 		}
 	}
-	old := to.n.children[newName]
-	if old == n {
-		return nil
-	}
-	if old != nil {
+	if old := to.n.children[newName]; old != nil {
 		if err := replaceable(op, n, old); err != nil {
 			return err
 		}

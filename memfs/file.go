@@ -7,12 +7,14 @@ import (
 	"sync/atomic"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
 )
 
-// file is a handle. node never changes; the rest is guarded by Tree.mu.
+// file is a handle. node and owner never change; the rest is guarded by Tree.mu.
 type file struct {
 	t      *Tree
 	n      *node
+	owner  bool // modes count
 	open   bool
 	flags  sigma.OpenFlags
 	list   []string // the names being listed, taken when the listing began
@@ -30,9 +32,17 @@ var (
 	_ sigma.Conditional = (*file)(nil)
 )
 
-func (t *Tree) handleLocked(n *node) *file {
+func (t *Tree) handleLocked(n *node, owner bool) *file {
 	n.handles++
-	return &file{t: t, n: n}
+	return &file{t: t, n: n, owner: owner}
+}
+
+// mayLocked refuses what the mode of n withholds from who has the handle.
+func (f *file) mayLocked(op string, n *node, r treekit.Right) error {
+	if !f.owner || isLink(n.kind) {
+		return nil
+	}
+	return r.Check(op, n.name, n.perm)
 }
 
 // Close implements sigma.File.
@@ -76,9 +86,12 @@ func (t *Tree) fenceLocked(f sigma.Fence) error {
 }
 
 // stepLocked finds one entry of n.
-func (n *node) stepLocked(op, name string) (*node, error) {
+func (f *file) stepLocked(op string, n *node, name string) (*node, error) {
 	if n.kind != sigma.KindDir {
 		return nil, sigma.PathError(op, sigma.KindNotDir, n.name)
+	}
+	if err := f.mayLocked(op, n, treekit.MayPass); err != nil {
+		return nil, err
 	}
 	c := n.children[name]
 	if c == nil {
@@ -108,15 +121,15 @@ func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 	defer f.t.mu.Unlock()
 	n, ids := f.n, make([]sigma.FileID, 0, len(names))
 	for _, name := range names {
-		next, err := n.stepLocked(op, name)
-		if err != nil && len(ids) == 0 {
+		next, err := f.stepLocked(op, n, name)
+		if err != nil && (len(ids) == 0 || sigma.KindOf(err) == sigma.KindPermission) {
 			return nil, nil, err
 		} else if err != nil {
 			return nil, ids, nil
 		}
 		n, ids = next, append(ids, next.fileID())
 	}
-	return f.t.handleLocked(n), ids, nil
+	return f.t.handleLocked(n, f.owner), ids, nil
 }
 
 // Stat implements sigma.File.
@@ -140,6 +153,11 @@ func (f *file) SetStat(ctx context.Context, c sigma.StatChange) error {
 	if c.Size != nil {
 		if err := n.wantFileLocked(op); err != nil {
 			return err
+		}
+		if !f.open || !f.flags.Writes() {
+			if err := f.mayLocked(op, n, treekit.MayWrite); err != nil {
+				return err
+			}
 		}
 		if err := f.t.resizeLocked(op, n, *c.Size); err != nil {
 			return err
@@ -176,13 +194,16 @@ func (f *file) Open(ctx context.Context, flags sigma.OpenFlags) error {
 	if f.open {
 		return sigma.Errorf(op, sigma.KindInvalid, "the handle is open already")
 	}
-	if f.n.kind == sigma.KindPipe {
-		return f.openPipeLocked(op, flags)
-	}
-	if f.n.kind != sigma.KindDir || flags.Writes() {
+	if f.n.kind != sigma.KindPipe && (f.n.kind != sigma.KindDir || flags.Writes()) {
 		if err := f.n.wantFileLocked(op); err != nil {
 			return err
 		}
+	}
+	if err := f.mayLocked(op, f.n, treekit.Opening(flags)); err != nil {
+		return err
+	}
+	if f.n.kind == sigma.KindPipe {
+		return f.openPipeLocked(op, flags)
 	}
 	f.openLocked(flags)
 	return nil
@@ -327,11 +348,15 @@ func (f *file) Sync(ctx context.Context) error {
 // Watch implements sigma.Watcher.
 func (f *file) Watch(ctx context.Context, since sigma.Version) (sigma.Version, error) {
 	const op = "memfs.Watch"
-	for {
+	for first := true; ; first = false {
 		if err := f.begin(ctx, op); err != nil {
 			return 0, err
 		}
 		n := f.n
+		if err := f.mayLocked(op, n, treekit.MayRead); err != nil && first && !n.removed {
+			f.t.mu.Unlock()
+			return 0, err
+		}
 		if n.removed || n.version > since {
 			defer f.t.mu.Unlock()
 			if n.removed {

@@ -66,14 +66,14 @@ func New(cfg Config) *Tree {
 	return t
 }
 
-// Attach returns the root. The tree has one, so name must be "".
-func (t *Tree) Attach(ctx context.Context, _ sigma.Principal, name string) (sigma.File, error) {
+// Attach returns the root. The tree has one, so name must be "". Programs act as the owner of all files, whom modes keep out (treekit.Right); the provider passes always.
+func (t *Tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
 	if name != "" {
 		return nil, sigma.Errorf("memfs.Attach", sigma.KindNotFound, "there is no root %.80q", name)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.handleLocked(t.root), nil
+	return t.handleLocked(t.root, !p.System), nil
 }
 
 // Close ends all leases without removing their files. The tree can still be read and written.

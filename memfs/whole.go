@@ -5,10 +5,12 @@ import (
 	"slices"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
 )
 
 // walkLocked goes to names for Get and Put; a link that is met is told as stopped.
-func (n *node) walkLocked(op string, names []string) (*node, *sigma.Stopped, error) {
+func (f *file) walkLocked(op string, names []string) (*node, *sigma.Stopped, error) {
+	n := f.n
 	for i := 0; ; i++ {
 		if isLink(n.kind) {
 			return nil, &sigma.Stopped{Walked: i, Kind: n.kind, Target: n.target}, nil
@@ -16,7 +18,7 @@ func (n *node) walkLocked(op string, names []string) (*node, *sigma.Stopped, err
 		if i == len(names) {
 			return n, nil, nil
 		}
-		next, err := n.stepLocked(op, names[i])
+		next, err := f.stepLocked(op, n, names[i])
 		if err != nil {
 			return nil, nil, err
 		}
@@ -38,14 +40,18 @@ func (f *file) Get(ctx context.Context, names []string, offset uint64, count int
 		return none, nil, err
 	}
 	defer f.t.mu.Unlock()
-	n, stopped, err := f.n.walkLocked(op, names)
+	n, stopped, err := f.walkLocked(op, names)
 	if err != nil || stopped != nil {
 		return none, stopped, err
 	}
 	if n.kind == sigma.KindPipe {
 		return none, nil, &sigma.Error{Op: op, Path: n.name, Kind: sigma.KindUnsupported, Msg: "the file is a pipe", Hint: "open it and read"}
 	}
-	if err := n.wantFileLocked(op); err != nil {
+	err = n.wantFileLocked(op)
+	if err == nil {
+		err = f.mayLocked(op, n, treekit.MayRead)
+	}
+	if err != nil {
 		return none, nil, err
 	}
 	rest := n.data[min(offset, uint64(len(n.data))):]
@@ -73,11 +79,18 @@ func (f *file) putNow(ctx context.Context, op string, names []string, data []byt
 		return none, nil, nil, err
 	}
 	defer f.t.mu.Unlock()
-	dir, stopped, err := f.n.walkLocked(op, names[:len(names)-1])
+	dir, stopped, err := f.walkLocked(op, names[:len(names)-1])
 	if err != nil || stopped != nil {
 		return none, stopped, nil, err
 	}
-	if err := dir.wantDirLocked(op); err != nil {
+	err = dir.wantDirLocked(op)
+	if err == nil {
+		err = f.mayLocked(op, dir, treekit.MayPass)
+	}
+	if err == nil && o.Wait { // which is for making the file
+		err = f.mayLocked(op, dir, treekit.MayWrite)
+	}
+	if err != nil {
 		return none, nil, nil, err
 	}
 	name := names[len(names)-1]
@@ -95,8 +108,17 @@ func (f *file) putNow(ctx context.Context, op string, names []string, data []byt
 	if lost {
 		return none, nil, nil, sigma.Errorf(op, sigma.KindNotFound, "there is no such lease")
 	}
+	if n != nil {
+		err = f.mayLocked(op, n, treekit.MayWrite)
+	}
+	if err == nil && (n == nil || n.kind != o.Kind || isLink(n.kind)) {
+		err = f.mayLocked(op, dir, treekit.MayWrite)
+	}
+	if err != nil {
+		return none, nil, nil, err
+	}
 	if n == nil {
-		if n, err = f.t.makeLocked(op, dir, name, o.Kind, o.Perm); err != nil {
+		if n, err = f.t.makeLocked(op, dir, name, o.Kind, permOf(o)); err != nil {
 			return none, nil, nil, err
 		}
 		if err := f.t.fillLocked(op, n, data, o); err != nil {
@@ -107,6 +129,14 @@ func (f *file) putNow(ctx context.Context, op string, names []string, data []byt
 		return none, nil, nil, err
 	}
 	return n.fileID(), nil, nil, nil
+}
+
+// permOf is what a new file gets: a Put that says nothing makes a file that can be put again.
+func permOf(o sigma.PutOptions) uint32 {
+	if o.Perm&0o777 == 0 {
+		return 0o644
+	}
+	return o.Perm
 }
 
 func checkPut(op string, names []string, data []byte, o sigma.PutOptions) error {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
 )
 
 // The scripts in testdata drive the pure core. Each block of commands is one step; below ---- is what it answers, what it writes to the store,
@@ -233,9 +234,9 @@ func (c *core) command(s *step, w []string) mutation {
 			o.Kind = sigma.KindEndpoint
 		}
 		names, _ := sigma.ParsePath(w[1])
-		return putOp{from: c.tree.rec.rootID(), names: names, data: testData(w[2]), o: o}
+		return putOp{from: c.tree.rec.rootID(), names: names, data: testData(w[2]), o: o, by: asOwner}
 	case "create":
-		return createOp{dir: dir, name: name, kind: sigma.KindFile, perm: uint32(value("perm", 8)), open: !has("excl"), truncate: has("trunc"), writes: true}
+		return createOp{dir: dir, name: name, kind: sigma.KindFile, perm: uint32(value("perm", 8)), open: !has("excl"), truncate: has("trunc"), needs: treekit.MayWrite, by: asOwner}
 	case "mkdir":
 		return createOp{dir: dir, name: name, kind: sigma.KindDir, perm: 0o755}
 	case "symlink":
@@ -245,15 +246,15 @@ func (c *core) command(s *step, w []string) mutation {
 	case "append":
 		return writeOp{id: resolve(s, w[1]), atEnd: true, offset: 1 << 63, data: testData(w[2])}
 	case "truncate":
-		return resizeOp{resolve(s, w[1]), number(c.t, w[2], 10)}
+		return resizeOp{resolve(s, w[1]), number(c.t, w[2], 10), asOwner}
 	case "chmod":
 		perm := uint32(number(c.t, w[2], 8))
-		return statOp{resolve(s, w[1]), sigma.StatChange{Perm: &perm}}
+		return statOp{resolve(s, w[1]), sigma.StatChange{Perm: &perm}, asOwner}
 	case "rm":
-		return removeOp{dir, name}
+		return removeOp{dir, name, asOwner}
 	case "mv":
 		newDir, newName := parent(s, w[2])
-		return renameOp{dir, name, newDir, newName}
+		return renameOp{dir, name, newDir, newName, asOwner}
 	case "lease":
 		return grantOp{ttl: c.duration(w[1])}
 	case "renew":

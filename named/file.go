@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
 )
 
 // file is a handle. It knows its file by id, so it follows renames and outlives the leader that answered it first.
@@ -16,6 +17,7 @@ type file struct {
 	id   uint64
 	root bool // of a realm
 
+	by      asker
 	machine sigma.MachineID // of who attached; roots only
 	system  bool            // a machine attached; roots only
 
@@ -123,7 +125,7 @@ func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 	var reached []*node
 	var why error
 	err := f.read(ctx, func(t *tree) error {
-		reached, why = walkFrom(t, f.id, names)
+		reached, why = f.by.walk(t, f.id, names)
 		return nil
 	})
 	if err != nil {
@@ -139,9 +141,9 @@ func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.Fi
 	case len(reached) < len(names):
 		return nil, ids, nil
 	case len(names) == 0:
-		return &file{slot: f.slot, id: f.id, root: f.root, machine: f.machine, system: f.system}, ids, nil
+		return &file{slot: f.slot, id: f.id, root: f.root, by: f.by, machine: f.machine, system: f.system}, ids, nil
 	}
-	return &file{slot: f.slot, id: reached[len(reached)-1].id}, ids, nil
+	return &file{slot: f.slot, id: reached[len(reached)-1].id, by: f.by}, ids, nil
 }
 
 // Remembers implements sigma.Rememberer.
@@ -166,9 +168,9 @@ func (f *file) Find(ctx context.Context, path uint64) (sigma.File, error) {
 		return nil, err
 	}
 	if path == f.id {
-		return &file{slot: f.slot, id: f.id, root: true, system: true, machine: f.machine}, nil
+		return &file{slot: f.slot, id: f.id, root: true, by: f.by, system: true, machine: f.machine}, nil
 	}
-	return &file{slot: f.slot, id: path}, nil
+	return &file{slot: f.slot, id: path, by: f.by}, nil
 }
 
 func (f *file) Stat(ctx context.Context) (sigma.Stat, error) {
@@ -182,7 +184,11 @@ func (f *file) Stat(ctx context.Context) (sigma.Stat, error) {
 func (f *file) SetStat(ctx context.Context, c sigma.StatChange) error {
 	// The change is copied, since the caller may use its memory again when ctx ends before the change is applied.
 	own := sigma.StatChange{Perm: clone(c.Perm), Size: clone(c.Size), Modified: clone(c.Modified)}
-	return f.mutate(ctx, statOp{f.id, own}).err
+	by := f.by
+	if f.opened && !f.dir && writes(f.flags) {
+		by = asProvider // what was checked when it was opened
+	}
+	return f.mutate(ctx, statOp{f.id, own, by}).err
 }
 
 func clone[T any](p *T) *T {
@@ -211,6 +217,9 @@ func (f *file) Open(ctx context.Context, flags sigma.OpenFlags) error {
 		if flags.Writes() {
 			return sigma.PathError(op, sigma.KindIsDir, n.name)
 		}
+		if err := f.by.may(op, n, treekit.MayRead); err != nil {
+			return err
+		}
 	} else if err := f.openFile(ctx, flags, n); err != nil {
 		return err
 	}
@@ -221,13 +230,14 @@ func (f *file) Open(ctx context.Context, flags sigma.OpenFlags) error {
 
 func (f *file) openFile(ctx context.Context, flags sigma.OpenFlags, n *node) error {
 	const op = "named.Open"
-	switch {
-	case n.isLink():
+	if n.isLink() {
 		return &sigma.Error{Op: op, Path: n.name, Kind: sigma.KindInvalid, Msg: "the file is a " + n.kind.String(), Hint: "use ReadLink"}
-	case flags.Writes() && n.perm&0o200 == 0:
-		return sigma.PathError(op, sigma.KindPermission, n.name)
-	case flags&sigma.OpenTruncate != 0:
-		return f.mutate(ctx, resizeOp{f.id, 0}).err
+	}
+	if err := f.by.may(op, n, treekit.Opening(flags)); err != nil {
+		return err
+	}
+	if flags&sigma.OpenTruncate != 0 {
+		return f.mutate(ctx, resizeOp{f.id, 0, f.by}).err
 	}
 	return nil
 }
@@ -246,11 +256,11 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, p
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "unknown open flags %#x", uint32(flags))
 	}
 	rep := f.mutate(ctx, createOp{dir: f.id, name: name, kind: sigma.KindFile, perm: perm, open: flags&sigma.OpenExclusive == 0,
-		truncate: flags&sigma.OpenTruncate != 0, writes: flags.Writes()})
+		truncate: flags&sigma.OpenTruncate != 0, needs: treekit.Opening(flags), by: f.by})
 	if rep.err != nil {
 		return nil, rep.err
 	}
-	made := &file{slot: f.slot, id: rep.id.Path, opened: true, flags: flags}
+	made := &file{slot: f.slot, id: rep.id.Path, by: f.by, opened: true, flags: flags}
 	made.remember(ctx)
 	return made, nil
 }
@@ -377,14 +387,14 @@ func (f *file) ReadDir(ctx context.Context, cookie uint64, most int) (entries []
 }
 
 func (f *file) Mkdir(ctx context.Context, name string, perm uint32) error {
-	return f.mutate(ctx, createOp{dir: f.id, name: name, kind: sigma.KindDir, perm: perm}).err
+	return f.mutate(ctx, createOp{dir: f.id, name: name, kind: sigma.KindDir, perm: perm, by: f.by}).err
 }
 
 func (f *file) Symlink(ctx context.Context, name, target string) error {
 	if err := checkTarget("named.Symlink", target); err != nil {
 		return err
 	}
-	return f.mutate(ctx, createOp{dir: f.id, name: name, kind: sigma.KindSymlink, perm: 0o777, data: []byte(target)}).err
+	return f.mutate(ctx, createOp{dir: f.id, name: name, kind: sigma.KindSymlink, perm: 0o777, data: []byte(target), by: f.by}).err
 }
 
 func (f *file) ReadLink(ctx context.Context) (string, error) {
@@ -400,7 +410,7 @@ func (f *file) ReadLink(ctx context.Context) (string, error) {
 }
 
 func (f *file) Remove(ctx context.Context, name string) error {
-	return f.mutate(ctx, removeOp{dir: f.id, name: name}).err
+	return f.mutate(ctx, removeOp{dir: f.id, name: name, by: f.by}).err
 }
 
 func (f *file) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
@@ -408,7 +418,7 @@ func (f *file) Rename(ctx context.Context, name string, newDir sigma.File, newNa
 	if !ok || to.slot != f.slot {
 		return sigma.Errorf("named.Rename", sigma.KindInvalid, "the new directory is of another server or realm")
 	}
-	return f.mutate(ctx, renameOp{f.id, name, to.id, newName}).err
+	return f.mutate(ctx, renameOp{f.id, name, to.id, newName, f.by}).err
 }
 
 // Sync has nothing to do but to refuse who was deposed: what was acknowledged is durable.
@@ -430,7 +440,7 @@ func (f *file) Get(ctx context.Context, names []string, offset uint64, count int
 	var stopped *sigma.Stopped
 	err := f.read(ctx, func(t *tree) error {
 		n = t.node(f.id)
-		reached, err := walkFrom(t, f.id, names)
+		reached, err := f.by.walk(t, f.id, names)
 		if n == nil {
 			return err
 		}
@@ -440,7 +450,10 @@ func (f *file) Get(ctx context.Context, names []string, offset uint64, count int
 		if len(reached) > 0 {
 			n = reached[len(reached)-1]
 		}
-		return nil
+		if n.kind == sigma.KindDir {
+			return nil
+		}
+		return f.by.may(op, n, treekit.MayRead)
 	})
 	switch {
 	case stopped != nil:
@@ -465,7 +478,7 @@ func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 	case len(data) > FileMax:
 		return sigma.FileID{}, nil, tooBig(op, "", uint64(len(data)))
 	}
-	rep := f.mutate(ctx, putOp{from: f.id, names: append([]string(nil), names...), data: bytes.Clone(data), o: o})
+	rep := f.mutate(ctx, putOp{from: f.id, names: append([]string(nil), names...), data: bytes.Clone(data), o: o, by: f.by})
 	return rep.id, rep.stopped, rep.err
 }
 
@@ -486,7 +499,7 @@ func (f *file) Watch(ctx context.Context, since sigma.Version) (sigma.Version, e
 		if err != nil {
 			return 0, err
 		}
-		if v, err := l.watch(ctx, f.id, since); !errors.Is(err, errEnded) {
+		if v, err := l.watch(ctx, f.id, f.by, since); !errors.Is(err, errEnded) {
 			return v, err
 		}
 	}

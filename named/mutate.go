@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
 )
 
 // mutation is one change of a realm, as one caller wants it. apply checks it against the step and adds its changes, or changes nothing and
@@ -35,10 +36,11 @@ type createOp struct {
 	name     string
 	kind     sigma.FileKind
 	perm     uint32
-	data     []byte // of a symlink
-	open     bool   // an existing file is as good
-	truncate bool   // cut an existing file
-	writes   bool   // an existing file must be writable
+	data     []byte        // of a symlink
+	open     bool          // an existing file is as good
+	truncate bool          // cut an existing file
+	needs    treekit.Right // in an existing file
+	by       asker
 }
 
 func (o createOp) size() int { return len(o.data) + len(o.name) }
@@ -51,8 +53,14 @@ func (o createOp) apply(s *step, now time.Time) reply {
 	if err := sigma.CheckName(o.name); err != nil {
 		return reply{err: err}
 	}
+	if err := o.by.entering(op, s, o.dir); err != nil {
+		return reply{err: err}
+	}
 	if id := s.child(o.dir, o.name); id != 0 {
 		return o.existing(s, s.node(id), now)
+	}
+	if err := o.by.changing(op, s, o.dir); err != nil {
+		return reply{err: err}
 	}
 	n := &node{parent: o.dir, name: o.name, kind: o.kind, perm: o.perm & 0o777, data: o.data}
 	return s.make(op, n, now)
@@ -65,9 +73,11 @@ func (o createOp) existing(s *step, n *node, now time.Time) reply {
 		return refuse(op, sigma.KindExists, o.name)
 	case n.kind == sigma.KindDir:
 		return refuse(op, sigma.KindIsDir, o.name)
-	case o.writes && n.perm&0o200 == 0:
-		return refuse(op, sigma.KindPermission, o.name)
-	case o.truncate:
+	}
+	if err := o.by.may(op, n, o.needs); err != nil {
+		return reply{err: err}
+	}
+	if o.truncate {
 		return resizeOp{id: n.id, size64: 0}.apply(s, now)
 	}
 	return reply{id: n.fileID()}
@@ -186,6 +196,7 @@ func (s *step) replaceData(n *node, data []byte, now time.Time) reply {
 type resizeOp struct {
 	id     uint64
 	size64 uint64
+	by     asker
 }
 
 func (o resizeOp) size() int { return 0 }
@@ -193,11 +204,12 @@ func (o resizeOp) size() int { return 0 }
 func (o resizeOp) apply(s *step, now time.Time) reply {
 	const op = "named.Truncate"
 	n, err := checkFile(op, s, o.id)
+	if err == nil {
+		err = o.by.may(op, n, treekit.MayWrite)
+	}
 	switch {
 	case err != nil:
 		return reply{err: err}
-	case n.perm&0o200 == 0:
-		return refuse(op, sigma.KindPermission, n.name)
 	case o.size64 > FileMax:
 		return reply{err: tooBig(op, n.name, o.size64)}
 	case o.size64 == uint64(len(n.data)):
@@ -211,10 +223,11 @@ func (o resizeOp) apply(s *step, now time.Time) reply {
 	return s.replaceData(n, data, now)
 }
 
-// statOp changes attributes.
+// statOp changes attributes. The mode and the time are the owner's to change, whatever the mode is.
 type statOp struct {
 	id     uint64
 	change sigma.StatChange
+	by     asker // of the size
 }
 
 func (o statOp) size() int { return 0 }
@@ -233,7 +246,7 @@ func (o statOp) apply(s *step, now time.Time) reply {
 		mtime = m.UnixNano()
 	}
 	if o.change.Size != nil {
-		if r := (resizeOp{id: o.id, size64: *o.change.Size}).apply(s, now); r.err != nil {
+		if r := (resizeOp{id: o.id, size64: *o.change.Size, by: o.by}).apply(s, now); r.err != nil {
 			return r
 		}
 	}
@@ -256,6 +269,7 @@ func (o statOp) apply(s *step, now time.Time) reply {
 type removeOp struct {
 	dir  uint64
 	name string
+	by   asker
 }
 
 func (o removeOp) size() int { return len(o.name) }
@@ -268,10 +282,16 @@ func (o removeOp) apply(s *step, now time.Time) reply {
 	if err := sigma.CheckName(o.name); err != nil {
 		return reply{err: err}
 	}
+	if err := o.by.entering(op, s, o.dir); err != nil {
+		return reply{err: err}
+	}
 	n := s.node(s.child(o.dir, o.name))
-	switch {
-	case n == nil:
+	if n == nil {
 		return refuse(op, sigma.KindNotFound, o.name)
+	}
+	switch err := o.by.changing(op, s, o.dir); {
+	case err != nil:
+		return reply{err: err}
 	case n.count > 0:
 		return refuse(op, sigma.KindNotEmpty, o.name)
 	}
@@ -286,6 +306,7 @@ type renameOp struct {
 	name    string
 	newDir  uint64
 	newName string
+	by      asker
 }
 
 func (o renameOp) size() int { return len(o.name) + len(o.newName) }
@@ -321,6 +342,9 @@ func (o renameOp) check(s *step) (n, old *node, err error) {
 		if err := checkDir(op, s, d); err != nil {
 			return nil, nil, err
 		}
+		if err := o.by.entering(op, s, d); err != nil {
+			return nil, nil, err
+		}
 	}
 	for _, name := range []string{o.name, o.newName} {
 		if err := sigma.CheckName(name); err != nil {
@@ -333,6 +357,11 @@ func (o renameOp) check(s *step) (n, old *node, err error) {
 	old = s.node(s.child(o.newDir, o.newName))
 	if n == old {
 		return n, old, nil
+	}
+	for _, d := range []uint64{o.dir, o.newDir} {
+		if err := o.by.changing(op, s, d); err != nil {
+			return nil, nil, err
+		}
 	}
 	if n.kind == sigma.KindDir {
 		if err := checkNotBelow(op, s, n.id, o.newDir); err != nil {

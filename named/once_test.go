@@ -29,7 +29,7 @@ type onceCase struct {
 
 // onceCases are mutations of each kind.
 func onceCases(lease sigma.LeaseID, written uint64) []onceCase {
-	mode := uint32(0o600)
+	mode := uint32(0o700)
 	byPut := func(o sigma.PutOptions, name string) func(ctx context.Context, root *file) onceOutcome {
 		return func(ctx context.Context, root *file) onceOutcome {
 			id, _, err := root.Put(ctx, []string{name}, []byte("data"), o)

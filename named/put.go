@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
 )
 
 // putOp is sigma.Putter's Put.
@@ -13,6 +14,7 @@ type putOp struct {
 	names []string
 	data  []byte
 	o     sigma.PutOptions
+	by    asker
 }
 
 func (o putOp) size() int { return len(o.data) + sigma.NameMax }
@@ -27,6 +29,9 @@ func (o putOp) apply(s *step, now time.Time) reply {
 		return r
 	}
 	link := o.o.Kind != sigma.KindFile
+	if err := o.allowed(s, dirID, existing); err != nil {
+		return reply{err: err}
+	}
 	if at := (entry{dirID, name}); o.o.Wait && (existing != nil || s.waited != nil && s.waited(at)) {
 		return reply{waits: &at}
 	}
@@ -49,10 +54,24 @@ func (o putOp) apply(s *step, now time.Time) reply {
 		return reply{stopped: &sigma.Stopped{Walked: len(o.names), Kind: existing.kind, Target: string(existing.data)}}
 	case o.o.IfVersion != 0 && o.o.IfVersion != existing.version:
 		return refuse(op, sigma.KindVersion, name)
-	case existing.kind == sigma.KindFile && existing.perm&0o200 == 0:
-		return refuse(op, sigma.KindPermission, name)
 	}
 	return o.replace(s, existing, now)
+}
+
+// allowed refuses who may not change the directory's entries, if the put would, or not write into the file. What the put is refused for anyway comes later.
+func (o putOp) allowed(s *step, dir uint64, existing *node) error {
+	const op = "named.Put"
+	switch {
+	case existing == nil && o.o.MustExist, existing != nil && (o.o.MustMake && !o.o.Wait || existing.kind == sigma.KindDir):
+		return nil
+	case existing != nil && !o.o.Wait && existing.kind == sigma.KindFile:
+		if err := o.by.may(op, existing, treekit.MayWrite); err != nil || o.o.Kind == sigma.KindFile {
+			return err
+		}
+	case existing != nil && existing.isLink() && o.o.Kind == sigma.KindFile && !o.o.Wait: // which is followed
+		return nil
+	}
+	return o.by.changing(op, s, dir)
 }
 
 // find walks to the file's directory.
@@ -63,7 +82,7 @@ func (o putOp) find(s *step) (dir uint64, name string, existing *node, r reply) 
 		return 0, "", nil, reply{err: staleError(op)}
 	}
 	dirs := o.names[:len(o.names)-1]
-	reached, err := walkFrom(s, o.from, dirs)
+	reached, err := o.by.walk(s, o.from, dirs)
 	if stopped := stoppedAt(from, reached, len(dirs), true); stopped != nil {
 		return 0, "", nil, reply{stopped: stopped}
 	}
@@ -79,6 +98,9 @@ func (o putOp) find(s *step) (dir uint64, name string, existing *node, r reply) 
 		return 0, "", nil, refuse(op, sigma.KindNotDir, at.name)
 	}
 	if err := sigma.CheckName(name); err != nil {
+		return 0, "", nil, reply{err: err}
+	}
+	if err := o.by.entering(op, s, at.id); err != nil {
 		return 0, "", nil, reply{err: err}
 	}
 	return at.id, name, s.node(s.child(at.id, name)), reply{}

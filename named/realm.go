@@ -11,6 +11,7 @@ import (
 	"sigmaos.dev/changeboard"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
+	"sigmaos.dev/treekit"
 )
 
 // A leader has one realm's whole tree in memory. Readers read it there; one goroutine (run) takes the mutations that wait, makes a step of as
@@ -276,9 +277,9 @@ func (l *leader) end() {
 }
 
 // watch waits until the file's version is beyond since. errEnded tells to go on with the next leader.
-func (l *leader) watch(ctx context.Context, id uint64, since sigma.Version) (sigma.Version, error) {
+func (l *leader) watch(ctx context.Context, id uint64, by asker, since sigma.Version) (sigma.Version, error) {
 	const op = "named.Watch"
-	for {
+	for first := true; ; first = false { // who waits is told of a change of the mode too
 		l.mu.Lock()
 		if _, err := l.tree.admit(sigma.FenceOf(ctx)); err != nil {
 			l.mu.Unlock()
@@ -288,6 +289,10 @@ func (l *leader) watch(ctx context.Context, id uint64, since sigma.Version) (sig
 		if n == nil {
 			l.mu.Unlock()
 			return 0, &sigma.Error{Op: op, Kind: sigma.KindNotFound, Msg: "the file was removed"}
+		}
+		if err := by.may(op, n, treekit.MayRead); err != nil && first {
+			l.mu.Unlock()
+			return 0, err
 		}
 		if n.version > since {
 			l.mu.Unlock()

@@ -103,7 +103,7 @@ func forgetMachines(ctx context.Context, cfg Config) error {
 	ran := make(chan struct{})
 	go func() { defer close(ran); s.Run(ctx) }()
 	defer func() { s.Close(); <-ran }()
-	root, err := s.Attach(ctx, sigma.Principal{Realm: sigma.SystemRealm}, "")
+	root, err := s.Attach(ctx, sigma.Principal{Realm: sigma.SystemRealm, System: true}, "")
 	if sigma.KindOf(err) == sigma.KindNotFound && err != nil {
 		return nil
 	}

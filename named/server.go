@@ -30,6 +30,7 @@ import (
 
 	"sigmaos.dev/changeboard"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // FileMax is how many bytes a file may have: what etcd takes as one request by default, less the record around it.
@@ -233,10 +234,16 @@ func (s *Server) closedError() error {
 	return &sigma.Error{Op: "named.Server", Kind: sigma.KindUnavailable, Msg: "the name service is shutting down"}
 }
 
-// Attach returns the root of p's realm. A system principal may name another realm.
+// Attach returns the root of p's realm. A system principal may name another realm, and act as its owner (sigmap.AsOwner) instead of the provider; others always do.
 func (s *Server) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
 	const op = "named.Attach"
-	realm := p.Realm
+	realm, by := p.Realm, asOwner
+	if p.System {
+		by = asProvider
+		if of, ok := strings.CutSuffix(name, sigmap.AsOwner); ok {
+			name, by = of, asOwner
+		}
+	}
 	if name != "" && sigma.RealmID(name) != realm {
 		if !p.System {
 			return nil, &sigma.Error{Op: op, Path: name, Kind: sigma.KindPermission, Msg: "the realm belongs to another tenant"}
@@ -258,7 +265,7 @@ func (s *Server) Attach(ctx context.Context, p sigma.Principal, name string) (si
 	}
 	var root uint64
 	err = l.read(func(t *tree) error { root = t.rec.rootID(); return nil })
-	return &file{slot: at, id: root, root: true, machine: machineOfPrincipal(p), system: p.System}, err
+	return &file{slot: at, id: root, root: true, by: by, machine: machineOfPrincipal(p), system: p.System}, err
 }
 
 // machineOfPrincipal is what leases are kept by; "" if there is no proper name.

@@ -14,7 +14,7 @@ import (
 type realmAsTree struct{ r *Realm }
 
 func (t realmAsTree) Attach(ctx context.Context, _ sigma.Principal, _ string) (sigma.File, error) {
-	root, err := t.r.Root(ctx)
+	root, err := t.r.Owner(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"sigmaos.dev/names/cache"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
+	"sigmaos.dev/treekit"
 )
 
 // File is a handle of a file of a realm. It knows the file by its id, and is bound to a session when something is sent.
@@ -16,6 +17,7 @@ type File struct {
 	realm *Realm
 	id    uint64
 	root  bool
+	owner bool // it is the realm's programs', not the provider's: modes count. So do its bindings, unless they were taken up when they were open already
 
 	closed atomic.Bool
 	bound  atomic.Pointer[binding] // the newest; it may have ended
@@ -73,7 +75,7 @@ func (f *File) bindLocked(ctx context.Context, own bool) (*binding, error) {
 		if f.closed.Load() {
 			return nil, sigma.Errorf("names.File", sigma.KindInvalid, "the handle is closed")
 		}
-		if b := f.bound.Load(); b != nil && b.at.live() && (!own || b.file != b.at.Root) {
+		if b := f.bound.Load(); b != nil && b.at.live() && (!own || !b.shared()) {
 			return b, nil
 		}
 		at, err := f.realm.attached(ctx)
@@ -93,10 +95,11 @@ func (f *File) bindLocked(ctx context.Context, own bool) (*binding, error) {
 
 // takeUpLocked makes a handle in a session.
 func (f *File) takeUpLocked(ctx context.Context, at *attachment, own bool) (*binding, error) {
+	root := at.rootOf(f.owner)
 	if f.root && !f.opened && !own {
-		return &binding{at, at.Root}, nil
+		return &binding{at, root}, nil
 	}
-	file, err := at.Root.Find(ctx, f.id)
+	file, err := root.Find(ctx, f.id)
 	if sigma.KindOf(err) == sigma.KindUnsupported && err != nil {
 		err = &sigma.Error{Op: "names.File", Kind: sigma.KindLost, Msg: "the session was lost, and the server does not take up files again", Err: err}
 	}
@@ -105,7 +108,10 @@ func (f *File) takeUpLocked(ctx context.Context, at *attachment, own bool) (*bin
 	}
 	b, err := asRoot(at, file)
 	if err == nil && f.opened {
-		err = file.Open(ctx, f.flags)
+		if err = file.Open(ctx, f.flags); f.owner && sigma.KindOf(err) == sigma.KindPermission && err != nil {
+			file.Close()
+			return f.reopenLocked(ctx, at)
+		}
 	}
 	if err != nil {
 		file.Close()
@@ -113,6 +119,33 @@ func (f *File) takeUpLocked(ctx context.Context, at *attachment, own bool) (*bin
 	}
 	return b, nil
 }
+
+// reopenLocked opens a file anew of which the mode has become, or was from its creation, less than what the handle was opened for.
+func (f *File) reopenLocked(ctx context.Context, at *attachment) (*binding, error) {
+	file, err := at.Root.Find(ctx, f.id)
+	if err != nil {
+		return nil, err
+	}
+	var b *binding
+	st, err := file.Stat(ctx)
+	if err == nil && st.ID.Kind == sigma.KindDir { // whose handle would let pass the way to others
+		err = treekit.MayRead.Check("names.Open", st.Name, st.Perm)
+	}
+	if err == nil {
+		err = file.Open(ctx, f.flags)
+	}
+	if err == nil {
+		b, err = asRoot(at, file)
+	}
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// shared reports whether the handle is the one that all Files of the root share.
+func (b *binding) shared() bool { return b.file == b.at.Root || b.file == b.at.Owner }
 
 // asRoot makes a binding of a handle that the session gave.
 func asRoot(at *attachment, file sigma.File) (*binding, error) {
@@ -130,7 +163,7 @@ func (f *File) given(b *binding, file sigma.File, id uint64) (*File, error) {
 		file.Close()
 		return nil, err
 	}
-	out := &File{realm: f.realm, id: id, root: f.root && id == f.id}
+	out := &File{realm: f.realm, id: id, root: f.root && id == f.id, owner: f.owner}
 	out.bound.Store(own)
 	return out, nil
 }
@@ -142,7 +175,7 @@ func (f *File) Close() {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if b := f.bound.Swap(nil); b != nil && b.file != b.at.Root && b.at.live() {
+	if b := f.bound.Swap(nil); b != nil && !b.shared() && b.at.live() {
 		b.file.Close()
 	}
 }
@@ -160,12 +193,12 @@ func (f *File) Walk(ctx context.Context, names []string) (out sigma.File, ids []
 			ids = append(ids, n.Stat.ID)
 		}
 		switch {
-		case len(ids) == 0 && len(names) > 0:
+		case len(ids) == 0 && len(names) > 0, x.why == sigma.KindPermission:
 			return nil, nil, x.failure(op, names)
 		case len(ids) < len(names):
 			return nil, ids, nil
 		}
-		return &File{realm: f.realm, id: x.last().Stat.ID.Path, root: f.root && len(names) == 0}, ids, nil
+		return &File{realm: f.realm, id: x.last().Stat.ID.Path, root: f.root && len(names) == 0, owner: f.owner}, ids, nil
 	}
 	err = f.read(ctx, func(ctx context.Context, b *binding) error {
 		file, found, err := b.file.Walk(ctx, names)
@@ -246,9 +279,14 @@ func (f *File) openKnown(ctx context.Context) (ok bool, err error) {
 	case n.Stat.ID.Kind != sigma.KindDir && !n.HasData:
 		return false, nil
 	}
+	if f.owner {
+		if err := treekit.MayRead.Check("names.Open", n.Stat.Name, n.Stat.Perm); err != nil {
+			return false, err
+		}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if b := f.bound.Swap(nil); b != nil && b.file != b.at.Root && b.at.live() { // which is not open
+	if b := f.bound.Swap(nil); b != nil && !b.shared() && b.at.live() { // which is not open
 		b.file.Close()
 	}
 	f.opened, f.flags = true, sigma.OpenRead
@@ -436,7 +474,7 @@ func (f *File) Get(ctx context.Context, names []string, offset uint64, count int
 		return g, nil, err
 	}
 	if ok && count >= 0 {
-		if g, stop, known, err := x.get(names, offset, count); known {
+		if g, stop, known, err := x.get(f.owner, names, offset, count); known {
 			return g, stop, err
 		}
 	}
@@ -461,7 +499,10 @@ func (f *File) Recall(names []string, offset uint64, count int) (g sigma.GetResu
 	if x.nodes, x.why, known = r.cache.Look(now, f.id, names, cache.WantData|cache.WantUncounted, room[:0]); !known {
 		return g, nil, false, nil
 	}
-	return x.get(names, offset, count)
+	if f.owner {
+		x.passed(names)
+	}
+	return x.get(f.owner, names, offset, count)
 }
 
 // Put implements sigma.Putter.

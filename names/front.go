@@ -10,6 +10,7 @@ import (
 	"sigmaos.dev/names/cache"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
+	"sigmaos.dev/treekit"
 )
 
 // front is where reads and mutations pass. It remembers what was read, and learns of changes by named's feed, of which there is one for all programs of the realm on this machine, as long as somebody reads.
@@ -206,10 +207,23 @@ func (f *File) look(ctx context.Context, names []string, want cache.Want, room [
 	}
 	now := time.Now()
 	r.touch(now)
-	if x.nodes, x.why, ok = r.cache.Look(now, f.id, names, want, room); ok {
-		return x, true, nil
+	if x.nodes, x.why, ok = r.cache.Look(now, f.id, names, want, room); !ok {
+		x, ok, err = f.ask(ctx, names)
 	}
-	return f.ask(ctx, names)
+	if ok && f.owner {
+		x.passed(names)
+	}
+	return x, ok, err
+}
+
+// passed ends what was found at the first directory on the way that its owner may not pass.
+func (x *found) passed(names []string) {
+	for i, n := range x.nodes[:min(len(x.nodes), len(names))] {
+		if n.Stat.ID.Kind == sigma.KindDir && n.Stat.Perm&uint32(treekit.MayPass) == 0 {
+			x.nodes, x.why = x.nodes[:i+1], sigma.KindPermission
+			return
+		}
+	}
 }
 
 // ask is look that asks named.
@@ -252,6 +266,8 @@ func (x *found) failure(op string, names []string) error {
 		return nil
 	case x.why == sigma.KindNotDir:
 		return sigma.PathError(op, x.why, x.last().Stat.Name)
+	case x.why == sigma.KindPermission:
+		return treekit.MayPass.Check(op, x.last().Stat.Name, x.last().Stat.Perm)
 	}
 	return sigma.PathError(op, x.why, names[len(x.nodes)-1])
 }
@@ -331,8 +347,8 @@ func (r *front) fresh() bool { return r.cache != nil && r.cache.Fresh(time.Now()
 // roomNodes is for how many files on the way there is room on the stack.
 const roomNodes = 12
 
-// get answers a Get from what was found. known is false if that is not enough.
-func (x *found) get(names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool, err error) {
+// get answers a Get from what was found, to the realm's owner or the provider. known is false if that is not enough.
+func (x *found) get(owner bool, names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool, err error) {
 	const op = "names.Get"
 	n := x.last()
 	switch {
@@ -344,6 +360,8 @@ func (x *found) get(names []string, offset uint64, count int) (g sigma.GetResult
 		return g, nil, true, x.failure(op, names)
 	case n.Stat.ID.Kind == sigma.KindDir:
 		return g, nil, true, sigma.PathError(op, sigma.KindIsDir, n.Stat.Name)
+	case owner && n.Stat.Perm&uint32(treekit.MayRead) == 0:
+		return g, nil, true, treekit.MayRead.Check(op, n.Stat.Name, n.Stat.Perm)
 	case !n.HasData:
 		return g, nil, false, nil
 	}

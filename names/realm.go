@@ -36,7 +36,8 @@ type Root interface {
 
 // Session is one session to named.
 type Session struct {
-	Root  Root            // of the realm
+	Root  Root            // of the realm, as the provider has it
+	Owner Root            // the same, as the realm's own programs have it, whom modes keep out (treekit.Right)
 	Done  <-chan struct{} // closed when the session has ended
 	Close func()          // ends it; may be called more than once
 }
@@ -54,6 +55,7 @@ type Realm struct {
 	cfg   Config
 	front *front
 	root  atomic.Pointer[File] // of the realm, shared by all; nil = not attached yet
+	owner atomic.Pointer[File] // the same, as the realm's programs have it; set before root
 
 	current atomic.Pointer[attachment]
 	watches watches
@@ -70,6 +72,14 @@ type Realm struct {
 type attachment struct {
 	Session
 	number uint64
+}
+
+// rootOf returns the root, for the realm's owner or the provider.
+func (a *attachment) rootOf(owner bool) Root {
+	if owner {
+		return a.Owner
+	}
+	return a.Root
 }
 
 func (a *attachment) live() bool {
@@ -113,12 +123,27 @@ func (r *Realm) Root(ctx context.Context) (*File, error) {
 	return r.root.Load(), nil
 }
 
+// Owner returns the realm's root as Root does, as the realm's own programs have it: whom the modes of files and directories keep from them.
+func (r *Realm) Owner(ctx context.Context) (*File, error) {
+	if _, err := r.Root(ctx); err != nil {
+		return nil, err
+	}
+	return r.owner.Load(), nil
+}
+
+// AsOwner is a realm's root as the realm's own programs have it. f is what Root returned.
+func (f *File) AsOwner() *File { return f.realm.owner.Load() }
+
 // Doubt makes reads after it tell all that was changed before it, wherever. It is for who passes on news of another machine that came otherwise than by names.
 func (r *Realm) Doubt() { r.front.doubt() }
 
-// Recall is that of the realm's root.
-func (r *Realm) Recall(names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool, err error) {
-	if root := r.root.Load(); root != nil {
+// Recall is that of the realm's root, for the realm's owner or the provider.
+func (r *Realm) Recall(owner bool, names []string, offset uint64, count int) (g sigma.GetResult, stop *sigma.Stopped, known bool, err error) {
+	root := r.root.Load()
+	if root != nil && owner {
+		root = r.owner.Load()
+	}
+	if root != nil {
 		return root.Recall(names, offset, count)
 	}
 	return g, nil, false, nil
@@ -178,6 +203,7 @@ func (r *Realm) dial(ctx context.Context) (*attachment, error) {
 	r.now = a
 	r.current.Store(a)
 	if r.root.Load() == nil {
+		r.owner.Store(&File{realm: r, id: root.ID.Path, root: true, owner: true})
 		r.root.Store(&File{realm: r, id: root.ID.Path, root: true})
 	}
 	return a, nil

@@ -10,8 +10,16 @@ import (
 // watches are the files that programs of this machine watch. named has about one watch of each, whatever the number of those who wait for it: a thousand procs that wait for a configuration cost it what one does.
 type watches struct {
 	mu    sync.Mutex
-	files map[uint64]*watch // mu
+	files map[watchKey]*watch // mu
 }
+
+// watchKey tells those who watch for the realm's programs, whom named may refuse, from the provider.
+type watchKey struct {
+	id    uint64
+	owner bool
+}
+
+func (f *File) watchKey() watchKey { return watchKey{f.id, f.owner} }
 
 // watch is one at named, which goes on for as long as somebody waits for it.
 type watch struct {
@@ -27,15 +35,15 @@ type watch struct {
 func (w *watches) join(f *File, since sigma.Version) *watch {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	x := w.files[f.id]
+	x := w.files[f.watchKey()]
 	if x == nil || since < x.start && x.version == 0 {
 		var ctx context.Context
 		x = &watch{start: since, news: make(chan struct{})}
 		ctx, x.end = context.WithCancel(context.Background())
 		if w.files == nil {
-			w.files = map[uint64]*watch{}
+			w.files = map[watchKey]*watch{}
 		}
-		w.files[f.id] = x
+		w.files[f.watchKey()] = x
 		go w.follow(ctx, f, x)
 	}
 	x.waiters++
@@ -47,13 +55,13 @@ func (w *watches) leave(f *File, x *watch) {
 	defer w.mu.Unlock()
 	if x.waiters--; x.waiters == 0 {
 		x.end()
-		w.dropLocked(f.id, x)
+		w.dropLocked(f.watchKey(), x)
 	}
 }
 
-func (w *watches) dropLocked(id uint64, x *watch) {
-	if w.files[id] == x {
-		delete(w.files, id)
+func (w *watches) dropLocked(at watchKey, x *watch) {
+	if w.files[at] == x {
+		delete(w.files, at)
 	}
 }
 
@@ -66,7 +74,7 @@ func (w *watches) follow(ctx context.Context, of *File, x *watch) {
 		w.mu.Lock()
 		if err != nil {
 			x.err = err
-			w.dropLocked(f.id, x)
+			w.dropLocked(f.watchKey(), x)
 		} else {
 			x.version, since = v, v
 		}
@@ -101,7 +109,7 @@ func (w *watches) wait(ctx context.Context, x *watch, since sigma.Version) (sigm
 
 // twin is another handle of the file, which lives when f is closed.
 func (f *File) twin(ctx context.Context) *File {
-	out := &File{realm: f.realm, id: f.id}
+	out := &File{realm: f.realm, id: f.id, owner: f.owner}
 	if b := f.bound.Load(); b != nil && b.at.live() {
 		if file, _, err := b.file.Walk(ctx, nil); err == nil {
 			if own, err := asRoot(b.at, file); err == nil {

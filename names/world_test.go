@@ -13,6 +13,7 @@ import (
 	"sigmaos.dev/names/cache"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
 )
 
@@ -178,7 +179,12 @@ func (w *world) dial(ctx context.Context) (Session, error) {
 		c.Close()
 		return w.again(ctx, err)
 	}
-	return Session{Root: root.(Root), Done: c.Done(), Close: c.Close}, nil
+	owner, err := c.Attach(ctx, string(testRealm)+sigmap.AsOwner)
+	if err != nil {
+		c.Close()
+		return w.again(ctx, err)
+	}
+	return Session{Root: root.(Root), Owner: owner.(Root), Done: c.Done(), Close: c.Close}, nil
 }
 
 // again dials once more if the server ended just now.

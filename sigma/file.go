@@ -92,7 +92,7 @@ type Tree interface {
 type File interface {
 	// Walk returns a handle for the file reached by names and the ids of all files on the way (len(ids) == len(names)). With no
 	// names it returns another handle of the same file. It stops at a symlink or endpoint that is not the last name, and at a missing name: then
-	// the File is nil, ids are those that were reached, and the error is nil if at least one was reached, else the reason.
+	// the File is nil, ids are those that were reached, and the error is nil if at least one was reached, else the reason. A directory whose mode does not let pass fails all of it (KindPermission).
 	Walk(ctx context.Context, names []string) (File, []FileID, error)
 	// Stat describes the file.
 	Stat(ctx context.Context) (Stat, error)

@@ -2,6 +2,9 @@ package sigmap
 
 import "sigmaos.dev/sigma"
 
+// AsOwner, after a realm's id in the name of an attach, makes a System principal act as the owner of the realm's files, whom modes keep out (treekit.Right), and not as the provider, who passes always. For what it asks for the realm's programs.
+const AsOwner = "/owner"
+
 // What a machine asks of named for its cache of names: calls of a realm's root, which named answers to System principals. A realm's changes have one order, that of its versions; an answer is
 // the state at one version of it.
 //

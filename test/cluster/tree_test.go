@@ -43,7 +43,7 @@ func treeConforms(t *testing.T, c *testenv.Cluster) {
 			defer from.Close()
 		}
 	}
-	treetest.Run(t, treetest.Config{New: func(*testing.T) sigma.Tree { return placeTree{from, "/conform-tree"} }, Dir: "conform", ListEntries: 300, SizeMax: 100 << 10, Depth: 100,
+	treetest.Run(t, treetest.Config{New: func(*testing.T) sigma.Tree { return placeTree{from, "/conform-tree"} }, Principal: sigma.Principal{System: true}, Dir: "conform", ListEntries: 300, SizeMax: 100 << 10, Depth: 100,
 		Lacks: []treetest.Capability{treetest.PassFiles}})
 	must(t, client.Kill(ctx, ids[0]))
 }
