@@ -26,7 +26,7 @@ func TestModesRemembered(t *testing.T) {
 	w.must(root.Mkdir(ctx, "d", 0o755))
 	w.put(root, "x", "d", "f")
 	tries := map[string]func() error{
-		"get":  func() error { _, _, err := root.Get(ctx, []string{"d", "f"}, 0, 10); return err },
+		"get": func() error { _, _, err := root.Get(ctx, []string{"d", "f"}, 0, 10); return err },
 		"recall": func() error { // what is not remembered is asked for
 			_, _, known, err := root.Recall([]string{"d", "f"}, 0, 10)
 			if !known {
