@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -170,21 +169,5 @@ func lookAtEtcd(ctx context.Context, dir string, r *record) (*sigmap.Etcd, error
 
 // putEtcd tells sigmad of it. Only sigmad can read the file, and it tells only named.
 func putEtcd(dir, instance string, e *sigmap.Etcd) error {
-	home := filepath.Join(dir, "sigmad")
-	if err := os.Mkdir(home, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return explainWrite(home, err)
-	}
-	text, err := json.Marshal(e)
-	if err != nil {
-		return sigma.Wrap("sigma.etcd", "", err)
-	}
-	path := filepath.Join(home, "etcd")
-	if err := writeDurably(path, string(text)); err != nil {
-		return err
-	}
-	uid, err := sigmadUID(instance)
-	if err == nil {
-		err = os.Chown(path, uid, uid)
-	}
-	return err
+	return tellSigmad(dir, instance, "etcd", e)
 }

@@ -137,15 +137,20 @@ func prepareJoin(dir, instance string, j *kernel.Join) error {
 			}
 		}
 	}
+	return tellSigmad(dir, instance, "join", j)
+}
+
+// tellSigmad leaves sigmad a file that it alone can read, with what as JSON.
+func tellSigmad(dir, instance, name string, what any) error {
 	home := filepath.Join(dir, "sigmad")
 	if err := os.Mkdir(home, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return explainWrite(home, err)
 	}
-	text, err := json.Marshal(j)
+	text, err := json.Marshal(what)
 	if err != nil {
-		return sigma.Wrap("sigma.join", "", err)
+		return sigma.Wrap("sigma."+name, "", err)
 	}
-	path := filepath.Join(home, "join")
+	path := filepath.Join(home, name)
 	if err := writeDurably(path, string(text)); err != nil {
 		return err
 	}
