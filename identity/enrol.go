@@ -150,7 +150,8 @@ type Challenge [48]byte
 
 // Challenges makes them and knows which were used. A challenge says when it was made and is authenticated, so those that nobody uses cost no memory. Safe for concurrent use.
 type Challenges struct {
-	key [32]byte
+	key   [32]byte
+	start time.Time // from which a challenge says when it was made, so that a clock that is set meanwhile does not matter
 
 	mu   sync.Mutex
 	used map[Challenge]time.Time // mu; until they would be too old anyway
@@ -164,14 +165,14 @@ const (
 
 // NewChallenges makes a source of them; none that another made is good.
 func NewChallenges() *Challenges {
-	c := &Challenges{used: map[Challenge]time.Time{}}
+	c := &Challenges{start: time.Now(), used: map[Challenge]time.Time{}}
 	rand.Read(c.key[:])
 	return c
 }
 
 // New makes one: time, random number, authentication code.
 func (c *Challenges) New(now time.Time) (ch Challenge) {
-	binary.LittleEndian.PutUint64(ch[:], uint64(now.UnixNano()))
+	binary.LittleEndian.PutUint64(ch[:], uint64(now.Sub(c.start)))
 	rand.Read(ch[8:16])
 	copy(ch[16:], c.code(ch))
 	return ch
@@ -186,7 +187,7 @@ func (c *Challenges) code(ch Challenge) []byte {
 // Use takes a challenge out of use, after the proofs over it were found good. The error says why it cannot be used.
 func (c *Challenges) Use(now time.Time, ch Challenge) error {
 	const op = "identity.Use"
-	made := time.Unix(0, int64(binary.LittleEndian.Uint64(ch[:])))
+	made := c.start.Add(time.Duration(binary.LittleEndian.Uint64(ch[:])))
 	if !hmac.Equal(ch[16:], c.code(ch)) || now.Sub(made).Abs() > challengeAge {
 		return &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: "the request answers no challenge of the last minute", Hint: "try again"}
 	}

@@ -5,7 +5,7 @@
 // cannot be are an error of their request, every waiter gets an answer when the connection breaks (KindLost, as the outcome is unknown), and a caller whose context ends
 // returns within a second or so even if the server is stuck. A handle that was closed does nothing more.
 //
-// Locks: Client.mu guards tags and fids and is never held while sending; streamConn.sendMu orders senders. Neither is taken under the other.
+// Locks: Client.mu guards tags and fids and is never held while sending; Sender.mu is taken under it. streamConn.sendMu orders senders; no other is taken under it.
 package session
 
 import (
@@ -29,18 +29,34 @@ const FilesMax = 8
 
 // Conn moves messages. Send is safe for concurrent use; Recv is for one goroutine.
 type Conn interface {
-	// Send sends one encoded message and duplicates of files with it; it keeps neither.
+	// Send sends one encoded message and duplicates of files with it; it keeps neither. Several messages, if the peer takes them so, come in one record and without files.
 	Send(msg []byte, files []*os.File) error
-	// Recv returns the next message, in a buffer of its own. io.EOF when the peer has closed in an orderly way.
+	// Recv returns the next message or record, in a buffer of its own. io.EOF when the peer has closed in an orderly way.
 	Recv() (msg []byte, files []*os.File, err error)
 	Close() error
 }
 
-// packetConn is a SOCK_SEQPACKET socket: a record is a message. A record longer than MessageMax, or one that is no message, is an error.
+// Foreseer is a Conn that knows whether it has to wait.
+type Foreseer interface {
+	// RecvBut is Recv that calls idle before it waits, once, if it has to.
+	RecvBut(idle func()) (msg []byte, files []*os.File, err error)
+}
+
+// RecvBut is that of c. If c cannot tell whether it has to wait, idle is called in any case.
+func RecvBut(c Conn, idle func()) (msg []byte, files []*os.File, err error) {
+	if f, ok := c.(Foreseer); ok {
+		return f.RecvBut(idle)
+	}
+	idle()
+	return c.Recv()
+}
+
+// packetConn is a SOCK_SEQPACKET socket. A record longer than MessageMax, or one that is no message, is an error.
 type packetConn struct {
 	*net.UnixConn
 	raw       syscall.RawConn // of it; nil if it is closed already
 	takeFiles bool
+	in        receiving // of Recv
 }
 
 // buffers are for records that are being received: most sessions of a machine are silent most of the time, and 64 KiB for each would be most of what a sleeping proc costs.
@@ -57,26 +73,45 @@ func recycle(msg []byte) {
 	}
 }
 
-// read is ReadMsgUnix that takes a buffer only when there is something to read. The caller gives it back.
-func (c *packetConn) read(oob []byte) (buf *[sigmap.MessageMax + 1]byte, n, oobn, flags int, err error) {
+// receiving is what one Recv works with. It is kept from one to the next, as what a closure captures would be made anew for each.
+type receiving struct {
+	try            func(fd uintptr) bool // packetConn.receive
+	idle           func()                // called before it waits; nil = not, or not again
+	oob            []byte
+	buf            *[sigmap.MessageMax + 1]byte
+	n, oobn, flags int
+	err            error
+}
+
+// read is ReadMsgUnix that takes a buffer only when there is something to read. The caller gives it back. idle, if not nil, is called before it waits.
+func (c *packetConn) read(idle func()) (buf *[sigmap.MessageMax + 1]byte, err error) {
 	if c.raw == nil {
-		return nil, 0, 0, 0, net.ErrClosed
+		return nil, net.ErrClosed
 	}
-	var failed error
-	err = c.raw.Read(func(fd uintptr) bool {
-		buf = buffers.Get().(*[sigmap.MessageMax + 1]byte)
-		n, oobn, flags, failed = nowait.Recvmsg(int(fd), buf[:], oob)
-		if failed == syscall.EAGAIN {
-			buffers.Put(buf)
-			buf = nil
-			return false
-		}
+	c.in.idle, c.in.err, c.in.n, c.in.oobn, c.in.flags = idle, nil, 0, 0, 0
+	err = c.raw.Read(c.in.try)
+	buf, c.in.buf, c.in.idle = c.in.buf, nil, nil
+	if err == nil && c.in.err != nil {
+		err = os.NewSyscallError("recvmsg", c.in.err)
+	}
+	return buf, err
+}
+
+// receive is false if there is nothing to read.
+func (c *packetConn) receive(fd uintptr) bool {
+	in := &c.in
+	in.buf = buffers.Get().(*[sigmap.MessageMax + 1]byte)
+	in.n, in.oobn, in.flags, in.err = nowait.Recvmsg(int(fd), in.buf[:], in.oob)
+	if in.err != syscall.EAGAIN {
 		return true
-	})
-	if err == nil && failed != nil {
-		err = os.NewSyscallError("recvmsg", failed)
 	}
-	return buf, n, oobn, flags, err
+	buffers.Put(in.buf)
+	in.buf, in.err = nil, nil
+	if in.idle != nil {
+		in.idle()
+		in.idle = nil
+	}
+	return false
 }
 
 // NewPacketConn wraps a SOCK_SEQPACKET connection. takeFiles says whether file descriptors that come are wanted; otherwise the kernel drops them.
@@ -85,7 +120,12 @@ func NewPacketConn(c *net.UnixConn, takeFiles bool) Conn {
 	if err != nil {
 		raw = nil
 	}
-	return &packetConn{c, raw, takeFiles}
+	p := &packetConn{UnixConn: c, raw: raw, takeFiles: takeFiles}
+	p.in.try = p.receive
+	if takeFiles {
+		p.in.oob = make([]byte, syscall.CmsgSpace(4*FilesMax))
+	}
+	return p
 }
 
 // sendMax is how long a peer may leave a full socket unread before a client gives its session up.
@@ -144,12 +184,12 @@ func (c *packetConn) Send(msg []byte, files []*os.File) error {
 	return err
 }
 
-func (c *packetConn) Recv() ([]byte, []*os.File, error) {
-	var oob []byte
-	if c.takeFiles {
-		oob = make([]byte, syscall.CmsgSpace(4*FilesMax))
-	}
-	buf, n, oobn, flags, err := c.read(oob)
+func (c *packetConn) Recv() ([]byte, []*os.File, error) { return c.RecvBut(nil) }
+
+// RecvBut implements Foreseer.
+func (c *packetConn) RecvBut(idle func()) ([]byte, []*os.File, error) {
+	buf, err := c.read(idle)
+	n, oobn, flags := c.in.n, c.in.oobn, c.in.flags
 	given := false
 	if buf != nil {
 		defer func() {
@@ -161,7 +201,7 @@ func (c *packetConn) Recv() ([]byte, []*os.File, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	files, err := takeFiles(oob[:oobn])
+	files, err := takeFiles(c.in.oob[:oobn])
 	switch {
 	case err != nil:
 	case n == 0 && oobn == 0:

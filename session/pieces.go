@@ -50,7 +50,7 @@ func (r *remote) ReadAt(ctx context.Context, p []byte, offset uint64) (int, erro
 		return r.readOnce(ctx, p[:min(len(p), sigma.PipeAtomic)], 0)
 	}
 	done := 0
-	if len(p) > sigmap.DataMax {
+	if len(p) > sigmap.DataMax && r.id.Kind != sigma.KindDevice { // what a device says may depend on what it said before
 		got, errs := pieces(len(p), sigmap.DataMax, func(from, to int) (int, bool, error) {
 			n, err := r.readOnce(ctx, p[from:to], offset+uint64(from))
 			return n, n < to-from, err

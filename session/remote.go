@@ -21,8 +21,8 @@ type remote struct {
 	closed atomic.Bool
 	// id is the file's as far as it was told: its kind and Path.
 	id sigma.FileID
-	// appends: it was opened with OpenAppend.
-	appends atomic.Bool
+	// appends: it was opened with OpenAppend; writes: for writing, so there may be something to publish.
+	appends, writes atomic.Bool
 }
 
 var (
@@ -36,6 +36,7 @@ var (
 	_ sigma.Rememberer = (*remote)(nil)
 	_ sigma.Caller     = (*remote)(nil)
 	_ sigma.FilePasser = (*remote)(nil)
+	_ sigma.Publisher  = (*remote)(nil)
 
 	_ sigma.Conditional = (*remote)(nil)
 )
@@ -127,6 +128,9 @@ func (r *remote) SetStat(ctx context.Context, ch sigma.StatChange) error {
 	return err
 }
 
+// unnamed is the part of O_TMPFILE that is its own: the file gets its name later, if ever.
+const unnamed = 0o20000000
+
 // LinuxFlags translates open flags to those of open(2), which 9P2000.L carries.
 func LinuxFlags(f sigma.OpenFlags) uint32 {
 	l := uint32(syscall.O_RDONLY)
@@ -139,7 +143,7 @@ func LinuxFlags(f sigma.OpenFlags) uint32 {
 	for _, p := range []struct {
 		ours  sigma.OpenFlags
 		linux uint32
-	}{{sigma.OpenTruncate, syscall.O_TRUNC}, {sigma.OpenAppend, syscall.O_APPEND}, {sigma.OpenExclusive, syscall.O_EXCL}} {
+	}{{sigma.OpenTruncate, syscall.O_TRUNC}, {sigma.OpenAppend, syscall.O_APPEND}, {sigma.OpenExclusive, syscall.O_EXCL}, {sigma.OpenHidden, unnamed}} {
 		if f&p.ours != 0 {
 			l |= p.linux
 		}
@@ -150,6 +154,7 @@ func LinuxFlags(f sigma.OpenFlags) uint32 {
 func (r *remote) Open(ctx context.Context, f sigma.OpenFlags) error {
 	_, err := ask[*sigmap.Rlopen](ctx, r, &sigmap.Tlopen{Fid: r.fid, Flags: LinuxFlags(f)})
 	r.appends.Store(f&sigma.OpenAppend != 0)
+	r.writes.Store(err == nil && f.Writes())
 	return err
 }
 
@@ -166,6 +171,7 @@ func (r *remote) Create(ctx context.Context, name string, f sigma.OpenFlags, per
 		return nil, err
 	}
 	d.id = made.ID
+	d.writes.Store(true)
 	return d, nil
 }
 
@@ -245,17 +251,45 @@ func (r *remote) Rename(ctx context.Context, name string, newDir sigma.File, new
 	return err
 }
 
+// Space implements sigma.Spacious.
+func (r *remote) Space(ctx context.Context) (sigma.Space, error) {
+	m, err := ask[*sigmap.Rstatfs](ctx, r, &sigmap.Tstatfs{Fid: r.fid})
+	if err != nil {
+		return sigma.Space{}, err
+	}
+	block := uint64(m.BlockSize)
+	return sigma.Space{Total: sigma.Bytes(m.Blocks * block), Free: sigma.Bytes(m.BlocksAvail * block), Files: m.Files, Room: m.FilesFree}, nil
+}
+
 func (r *remote) Sync(ctx context.Context) error {
 	_, err := ask[*sigmap.Rfsync](ctx, r, &sigmap.Tfsync{Fid: r.fid})
 	return err
 }
 
-// Close tells the server without waiting for its answer; the fid is used again only when the answer has come.
+// Close implements sigma.File. It tells the server without waiting for its answer; the fid is used again only when the answer has come. A Tclunk would publish what was written; a Tremove, which removes nothing here, gives up the handle without.
 func (r *remote) Close() {
-	if !r.closed.Swap(true) {
-		r.c.detached(r.fid)
-		r.c.send(&waiter{clunks: r.fid, epoch: r.epoch}, &sigmap.Tclunk{Fid: r.fid}, nil, false)
+	if r.closed.Swap(true) {
+		return
 	}
+	r.c.detached(r.fid)
+	var m sigmap.Message = &sigmap.Tclunk{Fid: r.fid}
+	if r.writes.Load() {
+		m = &sigmap.Tremove{Fid: r.fid}
+	}
+	r.c.send(context.Background(), &waiter{clunks: r.fid, epoch: r.epoch}, m, nil, false)
+}
+
+// Publish implements sigma.Publisher. It gives up the handle, too: that is how the protocol publishes without waiting for the disk.
+func (r *remote) Publish(ctx context.Context) error {
+	if !r.writes.Load() || r.closed.Swap(true) {
+		return nil
+	}
+	r.c.detached(r.fid)
+	w := r.c.newWaiter()
+	w.clunks, w.epoch = r.fid, r.epoch
+	_, files, err := r.c.exchange(ctx, w, &sigmap.Tclunk{Fid: r.fid}, nil, false)
+	CloseFiles(files)
+	return err
 }
 
 func (r *remote) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {

@@ -2,7 +2,6 @@ package session
 
 import (
 	"context"
-	"maps"
 	"math"
 
 	"sigmaos.dev/sigma"
@@ -62,9 +61,25 @@ func (c *Client) detached(fid uint32) {
 
 // reset begins anew with another server. It is called by the reader.
 func (c *Client) reset(nonce uint64) error {
-	c.gate.Lock() // nobody is sending now
+	c.gate.Lock() // nobody is sending by himself now
 	defer c.gate.Unlock()
+	records, err := c.anew(nonce)
+	if err != nil {
+		return err
+	}
+	return c.out.Alone(func() (err error) {
+		for i := 0; i < len(records) && err == nil; i++ {
+			err = sendIn(c.conn, records[i], nil, sendMax)
+		}
+		return err
+	})
+}
+
+// anew forgets what was under way and returns the requests by which a session begins. Nothing is put in line before they are answered.
+func (c *Client) anew(nonce uint64) (records [][]byte, err error) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.out.drop()
 	c.epoch++
 	first := c.pending[sigmap.NoTag] // of Dial, which is not over; or of a reset before this one
 	delete(c.pending, sigmap.NoTag)
@@ -83,28 +98,26 @@ func (c *Client) reset(nonce uint64) error {
 	c.pending = map[uint16]*waiter{sigmap.NoTag: first}
 	c.freeFid = nil
 	c.waits = 1 + len(c.attached)
-	attached := maps.Clone(c.attached)
-	tags := map[uint32]uint16{}
-	for fid := range attached {
-		tag := c.newTagLocked()
-		c.pending[tag] = &waiter{resumes: true}
-		tags[fid] = tag
-	}
-	c.mu.Unlock()
-	if err := c.write(sigmap.NoTag, &sigmap.Tversion{Msize: sigmap.MessageMax, Version: sigmap.ResetVersion(nonce)}, nil); err != nil {
-		return err
-	}
-	for fid, name := range attached {
-		if err := c.write(tags[fid], &sigmap.Tattach{Fid: fid, Afid: sigmap.NoFid, Aname: name, NUname: sigmap.NoFid}, nil); err != nil {
-			return err
+	add := func(tag uint16, m sigmap.Message) {
+		var buf []byte
+		if buf, err = sigmap.Encode(nil, tag, m); err == nil {
+			records = append(records, buf)
 		}
 	}
-	return nil
+	add(sigmap.NoTag, &sigmap.Tversion{Msize: sigmap.MessageMax, Version: sigmap.ResetVersion(c.version, nonce)})
+	for fid, name := range c.attached {
+		if err == nil {
+			tag := c.newTagLocked()
+			c.pending[tag] = &waiter{resumes: true}
+			add(tag, &sigmap.Tattach{Fid: fid, Afid: sigmap.NoFid, Aname: name, NUname: sigmap.NoFid})
+		}
+	}
+	return records, err
 }
 
 // resumedLocked counts the replies by which a session begins anew. A root that cannot be attached again fails when it is used.
 func (c *Client) resumedLocked(m sigmap.Message) error {
-	if v, ok := m.(*sigmap.Rversion); ok && v.Version != sigmap.VersionSigma {
+	if v, ok := m.(*sigmap.Rversion); ok && v.Version != c.version {
 		return unexpected(m)
 	}
 	if c.waits--; c.waits == 0 {
@@ -120,37 +133,30 @@ func (c *Client) usableLocked() {
 	}
 }
 
-// awaitUsable waits while the session begins anew.
-func (c *Client) awaitUsable(ctx context.Context) error {
-	c.mu.Lock()
-	usable, is := c.usable, c.isUsable
-	c.mu.Unlock()
-	if is {
-		return nil
-	}
-	select {
-	case <-usable:
-		return nil
-	case <-ctx.Done():
-		return sigma.Wrap("session.call", "", ctx.Err())
+// lockUsable takes mu, for a request about a handle of an epoch, when the session has begun.
+func (c *Client) lockUsable(ctx context.Context, epoch uint32) error {
+	for {
+		c.mu.Lock()
+		if err := c.currentLocked(epoch); err != nil {
+			c.mu.Unlock()
+			return err
+		}
+		if c.isUsable {
+			return nil
+		}
+		usable := c.usable
+		c.mu.Unlock()
+		select {
+		case <-usable: // also when the session ends
+		case <-ctx.Done():
+			return sigma.Wrap("session.call", "", ctx.Err())
+		}
 	}
 }
 
-// enter takes the gate for a request about a handle of an epoch.
-func (c *Client) enter(epoch uint32) error {
-	for {
-		c.gate.RLock()
-		c.mu.Lock()
-		usable, is, now := c.usable, c.isUsable, c.epoch
-		c.mu.Unlock()
-		switch {
-		case epoch != anyEpoch && epoch != now:
-			c.gate.RUnlock()
-			return errReset()
-		case is:
-			return nil
-		}
-		c.gate.RUnlock()
-		<-usable // also when the session ends
+func (c *Client) currentLocked(epoch uint32) error {
+	if epoch != anyEpoch && epoch != c.epoch {
+		return errReset()
 	}
+	return nil
 }

@@ -13,8 +13,13 @@ import (
 )
 
 // Goal: when another server takes over the connection, requests in flight and old handles get KindLost, the root goes on, and nothing that was meant for the dead server reaches
-// the new one. Also when that dies before it has said a word, or the client has not begun yet.
+// the new one. Also when that dies before it has said a word, or the client has not begun yet; whether or not the session is one whose records may hold several messages.
 func TestReset(t *testing.T) {
+	t.Run("not begun", func(t *testing.T) { testReset(t, true) })
+	t.Run("begun", func(t *testing.T) { testReset(t, false) })
+}
+
+func testReset(t *testing.T, early bool) {
 	mine, theirs, err := session.FilePair(syscall.SOCK_SEQPACKET)
 	if err != nil {
 		t.Fatal(err)
@@ -39,8 +44,10 @@ func TestReset(t *testing.T) {
 		}()
 		return func() { cancel(); <-over }
 	}
-	serve(true)() // dies at once; its word may be there or not
-	stop := serve(true)
+	if early {
+		serve(true)() // dies at once; its word may be there or not
+	}
+	stop := serve(early)
 	conn, err := session.FromFile(mine)
 	if err != nil {
 		t.Fatal(err)

@@ -267,8 +267,11 @@ func TestVersions(t *testing.T) {
 			t.Fatal(err)
 		}
 		go func() {
-			b.Recv()
-			b.Send(encode(sigmap.NoTag, m), nil)
+			for { // a client tries more than one version
+				if _, _, err := b.Recv(); err != nil || b.Send(encode(sigmap.NoTag, m), nil) != nil {
+					return
+				}
+			}
 		}()
 		if _, err := session.Dial(t.Context(), a); err == nil {
 			t.Errorf("%s: dialled", name)
@@ -457,4 +460,90 @@ func FuzzReplies(f *testing.F) {
 			op(context.Background(), root)
 		}
 	})
+}
+
+// TestSeveral: replies of one record reach those who asked; a record that is more or less than whole replies ends the session, as one of several does from a server that did not agree to such.
+func TestSeveral(t *testing.T) {
+	const callers = 10
+	for name, c := range map[string]struct {
+		version string
+		after   []byte
+		ok      bool
+	}{
+		"whole":      {sigmap.VersionSeveral, nil, true},
+		"garbage":    {sigmap.VersionSeveral, []byte("garbage"), false},
+		"half":       {sigmap.VersionSeveral, []byte{7, 0, 0, 0}, false},
+		"unasked":    {sigmap.VersionSeveral, encode(5000, &sigmap.Rfsync{}), false},
+		"not agreed": {sigmap.VersionSigma, nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b, err := session.Pair()
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				defer b.Close()
+				var record []byte
+				for waiting := 0; ; {
+					buf, _, err := b.Recv()
+					for len(buf) > 0 && err == nil {
+						var msg []byte
+						if msg, buf, err = sigmap.Cut(buf); err != nil {
+							return
+						}
+						tag, m, err := sigmap.Decode(msg)
+						switch m.(type) {
+						case *sigmap.Tversion:
+							b.Send(encode(tag, &sigmap.Rversion{Msize: sigmap.MessageMax, Version: c.version}), nil)
+						case *sigmap.Tattach:
+							b.Send(encode(tag, &sigmap.Rattach{}), nil)
+						case *sigmap.Tfsync:
+							record = append(record, encode(tag, &sigmap.Rfsync{})...)
+							waiting++
+						}
+						if err != nil {
+							return
+						}
+					}
+					if err != nil {
+						return
+					}
+					if waiting == callers {
+						b.Send(append(record, c.after...), nil)
+						record, waiting = nil, 0
+					}
+				}
+			}()
+			client, err := session.Dial(t.Context(), a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			root, err := client.Attach(t.Context(), "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			rounds := 1
+			if c.ok {
+				rounds = 100
+			}
+			var all sync.WaitGroup
+			for range callers {
+				all.Go(func() {
+					for range rounds {
+						if err := root.Sync(t.Context()); err != nil {
+							if c.ok || sigma.KindOf(err) != sigma.KindLost {
+								t.Error(err)
+							}
+							return
+						}
+					}
+				})
+			}
+			all.Wait()
+			if !c.ok {
+				<-client.Done()
+			}
+		})
+	}
 }

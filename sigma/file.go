@@ -62,6 +62,9 @@ const (
 	OpenTruncate                        // 8: cut to 0 bytes first
 	OpenAppend                          // 16: every write goes to the end
 	OpenExclusive                       // 32: with Create: fail with KindExists if the name is taken
+	// OpenHidden (64), with Create: the file is nobody's but this handle's until it is published (Publisher), which gives it its name, or takes the place of the file of that name unless OpenExclusive is set.
+	// KindUnsupported where files are seen at once.
+	OpenHidden
 )
 
 // Writes reports whether f opens for writing.
@@ -227,14 +230,30 @@ type Recaller interface {
 
 // FilePasser hands out a file descriptor of an opened file, so that its bytes need not pass through the server.
 type FilePasser interface {
-	// PassFile returns a regular file open for reading only. KindUnsupported where the server cannot.
+	// PassFile returns a regular file: open for reading only if the handle is, and open for reading and writing if nobody else sees the file yet (OpenHidden). What was passed for writing must be closed before the file can be
+	// published, or used through the handle again; until then both are KindBusy. It cannot grow beyond WriteDescriptorMax. KindUnsupported where the server cannot, KindPermission for a file that others may see.
 	PassFile(ctx context.Context) (*os.File, error)
 }
 
-// Publisher is a File whose written bytes become visible all at once (s3): by Sync, or by Publish, which does not wait for the disk. Close
+// WriteDescriptorMax is how large a program can make a file by a descriptor that was passed to it: the launcher gives each proc this limit of file sizes (RLIMIT_FSIZE), beyond which a write fails and the proc gets SIGXFSZ. What is
+// larger is written through the handle. It is what such a descriptor costs of a quota while it is out, so it is a compromise between the largest file and the smallest quota that have use of it.
+const WriteDescriptorMax = GiB
+
+// Publisher is a File whose written bytes become visible all at once (s3, or OpenHidden): by Sync, or by Publish, which does not wait for the disk. Close
 // discards what was not published. The server kit calls Publish when a client closes the handle itself, not when its session dies; so what
-// a dying writer left half-written is never seen. A client's handle answers the error of it in its Close, where it has one.
+// a dying writer left half-written is never seen.
 type Publisher interface {
-	// Publish makes what was written visible. It does nothing if nothing is to be published.
+	// Publish makes what was written visible. It does nothing if nothing is to be published. A client's handle cannot be used for anything but Close afterwards.
 	Publish(ctx context.Context) error
+}
+
+// Space is how much a realm can store where a file is.
+type Space struct {
+	Total, Free Bytes  // both 0 where there is no bound that the server knows
+	Files, Room uint64 // how many files there may be, and how many more; as Total and Free
+}
+
+// Spacious is a File whose server knows how much room there is for its realm.
+type Spacious interface {
+	Space(ctx context.Context) (Space, error)
 }

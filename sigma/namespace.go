@@ -62,6 +62,9 @@ type Handle interface {
 	io.ReaderAt
 	io.WriterAt
 	Stat() (Stat, error)
-	// File returns a file descriptor with the file's bytes if the server passes one (read only), else KindUnsupported.
+	// File returns a file descriptor with the file's bytes if the server passes one, else KindUnsupported: for reading, or for writing too if nobody else sees the file yet (OpenHidden), which is then
+	// to be closed before the handle is used again or closed (FilePasser).
 	File() (*os.File, error)
+	// Discard releases the handle as Close does, but of a file that nobody sees yet (OpenHidden, an object) it leaves nothing. To be called instead of Close.
+	Discard()
 }

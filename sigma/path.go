@@ -14,6 +14,7 @@ const (
 	NameProc = "proc" // procs
 	NameSys  = "sys"  // system calls and state
 	NameS3   = "s3"   // the object store, an endpoint
+	NameDB   = "db"   // SQL databases, an endpoint
 )
 
 // Special components that a walk resolves (001 §3.3).

@@ -30,13 +30,16 @@ type Realms interface {
 	SetLimits(ctx context.Context, id RealmID, limits RealmLimits) error
 }
 
-// RealmLimits bound what one realm's tree of names may hold, so that no tenant can take the name service from the others.
+// RealmLimits bound what one realm's tree of names may hold, so that no tenant can take the name service from the others, and what its procs may hold of a machine's sigmad.
 // Read: what is in force. Set: 0 leaves a limit as it is, LimitDefault gives it back its default.
 type RealmLimits struct {
 	Names   uint64 // files, directories and links; about 400 bytes of the name service's memory each
 	Bytes   Bytes  // of all files' data, which is in memory too
 	Watches uint64 // that wait at one time
 	Leases  uint64
+
+	Sessions uint64 // of procs, at each machine
+	Handles  uint64 // of files, in all these sessions together, at each machine
 }
 
 // LimitDefault gives a limit back its default.
@@ -48,6 +51,15 @@ const (
 	LimitBytesMax   = 8 * GiB
 	LimitWatchesMax = 1_000_000
 	LimitLeasesMax  = 1_000_000
+
+	LimitSessionsMax = 1_000_000
+	LimitHandlesMax  = 20_000_000
+)
+
+// Defaults of limits of each machine, which sees to them. A session costs some 30 KiB there, a handle some 300 bytes; four sessions may be full of handles.
+const (
+	LimitSessionsDefault = 20_000
+	LimitHandlesDefault  = 262_144
 )
 
 // Check says which limit cannot be set, or nil.
@@ -55,7 +67,8 @@ func (l RealmLimits) Check() error {
 	for _, c := range []struct {
 		what    string
 		n, most uint64
-	}{{"names", l.Names, LimitNamesMax}, {"bytes", uint64(l.Bytes), uint64(LimitBytesMax)}, {"watches", l.Watches, LimitWatchesMax}, {"leases", l.Leases, LimitLeasesMax}} {
+	}{{"names", l.Names, LimitNamesMax}, {"bytes", uint64(l.Bytes), uint64(LimitBytesMax)}, {"watches", l.Watches, LimitWatchesMax}, {"leases", l.Leases, LimitLeasesMax},
+		{"sessions", l.Sessions, LimitSessionsMax}, {"handles", l.Handles, LimitHandlesMax}} {
 		if c.n > c.most && c.n != LimitDefault {
 			return Errorf("sigma.RealmLimits", KindInvalid, "a realm may be limited to %d %s at most, not %d", c.most, c.what, c.n)
 		}

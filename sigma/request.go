@@ -1,6 +1,10 @@
 package sigma
 
-import "context"
+import (
+	"context"
+	"sync/atomic"
+	"time"
+)
 
 // What a request may carry beside itself (000 Fig 4-2). It travels in the context, because it concerns every operation of a File alike: who makes a request adds it, the session's client writes it into the
 // message, the server kit takes it out, and whoever passes the request on need not know of it.
@@ -29,6 +33,7 @@ type (
 	onceKey  struct{}
 	fenceKey struct{}
 	syncKey  struct{}
+	staleKey struct{}
 )
 
 // WithOnce makes the requests of ctx carry o. It is for one mutation.
@@ -63,4 +68,33 @@ func WithSync(ctx context.Context) context.Context {
 func IsSync(ctx context.Context) bool {
 	is, _ := ctx.Value(syncKey{}).(bool)
 	return is
+}
+
+// WithStale lets the reads of ctx tell what the machine remembers of a realm's names while the name service does not answer, however old that is; the Age says whether they did. What is not remembered is asked for
+// as ever. It may lack even the caller's own last changes. Of reads that are to be current (WithSync) nothing is remembered.
+func WithStale(ctx context.Context) (context.Context, *Age) {
+	a := &Age{}
+	return context.WithValue(ctx, staleKey{}, a), a
+}
+
+// AgeOf returns what WithStale put into ctx; nil if nothing did.
+func AgeOf(ctx context.Context) *Age {
+	a, _ := ctx.Value(staleKey{}).(*Age)
+	return a
+}
+
+// Age gathers how old the answers of several reads were. Safe for concurrent use.
+type Age struct{ most atomic.Int64 }
+
+// Most is the greatest age noted: all that had changed so long ago is in every answer. 0: the answers were as of reads without WithStale.
+func (a *Age) Most() time.Duration { return time.Duration(a.most.Load()) }
+
+// Note is called by who answers from memory.
+func (a *Age) Note(d time.Duration) {
+	for {
+		was := a.most.Load()
+		if int64(d) <= was || a.most.CompareAndSwap(was, int64(d)) {
+			return
+		}
+	}
 }

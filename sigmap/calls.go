@@ -22,9 +22,11 @@ import (
 //	                dial-stream machine, service -> - + socket (of the system's services only: to the same service of another machine)
 //	                etcd       - -> Etcd (to named only: where the names are, if not in an etcd of its own)
 //	                dial-etcd  name of one of its members -> - + socket (of named only)
+//	                dial-server RealmID, name of a database -> - + socket (of dbd only: to the database's server)
 //	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  RealmID -> []RealmInfo: up to RealmsPage after that one, by name
 //	                set-shares RealmID, shares -> -            set-limits RealmID, RealmLimits -> -
 //	/sys/machine    status     - -> []Service                  down        - -> -
+//	                server     RealmID, name of a database, IP address and port of its server ("" = none) -> - (provider)
 //	                usage      - -> []Usage, in the order of status
 //	/sys/machines   to the provider: what machined answers operators (machines/service.go), and membership (machines/membership.go)
 //	objects of /s3  hash       offset, count (u32) -> FileID, size, SHA-256 (data) of that range
@@ -57,9 +59,13 @@ const (
 	CallAccept     = "accept"
 	CallDial       = "dial"
 	CallClose      = "close"
+	CallRing       = "ring"
+	CallEndRing    = "end-ring"
 	CallDialStream = "dial-stream"
 	CallEtcd       = "etcd"
 	CallDialEtcd   = "dial-etcd"
+	CallServer     = "server"
+	CallDialServer = "dial-server"
 	CallCreate     = "create"
 	CallRemove     = "remove"
 	CallSetShares  = "set-shares"
@@ -246,13 +252,15 @@ func (c *Coder) Endpoint(e *sigma.Endpoint) {
 	}
 }
 
-// RealmLimits are four numbers.
+// RealmLimits are six numbers.
 func (c *Coder) RealmLimits(l *sigma.RealmLimits) {
 	bytes := uint64(l.Bytes)
 	c.U64(&l.Names)
 	c.U64(&bytes)
 	c.U64(&l.Watches)
 	c.U64(&l.Leases)
+	c.U64(&l.Sessions)
+	c.U64(&l.Handles)
 	if c.decoding {
 		l.Bytes = sigma.Bytes(bytes)
 	}

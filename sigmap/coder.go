@@ -43,6 +43,13 @@ func (c *Coder) Fail(msg string) {
 	}
 }
 
+// Last is a field at the end that those who came before it leave out: f is called if it is there. Encoders that have one write it without Last.
+func (c *Coder) Last(f func()) {
+	if c.err == nil && len(c.buf) > 0 {
+		f()
+	}
+}
+
 func (c *Coder) take(n int) []byte {
 	if c.err != nil || n > len(c.buf) {
 		c.Fail("message is truncated")

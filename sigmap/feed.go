@@ -15,6 +15,7 @@ const (
 	CallFeed    = "feed"
 	CallLook    = "look"
 	CallLookDir = "look-dir"
+	CallUse     = "use"    // - -> RealmLimits in force, RealmLimits: how much of them is used, as far as named knows
 	CallForget  = "forget" // n*(client u64) -> -; these clients (sigma.Once) are gone
 )
 

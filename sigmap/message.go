@@ -1,6 +1,7 @@
 package sigmap
 
 import (
+	"encoding/binary"
 	"fmt"
 
 	"sigmaos.dev/sigma"
@@ -8,8 +9,9 @@ import (
 
 // Versions that a session can be negotiated to, best first.
 const (
-	VersionSigma = "9P2000.L.sigma1" // 9P2000.L with the messages of types 128 and up
-	VersionPlain = "9P2000.L"
+	VersionSeveral = "9P2000.L.sigma2" // VersionSigma, and a record may hold several messages
+	VersionSigma   = "9P2000.L.sigma1" // 9P2000.L with the messages of types 128 and up
+	VersionPlain   = "9P2000.L"
 )
 
 // Limits of a session. MessageMax fits a socket buffer and is what one recvmsg takes; HeaderRoom is what the largest fixed part of a message that carries
@@ -111,7 +113,7 @@ const (
 	typeTlease    Type = 138
 	typeTcall     Type = 140
 	typeTpass     Type = 142
-	typeTwith     Type = 144 // another request, with what it carries; it has the reply of that
+	typeTwith     Type = 144 // another request, with what it carries; it has the reply of that, or one that says how old it is
 	typeTreadif   Type = 146
 	typeTwriteif  Type = 148
 	typeTfind     Type = 150
@@ -120,8 +122,25 @@ const (
 	typeRreset    Type = 157 // another server has taken over the connection; nobody asked
 )
 
-// ResetVersion is the version in the Tversion by which a client answers an Rreset. Whatever else the server receives before it was meant for another.
-func ResetVersion(nonce uint64) string { return fmt.Sprintf("%s.reset.%016x", VersionSigma, nonce) }
+// ResetVersion is the version in the Tversion by which a client whose session was of a version answers an Rreset. Whatever else the server receives before it was meant for another.
+func ResetVersion(version string, nonce uint64) string {
+	return fmt.Sprintf("%s.reset.%016x", version, nonce)
+}
+
+// SetTag changes the tag of an encoded message.
+func SetTag(msg []byte, tag uint16) { binary.LittleEndian.PutUint16(msg[5:headerSize], tag) }
+
+// Cut takes the first message off a record of several. Nothing but its size is looked at. Errors are KindInvalid.
+func Cut(record []byte) (msg, rest []byte, err error) {
+	var size uint32
+	if len(record) >= headerSize {
+		size = binary.LittleEndian.Uint32(record)
+	}
+	if size < headerSize || int64(size) > int64(len(record)) {
+		return nil, nil, sigma.Errorf("sigmap.Cut", sigma.KindInvalid, "a message says it has %d bytes; %d are left of its record", size, len(record))
+	}
+	return record[:size:size], record[size:], nil
+}
 
 // New returns an empty message of type t, or nil if t is unknown.
 func New(t Type) Message {
@@ -163,7 +182,7 @@ var constructors = [256]func() Message{
 	typeTreadif: func() Message { return new(Treadif) }, typeTreadif + 1: func() Message { return new(Rreadif) },
 	typeTwriteif: func() Message { return new(Twriteif) }, typeTwriteif + 1: func() Message { return new(Rwriteif) },
 	typeTlist: func() Message { return new(Tlist) }, typeTlist + 1: func() Message { return new(Rlist) },
-	typeTwith: func() Message { return new(Twith) }, typeTfind: func() Message { return new(Tfind) }, typeTfind + 1: func() Message { return new(Rfind) },
+	typeTwith: func() Message { return new(Twith) }, typeTwith + 1: func() Message { return new(Rwith) }, typeTfind: func() Message { return new(Tfind) }, typeTfind + 1: func() Message { return new(Rfind) },
 	typeTdescribe: func() Message { return new(Tdescribe) }, typeTdescribe + 1: func() Message { return new(Rdescribe) },
 }
 

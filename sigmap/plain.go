@@ -158,6 +158,12 @@ type (
 	}
 )
 
+// What Rstatfs says of every file system of sigmaOS.
+const (
+	FSType  = 0x01021997 // V9FS_MAGIC of Linux
+	FSBlock = 4096       // bytes that blocks are counted in
+)
+
 // Bits of Tsetattr.Valid.
 const (
 	AttrSetMode    = 1 << 0

@@ -94,6 +94,13 @@ func (s sampler) fill(v reflect.Value, wide bool) {
 		}
 		*p = s.message(t)
 		return
+	case *Rwith:
+		t := typeTwith
+		for New(t) == nil || t%2 == 0 || t == typeTwith+1 || t == typeTversion+1 || t == typeTflush+1 || t == typeRreset {
+			t = Type(s.IntN(256))
+		}
+		*p = Rwith{Age: time.Duration(1 + s.Uint64()>>2), Reply: s.message(t)}
+		return
 	case *sigma.Once:
 		if s.IntN(4) > 0 {
 			*p = sigma.Once{Client: 1 + s.Uint64()>>1, Seq: 1<<63 + s.Uint64()>>1, Done: s.Uint64() >> 1, Again: s.IntN(2) == 0}

@@ -19,7 +19,10 @@ func same(a, b any) bool { return normal(a) == normal(b) }
 
 func normal(v any) string {
 	if w, ok := v.(*Twith); ok && w.Request != nil {
-		return fmt.Sprint(w.Once, w.Fence, w.Request.Type(), normal(w.Request))
+		return fmt.Sprint(w.Once, w.Fence, w.Sync, w.Stale, w.Request.Type(), normal(w.Request))
+	}
+	if w, ok := v.(*Rwith); ok && w.Reply != nil {
+		return fmt.Sprint(w.Age, w.Reply.Type(), normal(w.Reply))
 	}
 	return strings.NewReplacer("[]string(nil)", "[]string{}", "[]uint8(nil)", "[]byte{}", "[]uint8{}", "[]byte{}", "[]byte(nil)", "[]byte{}").Replace(fmt.Sprintf("%#v", reflect.ValueOf(v).Elem()))
 }

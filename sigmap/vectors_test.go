@@ -23,7 +23,8 @@ const vectorsHead = `# Test vectors of sigmaP (docs/reference/protocol.md). Ever
 #
 # A line is: name, bytes in hex, fields in JSON; separated by tabs. A name is that of a message, or "payload." and that of a payload of calls, with a suffix
 # where there are several. Messages have tag 0x0102. In the fields, bytes are in base64, times in RFC 3339 (0001-01-01T00:00:00Z = none), durations in
-# nanoseconds, kinds and other enumerations are numbers. The request in a Twith is a Tunlinkat, or what the suffix says.
+# nanoseconds, kinds and other enumerations are numbers. The request in a Twith is a Tunlinkat, the reply in an Rwith an
+# Rreadlink, or what the suffix says; a stale Twith has a Tdescribe, its Rwith an Rfail.
 #
 # Written by: go test ./sigmap -run TestVectors -rewrite
 `
@@ -62,11 +63,14 @@ func vectors() map[string]Message {
 		&Tcall{Fid: 1, Method: "spawn", Payload: []byte("payload")}, &Rcall{Payload: []byte("reply")}, &Tpass{Fid: 1}, &Rpass{}, &Tlist{Fid: 1, Cookie: 2, Max: 3},
 		&Rlist{Next: 9, More: true, Entries: []sigma.DirEntry{{Name: "a", ID: wide, Size: 1, Next: 5}, {Name: "b", ID: sigma.FileID{Kind: sigma.KindFile, Path: 3, Version: 4}, Next: 9}}},
 		&Twith{Once: sigma.Once{Client: 0x1122334455667788, Seq: 3, Done: 2, Again: true}, Fence: sigma.Fence{Name: "/leader", Epoch: 9}, Request: &Tunlinkat{Dir: 1, Name: "a"}},
+		&Rwith{Age: 2 * time.Second, Reply: &Rreadlink{Target: "t"}},
 		&Tfind{Fid: 1, NewFid: 2, Path: 3}, &Rfind{},
 		&Tdescribe{Fid: 1}, &Rdescribe{Stat: sigma.Stat{ID: wide, Name: "n", Perm: 0o640, Size: 7, Modified: time.Unix(1700000000, 123456789).UTC(), Owner: "o", Ephemeral: true}})
 	add(".Tput", &Twith{Once: sigma.Once{Client: 1, Seq: 1}, Request: &Tput{Fid: 1, Names: []string{"a"}, Data: []byte("data")}})
 	add(".Tget", &Twith{Sync: true, Request: &Tget{Fid: 1, Names: []string{"a"}, Count: 2}})
+	add(".stale", &Twith{Stale: true, Request: &Tdescribe{Fid: 1}}, &Rwith{Age: time.Hour, Reply: &Rfail{Kind: sigma.KindNotFound, Path: "a"}})
 	add(".Tread", &Twith{Fence: sigma.Fence{Name: "f", Epoch: 1}, Request: &Tread{Fid: 1, Count: 2}})
+	add(".several", &Tversion{Msize: MessageMax, Version: VersionSeveral}, &Rversion{Msize: MessageMax, Version: VersionSeveral})
 	add(".clone", &Twalk{Fid: 1, NewFid: 2, Names: []string{}}, &Rwalk{IDs: []sigma.FileID{}})
 	add(".none", &Rfail{Kind: sigma.KindOther}, &Rread{Data: []byte{}}, &Rdescribe{}, &Rlist{})
 	add(".endpoint", &Tput{Fid: 1, Names: []string{"e"}, Options: sigma.PutOptions{Kind: sigma.KindEndpoint, MustExist: true}, Data: []byte("text")},
@@ -99,7 +103,7 @@ func fillPayloads(ps map[string]payload) {
 	*ps["Principal"].value.(*sigma.Principal) = who
 	*ps["Info"].value.(*Info) = Info{Principal: who, Version: "v1"}
 	*ps["Endpoint"].value.(*sigma.Endpoint) = sigma.Endpoint{Realm: "tenant", Machine: "m1", Proc: proc, ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormStream}
-	*ps["RealmInfos"].value.(*[]sigma.RealmInfo) = []sigma.RealmInfo{{ID: "tenant", Created: time.Unix(1, 0).UTC(), Procs: 2, Shares: 4, Limits: sigma.RealmLimits{Names: 1, Bytes: 2, Watches: 3, Leases: 4}}}
+	*ps["RealmInfos"].value.(*[]sigma.RealmInfo) = []sigma.RealmInfo{{ID: "tenant", Created: time.Unix(1, 0).UTC(), Procs: 2, Shares: 4, Limits: sigma.RealmLimits{Names: 1, Bytes: 2, Watches: 3, Leases: 4, Sessions: 5, Handles: 6}}}
 	*ps["Caps"].value.(*Caps) = Caps{ID: proc, Realm: "tenant", Machine: "m1", Profile: sigma.ProfileSigma, View: d.View, Kin: []sigma.ProcID{proc}, Entered: 1, Leases: []sigma.LeaseID{7}, Memory: 64 * sigma.MiB, Tasks: 512, Files: 4096}
 	*ps["Services"].value.(*[]Service) = []Service{{Name: "named", Proc: proc, State: "running", Since: time.Unix(1, 0).UTC(), Restarts: 1}}
 }

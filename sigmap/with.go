@@ -2,15 +2,17 @@ package sigmap
 
 import (
 	"context"
+	"time"
 
 	"sigmaos.dev/sigma"
 )
 
-// Twith is a request together with what it carries (sigma.Once, sigma.Fence, sigma.WithSync). Its reply is that of the request in it.
+// Twith is a request together with what it carries (sigma.Once, sigma.Fence, sigma.WithSync, sigma.WithStale). Its reply is that of the request in it, or an Rwith that has it.
 type Twith struct {
 	Once    sigma.Once  // Client 0 = none
 	Fence   sigma.Fence // Name "" = none
 	Sync    bool        // the answer must be current
+	Stale   bool        // the answer may be old, as an Rwith then says
 	Request Message     // of a client; no Twith, Tversion or Tflush
 }
 
@@ -27,6 +29,9 @@ func (m *Twith) fields(c *Coder) {
 	if m.Sync {
 		flags |= withSync
 	}
+	if m.Stale {
+		flags |= withStale
+	}
 	if !c.decoding {
 		if m.Request == nil {
 			c.Fail("a request was left out")
@@ -42,18 +47,18 @@ func (m *Twith) fields(c *Coder) {
 	c.U64((*uint64)(&m.Fence.Epoch))
 	c.U8(&typ)
 	if c.decoding {
-		m.Once.Again, m.Sync = flags&withAgain != 0, flags&withSync != 0
+		m.Once.Again, m.Sync, m.Stale = flags&withAgain != 0, flags&withSync != 0, flags&withStale != 0
 	}
 	o, f := m.Once, m.Fence
 	t := Type(typ)
 	switch {
 	case c.err != nil:
 		return
-	case flags > withAgain|withSync, o.Client == 0 && o != sigma.Once{}, o.Client != 0 && o.Seq <= o.Done:
+	case flags > withAgain|withSync|withStale, o.Client == 0 && o != sigma.Once{}, o.Client != 0 && o.Seq <= o.Done:
 		c.Fail("a number of a mutation that cannot be")
 	case f.Name == "" && f.Epoch != 0, len(f.Name) > sigma.PathMax:
 		c.Fail("a fence that cannot be")
-	case o.Client == 0 && f.Name == "" && !m.Sync:
+	case o.Client == 0 && f.Name == "" && !m.Sync && !m.Stale:
 		c.Fail("nothing goes with the request")
 	case t%2 != 0 || t == typeTwith || t == typeTversion || t == typeTflush:
 		c.Fail("a message that nothing can go with")
@@ -72,18 +77,60 @@ func (m *Twith) fields(c *Coder) {
 const (
 	withAgain = 1 << iota
 	withSync
+	withStale
 )
+
+// Rwith is the reply to a Twith that allows answers which are old, if it is one.
+type Rwith struct {
+	Age   time.Duration // all that had changed so long ago is in the answer; more than 0
+	Reply Message       // of a server; no Rwith, Rversion, Rflush or Rreset
+}
+
+func (*Rwith) Type() Type { return typeTwith + 1 }
+
+func (m *Rwith) fields(c *Coder) {
+	var typ uint8
+	if !c.decoding {
+		if m.Reply == nil {
+			c.Fail("a reply was left out")
+			return
+		}
+		typ = uint8(m.Reply.Type())
+	}
+	c.Duration(&m.Age)
+	c.U8(&typ)
+	t := Type(typ)
+	switch {
+	case c.err != nil:
+		return
+	case m.Age <= 0:
+		c.Fail("an age that cannot be")
+		return
+	case t%2 == 0 || t == typeTwith+1 || t == typeTversion+1 || t == typeTflush+1 || t == typeRreset:
+		c.Fail("a message that nothing can go with")
+		return
+	}
+	if c.decoding {
+		if m.Reply = New(t); m.Reply == nil {
+			c.err = unknownType(t)
+		}
+	}
+	if c.err == nil {
+		m.Reply.fields(c)
+	}
+}
 
 // With returns m together with what ctx says it carries, or m itself if that is nothing. Only mutations, and finding a file for one, carry numbers; mutations need not say that they must meet what is current.
 func With(ctx context.Context, m Message) Message {
 	o, f, sync := sigma.OnceOf(ctx), sigma.FenceOf(ctx), sigma.IsSync(ctx) && !Mutates(m)
+	stale := sigma.AgeOf(ctx) != nil && !sync && !Mutates(m)
 	if !numbered(m) {
 		o = sigma.Once{}
 	}
-	if o.Client == 0 && f.Name == "" && !sync {
+	if o.Client == 0 && f.Name == "" && !sync && !stale {
 		return m
 	}
-	return &Twith{o, f, sync, m}
+	return &Twith{o, f, sync, stale, m}
 }
 
 // Context returns ctx as who carries out the request needs it.
@@ -96,6 +143,9 @@ func (m *Twith) Context(ctx context.Context) context.Context {
 	}
 	if m.Sync {
 		ctx = sigma.WithSync(ctx)
+	}
+	if m.Stale {
+		ctx, _ = sigma.WithStale(ctx)
 	}
 	return ctx
 }

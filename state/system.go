@@ -56,7 +56,7 @@ type Realm struct {
 	Procs   int       `json:"procs"` // that have not ended
 	Shares  uint32    `json:"shares"`
 
-	Limits RealmLimits `json:"limits"` // of its names
+	Limits RealmLimits `json:"limits"` // of its names, and at each machine
 }
 
 // RealmLimits are those of a realm's names.
@@ -65,11 +65,14 @@ type RealmLimits struct {
 	Bytes   uint64 `json:"bytes"`
 	Watches uint64 `json:"watches"`
 	Leases  uint64 `json:"leases"`
+
+	Sessions uint64 `json:"sessions"`
+	Handles  uint64 `json:"handles"`
 }
 
 // OfRealm describes a realm.
 func OfRealm(r sigma.RealmInfo) Realm {
-	return Realm{string(r.ID), r.Created, r.Procs, max(1, r.Shares), RealmLimits{r.Limits.Names, uint64(r.Limits.Bytes), r.Limits.Watches, r.Limits.Leases}}
+	return Realm{string(r.ID), r.Created, r.Procs, max(1, r.Shares), RealmLimits{r.Limits.Names, uint64(r.Limits.Bytes), r.Limits.Watches, r.Limits.Leases, r.Limits.Sessions, r.Limits.Handles}}
 }
 
 // Queue is a line of /sys/queues: what of a realm waits at the scheduler for a machine with room.
