@@ -45,6 +45,9 @@ func (b *body) change(op string, e edit) error {
 	if sp.t.cfg.Policy.Objects && b.temp == "" {
 		return sigma.Errorf(op, sigma.KindUnsupported, "a published object cannot be changed")
 	}
+	if err := b.reclaimLocked(op); err != nil {
+		return err
+	}
 	if e.ifVersion != 0 && !b.isAt(e.ifVersion) {
 		return sigma.Errorf(op, sigma.KindVersion, "the file has changed")
 	}

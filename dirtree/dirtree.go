@@ -14,7 +14,7 @@
 //
 // It assumes that it alone changes the directory (it takes a flock on it), that the file system keeps times in
 // nanoseconds (New checks), and that the server's uid owns everything: files have mode 0600 and directories 0700 whatever
-// is asked for, and tenants reach them through this package or through descriptors it passes, read-only.
+// is asked for, and tenants reach them through this package or through descriptors it passes.
 //
 // # Versions
 //
@@ -22,22 +22,24 @@
 // max(version+1, now). So it costs no storage of its own, survives restarts, and is published together with the bytes when a file is
 // replaced by rename. While a file is in use its version is kept in memory, because the kernel writes a coarser time
 // between the change and our setting of it. A crash of the server in that instant may leave the time of an
-// unacknowledged change up to one kernel tick behind; acknowledged changes are exact. In exchange SetStat.Modified is KindUnsupported.
+// unacknowledged change up to one kernel tick behind; acknowledged changes are exact. A time that is set is kept beside it (attr.go).
 //
 // # Publishing
 //
-// With Policy.Objects a file opened for writing is a temporary file of which nobody else sees anything until Sync or
-// Publish renames it into its place; Close without either discards it. So a writer that dies leaves nothing half-written.
+// With Policy.Objects, and with OpenHidden, a file opened for writing is a temporary file of which nobody else sees anything until Sync or
+// Publish renames it into its place; Close without either discards it. So a writer that dies leaves nothing half-written. As long as it is hidden a descriptor for writing
+// may be passed (passed.go).
 //
 // # Locks
 //
 // In this order: Tree.mu; body.mu (bytes of one file change); space.names (read: names are resolved; write: names
 // change); space.mu (everything in memory). System calls on names are made under space.names, because the table in memory and the
-// directory on disk must change together; none but close is made under space.mu, and none that waits for the disk to be flushed
+// directory on disk must change together; none but close and that of passed.go is made under space.mu, and none that waits for the disk to be flushed
 // under either.
 package dirtree
 
 import (
+	"container/list"
 	"context"
 	"sync"
 
@@ -53,6 +55,8 @@ type Policy struct {
 	Objects bool
 	// Links: symlinks and endpoints can be made.
 	Links bool
+	// Attributes: modes and times of files can be set. Nobody is refused anything for a mode: it is kept for who looks at it.
+	Attributes bool
 	// CheckEntry may refuse a new entry by name and kind; top says that its directory is the realm's root. nil allows all.
 	CheckEntry func(top bool, name string, kind sigma.FileKind) error
 }
@@ -64,9 +68,14 @@ const (
 	OpenMaxDefault = 4096
 	// ListingMax bounds the memory of one realm's unfinished listings; it is enough for a directory of a million names.
 	ListingMax = 64 * sigma.MiB
+	// ActiveMax is how many realms keep their directories open while nobody uses them: with three each, well below what a server may open.
+	ActiveMax = 1024
 	// EntryCost is charged to the quota for each entry besides the size of a file: about an inode and a name.
 	EntryCost = 512
 )
+
+// parkTries bounds what one Attach does for the room of all: with two, the number of open directories falls whenever it is too high and realms are idle.
+const parkTries = 2
 
 // Config says where the tree is and what bounds it.
 type Config struct {
@@ -87,9 +96,12 @@ type Tree struct {
 	dir   int // descriptors of Dir, Dir/realms and Dir/trash
 	homes int
 	trash trash
+	// leases: the file system grants them, so descriptors for writing may be passed.
+	leases bool
 
 	mu     sync.Mutex
 	spaces map[sigma.RealmID]*space // guarded by mu
+	active list.List                // guarded by mu: spaces whose directories are open, the one attached last in front
 	closed bool                     // guarded by mu
 }
 
@@ -128,6 +140,7 @@ func (t *Tree) setUp() (err error) {
 	if err := t.trash.empty(context.Background()); err != nil {
 		return err
 	}
+	t.leases = checkLeases(&t.trash)
 	return checkTimes(t.dir)
 }
 
@@ -151,13 +164,50 @@ func (t *Tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 	if err != nil {
 		return nil, wrap(op, "", err)
 	}
-	sp.mu.Lock()
-	defer sp.mu.Unlock()
-	if sp.dead {
-		return nil, sigma.Errorf(op, sigma.KindStale, "the realm is being removed")
+	for {
+		parked, f := sp.attach()
+		switch {
+		case f != nil:
+			t.parkOthers(sp)
+			return &fenced{f}, nil
+		case !parked:
+			return nil, sigma.Errorf(op, sigma.KindStale, "the realm is being removed")
+		}
+		if err := sp.unpark(); err != nil {
+			return nil, wrap(op, "", err)
+		}
 	}
-	sp.root.refs++
-	return &fenced{&file{sp: sp, n: sp.root}}, nil
+}
+
+// parkOthers notes that sp is in use, and closes directories of realms that are not, those attached longest ago first, so that a server has room for any number of realms.
+func (t *Tree) parkOthers(sp *space) {
+	t.mu.Lock()
+	if sp.active == nil {
+		sp.active = t.active.PushFront(sp)
+	} else {
+		t.active.MoveToFront(sp.active)
+	}
+	var idle []*space
+	for e := t.active.Back(); t.active.Len() > ActiveMax && e != nil && len(idle) < parkTries; {
+		other, before := e.Value.(*space), e.Prev()
+		if other != sp {
+			idle = append(idle, other)
+			t.active.Remove(e)
+			other.active = nil
+		}
+		e = before
+	}
+	t.mu.Unlock()
+	for _, other := range idle {
+		if other.park() {
+			continue
+		}
+		t.mu.Lock() // it is in use, and asked again when all others have been
+		if other.active == nil {
+			other.active = t.active.PushFront(other)
+		}
+		t.mu.Unlock()
+	}
 }
 
 // space returns the realm's part of the tree, loading it at its first use. Others wait for that, also of other realms
@@ -202,6 +252,9 @@ func (t *Tree) RemoveRealm(ctx context.Context, realm sigma.RealmID) error {
 	sp := t.spaces[realm]
 	delete(t.spaces, realm)
 	if sp != nil {
+		if sp.active != nil {
+			t.active.Remove(sp.active)
+		}
 		sp.end()
 	}
 	err := t.trash.take(t.homes, string(realm))

@@ -35,6 +35,7 @@ type info struct {
 	size    uint64
 	version sigma.Version
 	target  string // of a link
+	marked  bool   // it has attributes
 }
 
 // retry repeats a system call that a signal interrupted.
@@ -97,7 +98,7 @@ func look(dir int, name string) (info, error) {
 	if err != nil {
 		return info{}, err
 	}
-	in := info{ino: st.Ino, version: versionOf(st.Mtime)}
+	in := info{ino: st.Ino, version: versionOf(st.Mtime), marked: st.Mode&marked != 0}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		in.kind, in.size = sigma.KindFile, st.Size

@@ -62,20 +62,23 @@ func (sp *space) absent(op string, dir *node, name string, kind sigma.FileKind) 
 }
 
 // Create implements sigma.File.
-func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, _ uint32) (*file, error) {
+func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (*file, error) {
 	const op = "dirtree.Create"
 	sp := f.sp
 	made, n := (*file)(nil), (*node)(nil)
+	hidden := flags&sigma.OpenHidden != 0
 	err := f.inDir(ctx, op, name, func(dir *node) error {
 		in, err := look(dir.fd, name)
 		switch {
-		case err == unix.ENOENT && sp.t.cfg.Policy.Objects:
+		case err == unix.ENOENT && (hidden || sp.t.cfg.Policy.Objects):
 			err = sp.admit(dir, name, sigma.KindFile)
 		case err == unix.ENOENT:
-			made, err = sp.createNow(op, dir, name, flags)
+			made, err = sp.createNow(op, dir, name, flags, perm)
 		case err == nil && (flags&sigma.OpenExclusive != 0 || isLink(in.kind)):
 			err = sigma.PathError(op, sigma.KindExists, name)
-		case err == nil:
+		case err == nil && hidden && in.kind == sigma.KindDir:
+			err = sigma.PathError(op, sigma.KindIsDir, name)
+		case err == nil && !hidden:
 			n, err = sp.step(op, dir, name)
 		}
 		return err
@@ -107,10 +110,13 @@ func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, _
 }
 
 // createNow makes an empty file in place and opens it. With sp.names held for writing.
-func (sp *space) createNow(op string, dir *node, name string, flags sigma.OpenFlags) (*file, error) {
+func (sp *space) createNow(op string, dir *node, name string, flags sigma.OpenFlags, perm uint32) (*file, error) {
 	err := sp.makeEntry(op, dir, name, sigma.KindFile, func() error {
 		fd, err := openAt(dir.fd, name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL)
-		closeFD(fd)
+		if err == nil {
+			sp.birth(fd, sigma.KindFile, perm)
+			closeFD(fd)
+		}
 		return err
 	})
 	if err != nil {
@@ -129,10 +135,20 @@ func (sp *space) createNow(op string, dir *node, name string, flags sigma.OpenFl
 }
 
 // Mkdir implements sigma.File.
-func (f *file) Mkdir(ctx context.Context, name string, _ uint32) error {
+func (f *file) Mkdir(ctx context.Context, name string, perm uint32) error {
 	const op = "dirtree.Mkdir"
 	return f.inDir(ctx, op, name, func(dir *node) error {
-		return f.sp.makeEntry(op, dir, name, sigma.KindDir, func() error { return unix.Mkdirat(dir.fd, name, 0o700) })
+		return f.sp.makeEntry(op, dir, name, sigma.KindDir, func() error {
+			if err := unix.Mkdirat(dir.fd, name, 0o700); err != nil || !f.sp.t.cfg.Policy.Attributes || perm&0o777 == permDir {
+				return err
+			}
+			fd, err := openDirAt(dir.fd, name)
+			if err == nil {
+				f.sp.birth(fd, sigma.KindDir, perm)
+				closeFD(fd)
+			}
+			return err
+		})
 	})
 }
 

@@ -22,6 +22,8 @@ var (
 	_ sigma.Publisher   = (*fenced)(nil)
 	_ sigma.Caller      = (*fenced)(nil)
 	_ sigma.Conditional = (*fenced)(nil)
+	_ sigma.Spacious    = (*fenced)(nil)
+	_ sigma.Identified  = (*fenced)(nil)
 )
 
 func (h *fenced) enter(ctx context.Context) (context.Context, func(error) error, error) {
@@ -143,6 +145,23 @@ func (h *fenced) Sync(ctx context.Context) error { return h.under(ctx, h.f.Sync)
 
 // Publish implements sigma.Publisher.
 func (h *fenced) Publish(ctx context.Context) error { return h.under(ctx, h.f.Publish) }
+
+// FileID implements sigma.Identified.
+func (h *fenced) FileID() sigma.FileID {
+	f := h.f
+	f.sp.mu.Lock()
+	defer f.sp.mu.Unlock()
+	switch {
+	case f.b != nil:
+		return sigma.FileID{Kind: sigma.KindFile, Path: f.b.id, Version: f.b.version}
+	case f.n != nil:
+		return f.n.fileIDLocked()
+	}
+	return sigma.FileID{}
+}
+
+// Space implements sigma.Spacious.
+func (h *fenced) Space(ctx context.Context) (sigma.Space, error) { return h.f.space(ctx) }
 
 // Get implements sigma.Getter.
 func (h *fenced) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {

@@ -2,9 +2,7 @@ package dirtree
 
 import (
 	"context"
-	"os"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -145,7 +143,7 @@ func (sp *space) stepFrom(op string, dir *node, name string) (*node, error) {
 	return n, wrap(op, name, err)
 }
 
-// Stat implements sigma.File. The time of modification is the version.
+// Stat implements sigma.File. The time of modification is the version, unless another was set.
 func (f *file) Stat(ctx context.Context) (sigma.Stat, error) {
 	const op = "dirtree.Stat"
 	n, err := f.check(ctx, op)
@@ -156,24 +154,22 @@ func (f *file) Stat(ctx context.Context) (sigma.Stat, error) {
 	sp.names.RLock() // so that name and size are of one moment
 	defer sp.names.RUnlock()
 	sp.mu.Lock()
-	st := sigma.Stat{Perm: 0o600, Name: f.name}
-	b := f.b
+	st := sigma.Stat{Name: f.name}
+	b, attr := f.b, attributes{}
 	if n != nil {
-		st.ID, st.Name = n.fileIDLocked(), n.name
+		st.ID, st.Name, attr = n.fileIDLocked(), n.name, n.attr
 		if b == nil {
 			b = n.body
 		}
 	}
 	if b != nil {
 		st.ID = sigma.FileID{Kind: sigma.KindFile, Path: b.id, Version: b.version}
-		st.Size = b.size
+		st.Size = b.sizeNow(b.size)
 	}
 	sizeOnDisk := b == nil && n.kind == sigma.KindFile
 	switch {
 	case isLink(st.ID.Kind):
-		st.Perm, st.Size = 0o777, uint64(len(n.target))
-	case st.ID.Kind == sigma.KindDir:
-		st.Perm = 0o700
+		st.Size = uint64(len(n.target))
 	case sizeOnDisk && n.removed:
 		err = sigma.PathError(op, sigma.KindNotFound, n.name)
 	}
@@ -183,28 +179,35 @@ func (f *file) Stat(ctx context.Context) (sigma.Stat, error) {
 		in, err = look(n.parent.fd, n.name)
 		st.Size = in.size
 	}
-	st.Modified = time.Unix(0, int64(st.ID.Version))
+	st.Perm, st.Modified = attr.permOf(st.ID.Kind), attr.modifiedAt(st.ID.Version)
 	return st, wrap(op, st.Name, err)
 }
 
-// SetStat implements sigma.File. Only Size can change; Perm is fixed and Modified is the version.
+// SetStat implements sigma.File.
 func (f *file) SetStat(ctx context.Context, c sigma.StatChange) error {
 	const op = "dirtree.SetStat"
 	n, err := f.check(ctx, op)
-	switch {
-	case err != nil:
-		return err
-	case c.Perm != nil || c.Modified != nil:
-		return sigma.Errorf(op, sigma.KindUnsupported, "permissions and times of files cannot be set here")
-	case c.Size == nil:
-		return nil
+	attributes := c.Perm != nil || c.Modified != nil
+	if err == nil && attributes {
+		err = f.checkAttributes(op, n, c)
 	}
+	if err == nil && c.Size != nil {
+		err = f.resize(op, n, *c.Size)
+	}
+	if err != nil || !attributes {
+		return err
+	}
+	return wrap(op, "", f.setAttributes(op, n, c))
+}
+
+// resize changes the size of a file, which need not be open.
+func (f *file) resize(op string, n *node, size uint64) error {
 	b := f.b
 	if b == nil {
-		sp := f.sp
-		sp.names.RLock()
-		b, err = sp.openBody(op, n)
-		sp.names.RUnlock()
+		var err error
+		f.sp.names.RLock()
+		b, err = f.sp.openBody(op, n)
+		f.sp.names.RUnlock()
 		if err != nil {
 			return wrap(op, "", err)
 		}
@@ -212,7 +215,7 @@ func (f *file) SetStat(ctx context.Context, c sigma.StatChange) error {
 	} else if !f.flags.Writes() {
 		return sigma.Errorf(op, sigma.KindPermission, "the handle is open for reading only")
 	}
-	return b.resize(op, *c.Size)
+	return b.resize(op, size)
 }
 
 // Open implements sigma.File.
@@ -336,34 +339,6 @@ func (f *file) Publish(ctx context.Context) error {
 		f.sp.release(dir)
 	}
 	return wrap(op, "", err)
-}
-
-// PassFile implements sigma.FilePasser. A descriptor of its own is opened by name, since one shared with others would share
-// its position; so a file that was removed or replaced meanwhile is KindUnsupported, and must be read through ReadAt.
-func (f *file) PassFile(ctx context.Context) (*os.File, error) {
-	const op = "dirtree.PassFile"
-	if err := f.wantBytes(ctx, op, false); err != nil {
-		return nil, err
-	}
-	sp := f.sp
-	sp.names.RLock()
-	defer sp.names.RUnlock()
-	sp.mu.Lock()
-	n := f.b.node
-	sp.mu.Unlock()
-	if n == nil {
-		return nil, sigma.Errorf(op, sigma.KindUnsupported, "the file has been removed or replaced, or is not published")
-	}
-	fd, err := openAt(n.parent.fd, n.name, unix.O_RDONLY|unix.O_NONBLOCK)
-	if err != nil {
-		return nil, wrap(op, n.name, err)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Ino != f.b.ino {
-		closeFD(fd)
-		return nil, sigma.Errorf(op, sigma.KindStale, "the file was changed behind the server's back")
-	}
-	return os.NewFile(uintptr(fd), n.name), nil
 }
 
 // Watch implements sigma.Watcher.

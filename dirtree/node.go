@@ -60,10 +60,20 @@ func (sp *space) step(op string, dir *node, name string) (*node, error) {
 	}
 	sp.mu.Lock()
 	n = sp.known(in)
+	attr := attributes{}
+	if n == nil && in.marked {
+		sp.mu.Unlock()
+		if attr, err = attributesOf(dir.fd, name, in); err != nil {
+			return nil, err
+		}
+		sp.mu.Lock()
+		n = sp.known(in)
+	}
 	fresh := n == nil
 	if !fresh || in.kind != sigma.KindDir {
 		if fresh {
 			n = sp.addLocked(dir, name, in, -1)
+			n.attr = attr
 		}
 		n.refs++
 		sp.mu.Unlock()
@@ -89,6 +99,7 @@ func (sp *space) step(op string, dir *node, name string) (*node, error) {
 		sp.open--
 	} else {
 		n = sp.addLocked(dir, name, in, fd)
+		n.attr = attr
 	}
 	n.refs++
 	sp.rememberLocked(dir, name, n)
@@ -333,12 +344,14 @@ func (b *body) close() {
 	}
 	if b.node != nil {
 		b.node.body = nil
-	} else {
-		sp.unchargeLocked(EntryCost + b.size)
 	}
-	sp.open--
+	if b.passed.Load() {
+		sp.orphans = append(sp.orphans, b)
+		sp.sweepLocked()
+	} else {
+		b.endLocked()
+	}
 	sp.mu.Unlock()
-	closeFD(b.fd)
 	if b.temp != "" {
 		sp.names.RLock()
 		defer sp.names.RUnlock()

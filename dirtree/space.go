@@ -1,8 +1,11 @@
 package dirtree
 
 import (
+	"container/list"
+	"context"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -15,9 +18,11 @@ type space struct {
 	t     *Tree
 	realm sigma.RealmID
 
+	active *list.Element // of Tree.active; nil if it is not there; guarded by Tree.mu
+
 	loading sync.Once
 	loadErr error
-	home    int // descriptors of realms/REALM and its temp
+	home    int // descriptors of realms/REALM and its temp; they and the root's are written under names and mu
 	temp    int
 	fences  *fence.Table // set by load
 
@@ -31,7 +36,9 @@ type space struct {
 	listing int              // guarded by mu: bytes of listings held by handles
 	temps   uint64           // guarded by mu: names given to temporary files
 	recent  map[entry]*node  // guarded by mu: directories that were lately walked through, each with a reference
+	orphans []*body          // guarded by mu: see sweepLocked
 	dead    bool             // guarded by mu: removed or closed
+	parked  bool             // guarded by mu: nobody has a handle, and home, temp and the root are closed
 }
 
 // recentMax directories are kept open after their last use, so that walking through them again costs no system call.
@@ -52,7 +59,8 @@ type node struct {
 	id      uint64
 	version sigma.Version
 	target  string // of a link
-	parent  *node  // nil at the root; holds a reference
+	attr    attributes
+	parent  *node // nil at the root; holds a reference
 	name    string
 	refs    int // handles, children, and operations under way
 	fd      int // of a directory, else -1
@@ -72,6 +80,9 @@ type body struct {
 	size uint64     // guarded by mu for writing and by space.mu for both
 	temp string     // guarded by mu: name of the temporary file while not published
 	bad  bool       // guarded by mu: a write failed, so it must not be published
+
+	passed atomic.Bool // changed under mu: a descriptor for writing was passed, and may be open
+	spare  uint64      // guarded by mu: what is charged for what may be written by it
 
 	// Guarded by space.mu:
 	version sigma.Version
@@ -116,9 +127,12 @@ func (sp *space) loadNow() (err error) {
 	if sp.t.cfg.QuotaBytes > 0 {
 		used, err = usage(fd)
 	}
-	in := info{}
+	in, attr := info{}, attributes{}
 	if err == nil {
 		in, err = look(fd, "")
+	}
+	if in.marked {
+		attr = loadAttributes(fd)
 	}
 	if err != nil {
 		closeFD(fd)
@@ -127,8 +141,67 @@ func (sp *space) loadNow() (err error) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	sp.used = used
-	sp.root = &node{sp: sp, kind: sigma.KindDir, ino: in.ino, id: in.id, version: in.version, fd: fd, refs: 1}
+	sp.root = &node{sp: sp, kind: sigma.KindDir, ino: in.ino, id: in.id, version: in.version, attr: attr, fd: fd, refs: 1}
 	sp.table[in.ino] = sp.root
+	return nil
+}
+
+// attach returns a handle of the root, or says that the realm must be unparked before; neither if it is dead.
+func (sp *space) attach() (parked bool, f *file) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if sp.dead || sp.parked {
+		return sp.parked && !sp.dead, nil
+	}
+	sp.root.refs++
+	return false, &file{sp: sp, n: sp.root}
+}
+
+// park closes the realm's directories if nobody uses them. What is known of it stays: versions, fences, what is charged.
+func (sp *space) park() bool {
+	sp.names.Lock()
+	defer sp.names.Unlock()
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if sp.dead || sp.root == nil {
+		return true
+	}
+	sp.forgetLocked()
+	if sp.root.refs > 1 || sp.open > 0 {
+		return false
+	}
+	sp.parked = true
+	sp.closeLocked()
+	return true
+}
+
+// closeLocked closes the realm's directories.
+func (sp *space) closeLocked() {
+	for _, fd := range []*int{&sp.home, &sp.temp, &sp.root.fd} {
+		closeFD(*fd)
+		*fd = -1
+	}
+}
+
+// unpark opens them again.
+func (sp *space) unpark() (err error) {
+	sp.names.Lock()
+	defer sp.names.Unlock()
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if sp.dead || !sp.parked {
+		return nil
+	}
+	if sp.home, err = openDirAt(sp.t.homes, string(sp.realm)); err == nil {
+		if sp.temp, err = openDirAt(sp.home, "temp"); err == nil {
+			sp.root.fd, err = openDirAt(sp.home, "tree")
+		}
+	}
+	if err != nil {
+		sp.closeLocked()
+		return err
+	}
+	sp.parked = false
 	return nil
 }
 
@@ -199,6 +272,10 @@ func (sp *space) end() {
 	}
 	root := sp.root
 	sp.forgetLocked()
+	for _, b := range sp.orphans {
+		closeFD(b.fd)
+	}
+	sp.orphans = nil
 	sp.mu.Unlock()
 	if root != nil {
 		sp.release(root)
@@ -226,7 +303,12 @@ func (sp *space) aliveLocked(op string) error {
 func (sp *space) charge(op string, more uint64) error {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	if quota := uint64(sp.t.cfg.QuotaBytes); quota > 0 && (more > quota || sp.used > quota-more) {
+	quota := uint64(sp.t.cfg.QuotaBytes)
+	full := func() bool { return quota > 0 && (more > quota || sp.used > quota-more) }
+	if full() {
+		sp.sweepLocked()
+	}
+	if full() {
 		return &sigma.Error{Op: op, Realm: sp.realm, Kind: sigma.KindNoSpace, Msg: "the realm's quota is used up", Hint: "remove files, or ask the provider for more"}
 	}
 	sp.used += more
@@ -246,12 +328,35 @@ func (sp *space) unchargeLocked(less uint64) { sp.used -= min(less, sp.used) }
 func (sp *space) reserveLocked(op string) error {
 	if sp.open >= sp.t.cfg.OpenMax {
 		sp.forgetLocked()
+		sp.sweepLocked()
 	}
 	if sp.open >= sp.t.cfg.OpenMax {
 		return &sigma.Error{Op: op, Realm: sp.realm, Kind: sigma.KindBusy, Msg: "the realm has too many files open", Hint: "close some, or open fewer at once"}
 	}
 	sp.open++
 	return nil
+}
+
+// space is what the realm's quota leaves, or the disk if that is less.
+func (f *file) space(ctx context.Context) (sigma.Space, error) {
+	const op = "dirtree.Space"
+	if _, err := f.check(ctx, op); err != nil {
+		return sigma.Space{}, err
+	}
+	sp := f.sp
+	var st unix.Statfs_t
+	if err := retry(func() error { return unix.Fstatfs(sp.t.homes, &st) }); err != nil {
+		return sigma.Space{}, wrap(op, "", err)
+	}
+	block := uint64(st.Frsize)
+	room := sigma.Space{Total: sigma.Bytes(st.Blocks * block), Free: sigma.Bytes(st.Bavail * block), Files: st.Files, Room: st.Ffree}
+	if quota := sp.t.cfg.QuotaBytes; quota > 0 {
+		sp.mu.Lock()
+		used := sigma.Bytes(sp.used)
+		sp.mu.Unlock()
+		room.Total, room.Free = min(room.Total, quota), min(room.Free, quota-min(used, quota))
+	}
+	return room, nil
 }
 
 // tempName returns a name in sp.temp that was not given before.

@@ -1,6 +1,7 @@
 package dirtree
 
 import (
+	"cmp"
 	"context"
 
 	"golang.org/x/sys/unix"
@@ -204,8 +205,11 @@ func (p *put) publish(b *body) (*node, error) {
 	if b.temp == "" {
 		return nil, nil
 	}
+	if err := b.reclaimLocked(p.op); err != nil {
+		return nil, err
+	}
 	if b.bad {
-		return nil, sigma.Errorf(p.op, sigma.KindOther, "a write failed, so the object is not published")
+		return nil, sigma.Errorf(p.op, sigma.KindOther, "a write failed, so the file is not published")
 	}
 	p.sp.names.Lock()
 	defer p.sp.names.Unlock()
@@ -230,7 +234,7 @@ func (p *put) publish(b *body) (*node, error) {
 // was nothing to publish.
 func (f *file) publish(op string) (*node, error) {
 	sp := f.sp
-	if !sp.t.cfg.Policy.Objects || !f.flags.Writes() {
+	if !f.flags.Writes() || f.flags&sigma.OpenHidden == 0 && !sp.t.cfg.Policy.Objects {
 		return nil, nil
 	}
 	sp.mu.Lock()
@@ -295,6 +299,18 @@ func (p *put) moveIn(temp string, in info, b *body) (*node, error) {
 	if err != nil || p.stopped != nil {
 		return nil, err
 	}
+	attr := attributes{}
+	if b != nil {
+		perm := p.o.Perm
+		if perm == 0 {
+			before := attributes{}
+			if exists {
+				before, _ = attributesOf(p.dir.fd, p.name, old)
+			}
+			perm = before.permOf(sigma.KindFile)
+		}
+		attr = sp.birth(b.fd, sigma.KindFile, perm)
+	}
 	in.version = sp.t.clock.after(old.version)
 	if err := stamp(sp.temp, temp, in.version); err != nil {
 		return nil, err
@@ -327,6 +343,7 @@ func (p *put) moveIn(temp string, in info, b *body) (*node, error) {
 		n.wakeLocked()
 	}
 	n.refs++
+	n.attr = attr
 	if b != nil {
 		b.version, b.node, n.body = in.version, n, b
 	}
@@ -346,7 +363,7 @@ func (p *put) append(data []byte) error {
 	}
 	var f *file
 	if !exists {
-		f, err = sp.createNow(p.op, p.dir, p.name, sigma.OpenWrite)
+		f, err = sp.createNow(p.op, p.dir, p.name, sigma.OpenWrite, cmp.Or(p.o.Perm, permFile))
 	} else if n, serr := sp.step(p.op, p.dir, p.name); serr != nil {
 		err = serr
 	} else if b, berr := sp.openBody(p.op, n); berr != nil {

@@ -48,6 +48,9 @@ func (t *Tree) makeLocked(op string, dir *node, name string, kind sigma.FileKind
 // Create implements sigma.File.
 func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (sigma.File, error) {
 	const op = "memfs.Create"
+	if flags&sigma.OpenHidden != 0 {
+		return nil, treekit.Unsupported("a hidden file")
+	}
 	if err := f.beginIn(ctx, op, name); err != nil {
 		return nil, err
 	}

@@ -17,7 +17,7 @@ func TestConformance(t *testing.T) {
 			return tree
 		},
 		Principal:   sigma.Principal{Realm: "r"},
-		Lacks:       []treetest.Capability{treetest.PassFiles},
+		Lacks:       []treetest.Capability{treetest.Hidden, treetest.PassFiles},
 		ListEntries: 100_000,
 	})
 }

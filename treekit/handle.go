@@ -160,6 +160,9 @@ func NotRemembered() error {
 	return sigma.Errorf("treekit.Serve", sigma.KindLost, "the request may have been carried out before its reply was lost, and this server does not remember")
 }
 
+// unnamed is the part of O_TMPFILE that is its own.
+const unnamed = 0o20000000
+
 // flagsOf translates open(2) flags; ones that are not known are ignored, as clients send O_LARGEFILE and the like.
 func flagsOf(linux uint32) sigma.OpenFlags {
 	f := sigma.OpenRead
@@ -172,7 +175,7 @@ func flagsOf(linux uint32) sigma.OpenFlags {
 	for _, p := range []struct {
 		linux uint32
 		ours  sigma.OpenFlags
-	}{{syscall.O_TRUNC, sigma.OpenTruncate}, {syscall.O_APPEND, sigma.OpenAppend}, {syscall.O_EXCL, sigma.OpenExclusive}} {
+	}{{syscall.O_TRUNC, sigma.OpenTruncate}, {syscall.O_APPEND, sigma.OpenAppend}, {syscall.O_EXCL, sigma.OpenExclusive}, {unnamed, sigma.OpenHidden}} {
 		if linux&p.linux != 0 {
 			f |= p.ours
 		}
@@ -258,8 +261,8 @@ func pass(ctx context.Context, f *fid) (sigmap.Message, []*os.File, error) {
 	if !ok {
 		return nil, nil, Unsupported("passing a file descriptor")
 	}
-	if !f.open || f.mode.Writes() {
-		return nil, nil, sigma.Errorf("treekit.Serve", sigma.KindPermission, "a file descriptor is passed only of a file open for reading")
+	if !f.open {
+		return nil, nil, sigma.Errorf("treekit.Serve", sigma.KindInvalid, "the file is not open")
 	}
 	file, err := p.PassFile(ctx)
 	if err != nil {
@@ -326,9 +329,22 @@ func (s *server) plainly(ctx context.Context, f *fid, m sigmap.Message) (sigmap.
 	case *sigmap.Tfsync:
 		return &sigmap.Rfsync{}, f.file.Sync(ctx)
 	case *sigmap.Tstatfs:
-		return &sigmap.Rstatfs{FSType: 0x01021997, BlockSize: 4096, NameLen: sigma.NameMax}, nil
+		return statfs(ctx, f.file)
 	}
 	return nil, errNotPlain
+}
+
+// statfs tells how much room there is; zeros if the server does not know.
+func statfs(ctx context.Context, f sigma.File) (sigmap.Message, error) {
+	var room sigma.Space
+	if s, ok := f.(sigma.Spacious); ok {
+		var err error
+		if room, err = s.Space(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return &sigmap.Rstatfs{FSType: sigmap.FSType, BlockSize: sigmap.FSBlock, Blocks: uint64(room.Total) / sigmap.FSBlock, BlocksFree: uint64(room.Free) / sigmap.FSBlock, BlocksAvail: uint64(room.Free) / sigmap.FSBlock,
+		Files: room.Files, FilesFree: room.Room, NameLen: sigma.NameMax}, nil
 }
 
 // idOf is the id of a name that was made just now. Our own clients do not look at it, so only plain ones cost a walk.

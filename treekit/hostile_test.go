@@ -15,7 +15,7 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-func encode(t *testing.T, tag uint16, m sigmap.Message) []byte {
+func encode(t testing.TB, tag uint16, m sigmap.Message) []byte {
 	t.Helper()
 	buf, err := sigmap.Encode(nil, tag, m)
 	if err != nil {

@@ -12,6 +12,8 @@ import (
 var (
 	readBuffers = sync.Pool{New: func() any { return new([sigmap.DataMax]byte) }}
 	sendBuffers = sync.Pool{New: func() any { return new([sigmap.MessageMax]byte) }}
+	// encoded is room for an answer that is copied into the line of those to be sent.
+	encoded = sync.Pool{New: func() any { b := make([]byte, 0, 256); return &b }}
 )
 
 // largeRead is where that begins.

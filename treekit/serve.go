@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -29,6 +30,9 @@ const (
 	unreadMax = 16 << 20
 )
 
+// tauth is the type of the message by which a 9P2000.L client begins to authenticate. Who is served was decided before, by the socket; an error without an errno tells such a client (diod's) to attach without.
+const tauth = 102
+
 // Config says what to serve to whom.
 type Config struct {
 	Tree      sigma.Tree
@@ -37,7 +41,16 @@ type Config struct {
 	Reset     bool // the connection was that of a server that died: the client must begin anew
 	// Fences refuse requests of deposed leaders. All sessions by which one realm reaches the tree share them. nil: the tree looks after fences itself, or has none.
 	Fences    *fence.Table
-	KeepFiles bool // whether file descriptors that come with calls are handed to Callers (else closed)
+	Handles   Handles // counts the session's handles with those of others; nil = they are bounded by FidsMax alone
+	KeepFiles bool    // whether file descriptors that come with calls are handed to Callers (else closed)
+}
+
+// Handles counts the handles of several sessions. Safe for concurrent use.
+type Handles interface {
+	// Take is called before there is one more, unless it returns an error.
+	Take() error
+	// Give is called when n are gone.
+	Give(n int)
 }
 
 // Events are called, where set, as things happen; none may block. They stand in place of a logger, because the standard one would cost every proc that serves a tree
@@ -54,7 +67,7 @@ type Events struct {
 // Serve answers requests on conn until the peer closes, breaks the protocol, or ctx ends. It returns an error only when the peer broke the protocol. It owns conn.
 func Serve(ctx context.Context, conn session.Conn, cfg Config) error {
 	ctx, cancel := context.WithCancel(ctx)
-	s := &server{cfg: cfg, conn: conn, requests: map[uint16]*request{}, fids: map[uint32]*fid{}, bulk: make(chan struct{}, bulkMax), over: ctx.Done()}
+	s := &server{cfg: cfg, conn: conn, out: session.NewSender(conn), requests: map[uint16]*request{}, fids: map[uint32]*fid{}, bulk: make(chan struct{}, bulkMax), over: ctx.Done()}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	err := s.reset()
 	if err == nil {
@@ -70,12 +83,14 @@ func Serve(ctx context.Context, conn session.Conn, cfg Config) error {
 	for _, f := range s.fids {
 		f.file.Close()
 	}
+	s.gone(len(s.fids))
 	return err
 }
 
 type server struct {
 	cfg      Config
 	conn     session.Conn
+	out      *session.Sender
 	client   uint64 // that numbered last; of loop only
 	plain    bool   // the dialect; set by Tversion, when no other request is in flight
 	ready    bool   // as plain
@@ -83,10 +98,10 @@ type server struct {
 	handlers sync.WaitGroup
 	bulk     chan struct{}
 	over     <-chan struct{} // closed when the session is ended by this side
-	unsent   atomic.Int32    // answers that are being sent or wait for their turn
+	unsent   atomic.Int32    // large answers that are being sent or wait for their turn
 	unread   atomic.Int64    // as unsent; their bytes
-
-	sending sync.Mutex // makes sending an answer and freeing its tag one act
+	several  bool            // of loop only; records may hold several messages
+	pace     pace
 
 	mu       sync.Mutex
 	requests map[uint16]*request // mu
@@ -133,49 +148,114 @@ func (s *server) reset() error {
 		}
 		session.CloseFiles(files)
 		tag, m2, derr := sigmap.Decode(buf)
-		if v, ok := m2.(*sigmap.Tversion); ok && derr == nil && v.Version == sigmap.ResetVersion(m.Nonce) {
-			return s.version(tag, &sigmap.Tversion{Msize: v.Msize, Version: sigmap.VersionSigma})
+		v, ok := m2.(*sigmap.Tversion)
+		for _, version := range []string{sigmap.VersionSeveral, sigmap.VersionSigma} {
+			if ok && derr == nil && v.Version == sigmap.ResetVersion(version, m.Nonce) {
+				return s.version(tag, &sigmap.Tversion{Msize: v.Msize, Version: version})
+			}
 		}
 	}
 	return err
 }
 
 func (s *server) loop(ctx context.Context) error {
+	defer s.out.Flush()
 	for {
-		if s.unsent.Load() > unsentMax || s.unread.Load() > unreadMax/2 { // a client that does not read is not read
-			s.sending.Lock()
-			s.sending.Unlock()
-		}
-		buf, files, err := s.conn.Recv()
+		record, files, err := session.RecvBut(s.conn, s.idle)
 		if err != nil {
 			return err
 		}
-		tag, m, err := sigmap.Decode(buf)
-		with := ctx
-		if w, ok := m.(*sigmap.Twith); ok && err == nil && s.ready {
-			if s.plain {
-				err = Unsupported("with")
+		for rest, more := record, true; more; more = len(rest) > 0 {
+			msg := rest
+			if rest = nil; s.several && len(files) == 0 {
+				if msg, rest, err = sigmap.Cut(msg); err != nil {
+					return err
+				}
 			}
-			with, m = w.Context(ctx), w.Request
-			if c := w.Once.Client; c != 0 && c != s.client && s.cfg.Events.Numbered != nil {
-				s.client = c
-				s.cfg.Events.Numbered(c)
+			s.pace.more()
+			if err := s.take(ctx, msg, files); err != nil {
+				return err
 			}
 		}
-		if _, ok := m.(*sigmap.Tcall); !ok || err != nil || !s.cfg.KeepFiles {
-			session.CloseFiles(files)
-			files = nil
-		}
-		if err == nil {
-			err = s.begin(with, with == ctx, tag, m, files, len(buf))
-		} else if sigma.KindOf(err) == sigma.KindUnsupported && !s.taken(tag) {
-			err = s.reply(tag, sigmap.Fail(err, s.plain), nil) // a message of a later version; the framing is intact
-		}
-		if err != nil {
-			session.CloseFiles(files)
-			return err
+		if !s.pace.crowds.Load() {
+			if err := s.out.Flush(); err != nil {
+				return err
+			}
 		}
 	}
+}
+
+// idle is called before the loop waits.
+func (s *server) idle() {
+	s.pace.end()
+	if s.out.Flush() != nil {
+		go s.conn.Close() // which waits for whoever is receiving
+	}
+}
+
+// pace tells whether requests come one at a time. Those are answered at once. When several came since the loop waited last, their answers are likely to come together too: those of the loop stand in line until
+// nothing more is there to be received, and handlers let others that have ended speak before they send. Two are not several: one may be of a client that asks again whenever something has changed.
+type pace struct {
+	count  int         // requests since the loop waited last; of loop only
+	last   int         // and before that; of loop only
+	crowds atomic.Bool // one of them is several
+}
+
+const crowdLeast = 3
+
+func (p *pace) more() {
+	if p.count++; p.count >= crowdLeast {
+		p.crowds.Store(true)
+	}
+}
+
+func (p *pace) end() {
+	if p.count, p.last = 0, p.count; p.last < crowdLeast {
+		p.crowds.Store(false)
+	}
+}
+
+// take begins one request.
+func (s *server) take(ctx context.Context, msg []byte, files []*os.File) error {
+	if s.crowded() { // a client that does not read is not read
+		s.out.Flush()
+		s.out.AwaitTurn()
+	}
+	tag, m, err := sigmap.Decode(msg)
+	with := ctx
+	if w, ok := m.(*sigmap.Twith); ok && err == nil && s.ready {
+		if s.plain {
+			err = Unsupported("with")
+		}
+		with, m = w.Context(ctx), w.Request
+		if c := w.Once.Client; c != 0 && c != s.client && s.cfg.Events.Numbered != nil {
+			s.client = c
+			s.cfg.Events.Numbered(c)
+		}
+	}
+	if _, ok := m.(*sigmap.Tcall); !ok || err != nil || !s.cfg.KeepFiles {
+		session.CloseFiles(files)
+		files = nil
+	}
+	if err == nil {
+		err = s.begin(with, with == ctx, tag, m, files, len(msg))
+	} else if sigma.KindOf(err) == sigma.KindUnsupported && !s.taken(tag) {
+		answer := sigmap.Fail(err, s.plain) // a message of a later version; the framing is intact
+		if s.plain && msg[4] == tauth {
+			answer = &sigmap.Rlerror{}
+		}
+		err = s.reply(tag, answer, nil)
+	}
+	if err != nil {
+		session.CloseFiles(files)
+	}
+	return err
+}
+
+// crowded says that the client leaves much unread, or that much waits to be sent together.
+func (s *server) crowded() bool {
+	messages, bytes := s.out.Waiting()
+	return int(s.unsent.Load())+messages > unsentMax || s.unread.Load()+int64(bytes) > unreadMax/2
 }
 
 // begin starts the handler of one request; alone says that it carries nothing. An error ends the session.
@@ -206,6 +286,7 @@ func (s *server) begin(ctx context.Context, alone bool, tag uint16, m sigmap.Mes
 	}
 	release := func() {}
 	if size > bulkSize || answerSize(m) > bulkSize {
+		s.out.Flush() // before it may have to wait
 		select {
 		case s.bulk <- struct{}{}:
 			release = func() { <-s.bulk }
@@ -259,12 +340,15 @@ func (s *server) version(tag uint16, v *sigmap.Tversion) error {
 	if v.Msize < 8<<10 {
 		return sigma.Errorf("treekit.Serve", sigma.KindInvalid, "msize %d is less than 8192", v.Msize)
 	}
+	s.out.Flush()
 	s.handlers.Wait() // the last ones may still be reading what is set here
+	s.several = v.Version == sigmap.VersionSeveral
+	s.out.Several(s.several)
 	r := &sigmap.Rversion{Msize: min(v.Msize, sigmap.MessageMax), Version: "unknown"}
 	s.dataMax = r.Msize - sigmap.HeaderRoom
 	switch {
-	case v.Version == sigmap.VersionSigma:
-		r.Version, s.plain, s.ready = sigmap.VersionSigma, false, true
+	case s.several, v.Version == sigmap.VersionSigma:
+		r.Version, s.plain, s.ready = v.Version, false, true
 	case v.Version == sigmap.VersionPlain || strings.HasPrefix(v.Version, sigmap.VersionPlain+"."): // what is before a dot is a version too (9P version(5))
 		r.Version, s.plain, s.ready = sigmap.VersionPlain, true, true
 	}
@@ -299,8 +383,19 @@ func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files
 		return
 	}
 	answer := reply
+	if age := sigma.AgeOf(ctx); age != nil && age.Most() > 0 {
+		answer = &sigmap.Rwith{Age: age.Most(), Reply: reply}
+	}
 	reply = nil // while the encoded answer waits for the client, this must not be kept too
-	if err := s.reply(tag, answer, back); err != nil {
+	err := s.reply(tag, answer, back)
+	switch {
+	case err != nil:
+	case s.pace.crowds.Load():
+		err = s.out.FlushAfter(runtime.Gosched)
+	default:
+		err = s.out.Flush()
+	}
+	if err != nil {
 		s.conn.Close()
 	}
 	session.CloseFiles(back)
@@ -316,22 +411,27 @@ func (s *server) isOver() bool {
 }
 
 // reply answers tag, frees it, and answers the flushes that wait for it. A flush must not overtake the answer of what it flushes, nor may a client that has
-// an answer find the tag still taken; so all this is done under one lock.
+// an answer find the tag still taken; so all this is done under one lock: that of the line, or the turn of who sends a large answer. What is in line is sent by whoever calls Flush next.
 func (s *server) reply(tag uint16, m sigmap.Message, files []*os.File) error {
-	room, large := make([]byte, 0, 128), false
-	switch r := m.(type) {
+	data := m
+	if w, ok := m.(*sigmap.Rwith); ok {
+		data = w.Reply
+	}
+	room, large := encoded.Get().(*[]byte), false
+	switch r := data.(type) {
 	case *readReply:
 		large = true
 		defer readBuffers.Put(r.room)
 	case *sigmap.Rget:
 		large = len(r.Data) >= largeRead
 	}
+	to := (*room)[:0]
 	if large {
-		to := sendBuffers.Get().(*[sigmap.MessageMax]byte)
-		defer sendBuffers.Put(to)
-		room = to[:0]
+		b := sendBuffers.Get().(*[sigmap.MessageMax]byte)
+		defer sendBuffers.Put(b)
+		to = b[:0]
 	}
-	buf, err := sigmap.Encode(room, tag, m)
+	buf, err := sigmap.Encode(to, tag, m)
 	if len(files) > session.FilesMax {
 		err = sigma.Errorf("treekit.Serve", sigma.KindTooBig, "%d file descriptors in one answer", len(files))
 	}
@@ -341,50 +441,74 @@ func (s *server) reply(tag uint16, m sigmap.Message, files []*os.File) error {
 			return err
 		}
 	}
-	if n := int64(len(buf)); s.unread.Add(n) > unreadMax {
+	n := int64(len(buf))
+	if _, waiting := s.out.Waiting(); s.unread.Add(n)+int64(waiting) > unreadMax {
 		files = nil // whoever gave them closes them
 		if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindLost, "answers of more than %d MiB are not read on this session", unreadMax>>20), s.plain)); err != nil {
+			s.unread.Add(-n)
 			return err
 		}
 		s.unread.Add(int64(len(buf)) - n)
+		n = int64(len(buf))
 	}
-	defer s.unread.Add(-int64(len(buf)))
-	s.unsent.Add(1)
-	defer s.unsent.Add(-1)
-	s.sending.Lock()
-	defer s.sending.Unlock()
-	waiting := s.free(tag)
-	err = s.conn.Send(buf, files)
-	if sigma.KindOf(err) == sigma.KindUnsupported { // the files cannot go over a byte stream
-		if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(err, s.plain)); err == nil {
-			err = s.conn.Send(buf, nil)
-		}
+	defer s.unread.Add(-n)
+	if len(files) > 0 || n > session.SmallMax {
+		return s.replyAlone(tag, buf, files)
 	}
-	for len(waiting) > 0 && err == nil {
-		tag, waiting = waiting[0], waiting[1:]
-		waiting = append(waiting, s.free(tag)...)
-		if buf, err = sigmap.Encode(nil, tag, &sigmap.Rflush{}); err == nil {
-			err = s.conn.Send(buf, nil)
-		}
-	}
-	return err
+	s.mu.Lock()
+	waiting := s.freeLocked(tag)
+	s.out.Put(buf)
+	s.flushedLocked(waiting)
+	s.mu.Unlock()
+	*room = buf[:0]
+	encoded.Put(room)
+	return nil
 }
 
-// free forgets tag and returns the tags of the flushes that wait for it.
-func (s *server) free(tag uint16) []uint16 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// replyAlone is reply for what goes by itself. Who sends it waits until it is sent, so that its memory is bounded by how many do.
+func (s *server) replyAlone(tag uint16, buf []byte, files []*os.File) error {
+	s.unsent.Add(1)
+	defer s.unsent.Add(-1)
+	return s.out.Alone(func() error {
+		s.mu.Lock()
+		waiting := s.freeLocked(tag)
+		s.mu.Unlock()
+		err := s.conn.Send(buf, files)
+		if sigma.KindOf(err) == sigma.KindUnsupported { // the files cannot go over a byte stream
+			if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(err, s.plain)); err == nil {
+				err = s.conn.Send(buf, nil)
+			}
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.flushedLocked(waiting)
+		return err
+	})
+}
+
+// flushedLocked answers flushes, and those of them.
+func (s *server) flushedLocked(waiting []uint16) {
+	for len(waiting) > 0 {
+		tag := waiting[0]
+		waiting = append(waiting[1:], s.freeLocked(tag)...)
+		if buf, err := sigmap.Encode(nil, tag, &sigmap.Rflush{}); err == nil {
+			s.out.Put(buf)
+		}
+	}
+}
+
+// freeLocked forgets tag and returns the tags of the flushes that wait for it.
+func (s *server) freeLocked(tag uint16) []uint16 {
 	r := s.requests[tag]
-	delete(s.requests, tag)
 	if r == nil {
 		return nil
 	}
+	delete(s.requests, tag)
 	return r.flushes
 }
 
 // flush cancels the request old and has the flush answered after it; at once if there is no such request (any more).
 func (s *server) flush(tag, old uint16) error {
-	s.sending.Lock() // an answer of old that is on its way goes first
 	s.mu.Lock()
 	r := s.requests[old]
 	if r != nil {
@@ -392,7 +516,6 @@ func (s *server) flush(tag, old uint16) error {
 		s.requests[tag] = &request{cancel: func() {}}
 	}
 	s.mu.Unlock()
-	s.sending.Unlock()
 	if r == nil {
 		return s.reply(tag, &sigmap.Rflush{}, nil)
 	}
@@ -424,6 +547,12 @@ func (s *server) put(f *fid) {
 
 // add enters a file under a new fid; the file is closed if that fails.
 func (s *server) add(n uint32, file sigma.File) error {
+	if s.cfg.Handles != nil {
+		if err := s.cfg.Handles.Take(); err != nil {
+			file.Close()
+			return err
+		}
+	}
 	s.mu.Lock()
 	_, dup := s.fids[n]
 	full := len(s.fids) >= FidsMax
@@ -433,11 +562,19 @@ func (s *server) add(n uint32, file sigma.File) error {
 		return nil
 	}
 	s.mu.Unlock()
+	s.gone(1)
 	file.Close()
 	if full {
 		return sigma.Errorf("treekit.Serve", sigma.KindBusy, "more than %d files are open in one session", FidsMax)
 	}
 	return sigma.Errorf("treekit.Serve", sigma.KindInvalid, "fid %d is in use", n)
+}
+
+// gone tells who counts handles that there are n less.
+func (s *server) gone(n int) {
+	if s.cfg.Handles != nil && n > 0 {
+		s.cfg.Handles.Give(n)
+	}
 }
 
 // replace makes by what fid n is, if it is f still. Who works with f goes on doing so.
@@ -465,6 +602,7 @@ func (s *server) clunk(ctx context.Context, n uint32, publish bool) error {
 	if f == nil {
 		return sigma.Errorf("treekit.Serve", sigma.KindInvalid, "fid %d is not in use", n)
 	}
+	s.gone(1)
 	defer s.put(f)
 	f.mu.RLock()
 	defer f.mu.RUnlock()

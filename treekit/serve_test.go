@@ -37,7 +37,7 @@ func TestConformance(t *testing.T) {
 				root.Close()
 				return remoteTree{c}
 			},
-			Lacks: []treetest.Capability{treetest.PassFiles},
+			Lacks: []treetest.Capability{treetest.Hidden, treetest.PassFiles},
 		})
 	})
 }

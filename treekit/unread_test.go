@@ -39,11 +39,15 @@ func TestUnreadBytes(t *testing.T) {
 	const size = 60 << 10
 	c := &heldConn{opened: make(chan struct{})}
 	call := &Callable{Handle: func(context.Context, string, []byte) ([]byte, []*os.File, error) { return make([]byte, size), nil, nil }}
-	s := &server{conn: c, requests: map[uint16]*request{}, fids: map[uint32]*fid{1: {file: call, uses: 1}}}
+	s := &server{conn: c, out: session.NewSender(c), requests: map[uint16]*request{}, fids: map[uint32]*fid{1: {file: call, uses: 1}}}
 	for tag := range uint16(RequestsMax) {
 		s.handlers.Go(func() { s.handle(t.Context(), tag, &sigmap.Tcall{Fid: 1, Method: "x"}, nil) })
 	}
-	for s.unsent.Load() < RequestsMax {
+	waiting := func() int {
+		messages, _ := s.out.Waiting()
+		return int(s.unsent.Load()) + messages
+	}
+	for waiting() < RequestsMax {
 		runtime.Gosched()
 	}
 	const small = RequestsMax * 200 // the errors

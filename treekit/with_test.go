@@ -111,7 +111,7 @@ func TestWithHostile(t *testing.T) {
 	good := one(&sigmap.Twith{Once: sigma.Once{Client: 1, Seq: 1}, Request: &sigmap.Tclunk{Fid: 9}})
 	const flags, seq, typ = 7, 7 + 1 + 8, 7 + 1 + 24 + 2 + 8
 	for name, change := range map[string]func(b []byte){
-		"unknown flags":        func(b []byte) { b[flags] = 4 },
+		"unknown flags":        func(b []byte) { b[flags] = 8 },
 		"number 0":             func(b []byte) { b[seq] = 0 },
 		"nothing carried":      func(b []byte) { clear(b[flags:typ]) },
 		"a with in a with":     func(b []byte) { b[typ] = 144 },

@@ -17,7 +17,7 @@ var changeTests = []subtest{
 	{name: "watch-many", needs: []Capability{Watches}, run: testWatchMany},
 	{name: "leases", needs: []Capability{Leases}, run: testLeases},
 	{name: "set-perm", needs: []Capability{SetPerm}, run: testSetPerm},
-	{name: "mode-bits", needs: []Capability{SetPerm}, run: testModes},
+	{name: "mode-bits", needs: []Capability{SetPerm, Modes}, run: testModes},
 	{name: "set-modified", needs: []Capability{SetModified}, run: testSetModified},
 	{name: "storm", run: testStorm},
 }

@@ -356,6 +356,9 @@ func testPassFile(e *env) {
 	defer closed.Close()
 	_, err := closed.(sigma.FilePasser).PassFile(e.ctx)
 	e.fails("PassFile before Open", err, sigma.KindInvalid)
+	if e.lacks(Rewrite) {
+		return // what is open for writing is another file, which is hidden
+	}
 	w := e.open(e.dir, sigma.OpenWrite|sigma.OpenTruncate, "f")
 	_, err = w.(sigma.FilePasser).PassFile(e.ctx)
 	e.fails("PassFile of a handle for writing", err, sigma.KindPermission)

@@ -1,6 +1,7 @@
 package treetest
 
 import (
+	"strings"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -62,6 +63,7 @@ var lacking = map[Capability]func(e *env) map[string]error{
 		when := time.Unix(1, 0)
 		return map[string]error{"SetStat": e.trySetStat(sigma.StatChange{Modified: &when})}
 	},
+	Modes: func(*env) map[string]error { return nil }, // nothing is refused, which is what is lacking
 	Watches: func(e *env) map[string]error {
 		w, ok := e.dir.(sigma.Watcher)
 		if !ok {
@@ -75,6 +77,25 @@ var lacking = map[Capability]func(e *env) map[string]error{
 		if l, ok := e.root.(sigma.Leaser); ok {
 			_, got["Lease"] = l.Lease(e.ctx, time.Hour)
 		}
+		return got
+	},
+	Hidden: func(e *env) map[string]error {
+		_, err := e.dir.Create(e.ctx, "x", sigma.OpenWrite|sigma.OpenHidden, 0o666)
+		return map[string]error{"Create": err}
+	},
+	RenameDirs: func(e *env) map[string]error {
+		d := e.mkdir(e.dir, "d")
+		e.write(d, "f", "x")
+		got := map[string]error{"Rename": e.dir.Rename(e.ctx, "d", e.dir, "moved")}
+		e.wantData("content", e.read(d, "f"), "x")
+		e.ok("Remove", d.Remove(e.ctx, "f"))
+		e.ok("Remove", e.dir.Remove(e.ctx, "d"))
+		return got
+	},
+	LongPaths: func(e *env) map[string]error {
+		t, name := e.tree(), strings.Repeat("n", 200)
+		got := map[string]error{"MkdirAll": t.MkdirAll(e.ctx, strings.Repeat("/"+name, 6), 0o777)}
+		e.ok("RemoveAll", t.RemoveAll(e.ctx, "/"+name))
 		return got
 	},
 	PassFiles: func(e *env) map[string]error {

@@ -10,7 +10,7 @@ import (
 
 var pathTests = []subtest{
 	{name: "every-byte", run: testEveryByte},
-	{name: "long-paths", run: testLongPaths},
+	{name: "long-paths", needs: []Capability{LongPaths}, run: testLongPaths},
 	{name: "deep-path", run: testDeepPath},
 	{name: "link-loops", needs: []Capability{Symlinks}, run: testLinkLoops},
 	{name: "remove-full", run: testRemoveFull},

@@ -10,9 +10,9 @@ import (
 
 var raceTests = []subtest{
 	{name: "rename-or-remove", run: testRenameOrRemove},
-	{name: "rename-full-race", run: testRenameFullRace},
+	{name: "rename-full-race", needs: []Capability{RenameDirs}, run: testRenameFullRace},
 	{name: "remove-or-make", run: testRemoveOrMake},
-	{name: "rename-no-cycle", run: testRenameNoCycle},
+	{name: "rename-no-cycle", needs: []Capability{RenameDirs}, run: testRenameNoCycle},
 }
 
 // both runs two things at the same time.

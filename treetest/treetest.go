@@ -28,10 +28,14 @@ const (
 	Endpoints   Capability = "endpoints"    // Put of KindEndpoint
 	SetPerm     Capability = "set-perm"     // SetStat.Perm
 	SetModified Capability = "set-modified" // SetStat.Modified
+	Modes       Capability = "modes"        // modes withhold something from their owner
 	Watches     Capability = "watches"      // sigma.Watcher
 	Leases      Capability = "leases"       // sigma.Leaser, PutOptions.Lease, PutOptions.Wait
 	PassFiles   Capability = "pass-files"   // sigma.FilePasser
 	Pipes       Capability = "pipes"        // Put of KindPipe
+	Hidden      Capability = "hidden"       // sigma.OpenHidden
+	RenameDirs  Capability = "rename-dirs"  // Rename of a directory
+	LongPaths   Capability = "long-paths"   // paths beyond 900 bytes or so
 )
 
 // Config says what to test.
@@ -87,7 +91,7 @@ func Run(t *testing.T, cfg Config) {
 	if err := root.Mkdir(t.Context(), cfg.Dir, 0o777); err != nil {
 		t.Fatalf("Mkdir of %q in the root: %v", cfg.Dir, err)
 	}
-	for _, group := range [][]subtest{walkTests, pathTests, dataTests, entryTests, renameTests, raceTests, wholeTests, changeTests, fenceTests, loadTests, pipeTests, lackTests} {
+	for _, group := range [][]subtest{walkTests, pathTests, dataTests, hiddenTests, entryTests, renameTests, raceTests, wholeTests, changeTests, fenceTests, loadTests, pipeTests, lackTests} {
 		for _, s := range group {
 			t.Run(s.name, func(t *testing.T) { runOne(t, cfg, root, s) })
 		}
