@@ -29,6 +29,14 @@ func (m *Member) campaign(ctx context.Context, s *etcdStore) (t term, ok bool) {
 			if leader := w.leader(v); leader == "" || !v.alone {
 				m.know(leader)
 			}
+			if due && seen.beatless() && seen.machine != m.cfg.Machine {
+				tctx, cancel := context.WithTimeout(ctx, commitTry)
+				if err := s.restoreBeat(tctx, seen); err != nil { // who leads, or led, has said why
+					m.log.Debug("the store of names is full, or does not answer", "err", err)
+				}
+				cancel()
+				w.beatSeen, due = time.Now(), false // and not again for a while
+			}
 			if due {
 				began := time.Now()
 				tctx, cancel := context.WithTimeout(ctx, commitTry)

@@ -14,7 +14,7 @@ func TestConformance(t *testing.T) {
 		Principal:   sigma.Principal{Realm: testRealm},
 		SizeMax:     FileMax,
 		ListEntries: 20_000,
-		Lacks:       []treetest.Capability{treetest.PassFiles, treetest.Pipes},
+		Lacks:       []treetest.Capability{treetest.Hidden, treetest.PassFiles, treetest.Pipes},
 		New: func(t *testing.T) sigma.Tree {
 			s, _ := serve(t, Config{Store: newMemStore()})
 			if err := s.Create(t.Context(), testRealm); err != nil {

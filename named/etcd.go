@@ -37,9 +37,14 @@ type etcdStore struct {
 	due    chan struct{}      // holds a token when compaction should start
 	lock   *os.File           // of the directory; nil = none
 	keep   atomic.Int64       // the revision that a snapshot reads; 0 = none
-	max    int64              // bytes that etcd's database may have; 0 = not known
+	max    atomic.Int64       // bytes that etcd's database may have; 0 = not known
 
-	squeezed atomic.Int64 // when compaction was tried for want of room, Unix nanoseconds
+	start               time.Time
+	squeezed            atomic.Int64          // when compaction was tried for want of room, nanoseconds after start
+	total               atomic.Int64          // bytes written in all
+	sizeSeen, totalSeen atomic.Int64          // of etcd's database when it was looked at, and of total when it had changed
+	room                atomic.Pointer[space] // of an external etcd, as it was last; nil = not known
+	lookRoom            chan struct{}         // holds a token when that is to be looked at
 
 	several atomic.Bool // there are other members, or will be in a moment
 
@@ -101,7 +106,7 @@ func startEtcd(cfg Config, change func(*embed.Config)) (*etcdStore, error) {
 		return nil, &sigma.Error{Op: op, Path: dir, Kind: sigma.KindUnavailable, Msg: "etcd does not start", Err: err}
 	}
 	s := newStore(e, v3client.New(e.Server), cfg.Log, e.Server.StopNotify(), lock)
-	s.max = int64(cfg.StoreMax)
+	s.max.Store(int64(cfg.StoreMax))
 	tending, stop := context.WithCancel(context.Background())
 	compacting := s.stop
 	s.stop = func() { compacting(); stop() }
@@ -111,7 +116,7 @@ func startEtcd(cfg Config, change func(*embed.Config)) (*etcdStore, error) {
 
 func newStore(e *embed.Etcd, client *clientv3.Client, log *slog.Logger, lost <-chan struct{}, lock *os.File) *etcdStore {
 	compacting, stop := context.WithCancel(context.Background())
-	s := &etcdStore{etcd: e, client: client, log: log, lost: lost, stop: stop, due: make(chan struct{}, 1), over: make(chan struct{}), lock: lock}
+	s := &etcdStore{etcd: e, client: client, log: log, lost: lost, stop: stop, due: make(chan struct{}, 1), start: time.Now(), lookRoom: make(chan struct{}, 1), over: make(chan struct{}), lock: lock}
 	s.work.Go(func() { s.compact(compacting) })
 	return s
 }
@@ -247,6 +252,9 @@ func (s *etcdStore) commitIf(ctx context.Context, b Batch, also ...clientv3.Cmp)
 	r, err := s.client.Txn(ctx).If(also...).Then(ops...).Commit()
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace), errors.Is(err, rpctypes.ErrGRPCNoSpace):
+		if s.etcd == nil {
+			return 0, errOthersFull
+		}
 		return 0, errStoreFull
 	case err != nil:
 		return 0, err
@@ -291,6 +299,9 @@ func (s *etcdStore) Close() {
 // admit makes a writer wait while there is too much garbage, and refuses what would take the last room.
 func (s *etcdStore) admit(ctx context.Context, b Batch) error {
 	if b.Grows && !s.roomFor(ctx, b) {
+		if s.etcd == nil {
+			return errOthersNearlyFull
+		}
 		return errStoreFull
 	}
 	for {
@@ -311,6 +322,7 @@ func (s *etcdStore) admit(ctx context.Context, b Batch) error {
 }
 
 func (s *etcdStore) wrote(size int) {
+	s.total.Add(int64(size))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.written += int64(size)

@@ -62,6 +62,9 @@ const (
 	claimPause       = 300 * time.Millisecond
 )
 
+// hintFull is for who meets an etcd with the alarm NOSPACE.
+const hintFull = "make room there (a bigger --quota-backend-bytes, etcdctl defrag), then: etcdctl alarm disarm"
+
 // errRemoved says that this machine may not lead any more.
 var errRemoved = errors.New("this machine keeps the names no more")
 
@@ -139,6 +142,10 @@ func openExternal(cfg MemberConfig) (*etcdStore, error) {
 		return nil, err
 	}
 	s := newStore(nil, client, cfg.Log, make(chan struct{}), lock)
+	looking, stop := context.WithCancel(context.Background())
+	compacting := s.stop
+	s.stop = func() { compacting(); stop() }
+	s.work.Go(func() { s.followSpace(looking) })
 	s.foreign = func(there string) error {
 		_, _, err := cfg.External.whose(cfg.Dir, there)
 		return err
@@ -274,7 +281,7 @@ func (x *External) explain(err error) error {
 	e := &sigma.Error{Op: "named.External", Kind: sigma.KindUnavailable, Msg: "no etcd answers at " + x.names(), Err: err, Hint: "see that it runs, and that --etcd names its client address"}
 	switch text := err.Error(); {
 	case errors.Is(err, rpctypes.ErrNoSpace):
-		e.Kind, e.Msg, e.Hint = sigma.KindNoSpace, "the etcd at "+x.names()+" is full", "make room there (a bigger --quota-backend-bytes, etcdctl defrag), then: etcdctl alarm disarm"
+		e.Kind, e.Msg, e.Hint = sigma.KindNoSpace, "the etcd at "+x.names()+" is full", hintFull
 	case errors.Is(err, rpctypes.ErrCorrupt):
 		e.Kind, e.Msg, e.Hint = sigma.KindOther, "the etcd at "+x.names()+" says that its members differ", "see etcd's manual on data corruption"
 	case errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrPermissionDenied):

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/big"
 	"net"
@@ -21,8 +22,9 @@ import (
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
@@ -45,7 +47,7 @@ type operators struct {
 func operatorsEtcd(t testing.TB, change func(*embed.Config)) *operators {
 	o := &operators{t: t, dir: t.TempDir(), change: change}
 	o.start()
-	t.Cleanup(o.stop)
+	t.Cleanup(o.close)
 	return o
 }
 
@@ -71,11 +73,21 @@ func (o *operators) start() {
 	o.server, o.address = e, e.Clients[0].Addr().String()
 }
 
+// stop is as if it was killed.
 func (o *operators) stop() {
+	o.mu.Lock()
+	if o.address != "" {
+		o.server.Server.HardStop() // nobody is told
+	}
+	o.mu.Unlock()
+	o.close()
+}
+
+// close waits for requests under way: a compaction that its client has left would find the store closed, and etcd does not expect that.
+func (o *operators) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.address != "" {
-		o.server.Server.HardStop() // nobody is told
 		o.server.Close()
 		o.address = ""
 	}
@@ -233,30 +245,130 @@ func TestExternalShared(t *testing.T) {
 	stop2()
 }
 
-// An etcd that is full, as its alarm says, is as one that is away, and says why.
+// admin is a client of an operator's own.
+func (o *operators) admin() *clientv3.Client {
+	c := v3client.New(o.server.Server)
+	o.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// An etcd that others filled, until it raised its alarm: reads go on, of realms too that nobody has used lately, and nobody takes over; changes are refused and say why. Who leads may be lost meanwhile: another leads when there is room.
 func TestExternalFull(t *testing.T) {
-	o := operatorsEtcd(t, nil)
+	o := operatorsEtcd(t, func(c *embed.Config) { c.QuotaBackendBytes = 64 << 20 })
 	dir := t.TempDir()
-	m, _ := externalMember(t, dir, "m1", o.external())
-	realm := testRealm
-	if err := ask(t, m, sigmap.CallCreate, func(c *sigmap.Coder) { c.RealmID(&realm) }, nil); err != nil {
+	m, stop := externalMember(t, dir, "m1", o.external())
+	root := memberRoot(t, m)
+	put(t, root, "kept", "1")
+	var text string
+	if err := ask(t, m, sigmap.CallMemberAdd, machineArg("m2"), func(c *sigmap.Coder) { c.Str(&text) }); err != nil {
 		t.Fatal(err)
 	}
-	name(t, m, "kept", "1")
-	alarm := func(action etcdserverpb.AlarmRequest_AlarmAction) {
-		t.Helper()
-		if _, err := o.server.Server.Alarm(t.Context(), &etcdserverpb.AlarmRequest{Action: action, MemberID: uint64(o.server.Server.MemberID()), Alarm: etcdserverpb.AlarmType_NOSPACE}); err != nil {
-			t.Fatal(err)
+	x2 := o.external()
+	if err := json.Unmarshal([]byte(strings.TrimPrefix(text, sigmap.EtcdPrefix)), &x2.Etcd); err != nil {
+		t.Fatal(err)
+	}
+	m2, _ := externalMember(t, t.TempDir(), "m2", x2)
+
+	admin, junk := o.admin(), strings.Repeat("x", 1<<20)
+	for i, err := 0, error(nil); !errors.Is(err, rpctypes.ErrNoSpace); i++ {
+		if _, err = admin.Put(t.Context(), fmt.Sprint("junk", i), junk); err != nil && !errors.Is(err, rpctypes.ErrNoSpace) || i > 100 {
+			t.Fatal(i, err)
 		}
 	}
-	alarm(etcdserverpb.AlarmRequest_ACTIVATE)
-	awaitRefusal(t, m, "is full")
+	l := m.leadership
+	beats := func() { // it learns again and again that it leads
+		t.Helper()
+		was := l.authority.until.Load()
+		eventually(t, "the leader's lease is renewed in a full store", func() bool {
+			return l.authority.until.Load() > was+int64(2*m.cfg.Timing.Patience)
+		})
+	}
+	beats()
+	if s := m.opened(); l.ctx.Err() != nil {
+		t.Fatal("it leads no more")
+	} else if _, _, found, err := s.Get(t.Context(), beatKey); found || err != nil {
+		t.Errorf("there is a beat in a full store: %v", err)
+	}
+	if got := get(t, root, "kept"); got != "1" {
+		t.Errorf("kept is %q", got)
+	}
+	l.server.unloadIdle()
+	l.server.unloadIdle()
+	if root.slot.current.Load() != nil {
+		t.Error("the realm was not unloaded")
+	}
+	if got := get(t, root, "kept"); got != "1" {
+		t.Errorf("kept is %q when it is loaded anew", got)
+	}
+	_, _, err := root.Put(t.Context(), []string{"more"}, []byte("2"), sigma.PutOptions{})
+	for what, err := range map[string]error{"a change": err, "a removal": root.Remove(t.Context(), "kept")} {
+		if sigma.KindOf(err) != sigma.KindNoSpace || !strings.Contains(sigma.HintOf(err), "etcdctl") {
+			t.Errorf("%s in a full store: %v (%s)", what, err, sigma.HintOf(err))
+		}
+	}
 	if err := ProbeExternal(t.Context(), dir, o.external()); sigma.KindOf(err) != sigma.KindNoSpace || !strings.Contains(sigma.HintOf(err), "alarm disarm") {
 		t.Errorf("up with a full etcd: %v", err)
 	}
-	alarm(etcdserverpb.AlarmRequest_DEACTIVATE)
-	if got := name(t, m, "kept", ""); got != "1" {
-		t.Errorf("kept is %q", got)
+	beats()
+	if _, err := m2.Attach(t.Context(), sigma.Principal{Realm: testRealm}, ""); err == nil || !strings.Contains(err.Error(), "m1 leads") {
+		t.Errorf("the second: %v", err)
+	}
+	stop() // without being able to hand over
+
+	// There is room again.
+	got, err := admin.Delete(t.Context(), "junk", clientv3.WithPrefix())
+	if err == nil {
+		_, err = admin.Compact(t.Context(), got.Header.Revision, clientv3.WithCompactPhysical())
+	}
+	if err == nil {
+		err = o.server.Server.Backend().Defrag()
+	}
+	if err == nil {
+		_, err = admin.AlarmDisarm(t.Context(), &clientv3.AlarmMember{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := name(t, m2, "kept", "") + name(t, m2, "later", "2"); got != "12" {
+		t.Errorf("afterwards there is %q", got)
+	}
+}
+
+// What a realm's programs write does not fill an etcd that tells its quota: they are refused before, removals are taken, and what they free is used. There is no alarm.
+func TestExternalReserve(t *testing.T) {
+	if testing.Short() {
+		t.Skip("writes 100 MB")
+	}
+	o := operatorsEtcd(t, func(c *embed.Config) { c.QuotaBackendBytes = 64 << 20 })
+	m, _ := externalMember(t, t.TempDir(), "m1", o.external())
+	root := memberRoot(t, m)
+	eventually(t, "the quota is known", func() bool { return m.opened().max.Load() == 64<<20 })
+	big := make([]byte, FileMax)
+	full, n := error(nil), 0
+	for ; full == nil && n < 64; n++ {
+		_, _, full = root.Put(t.Context(), []string{fmt.Sprint("big", n)}, big, sigma.PutOptions{})
+	}
+	wantKind(t, full, sigma.KindNoSpace)
+	if n < 10 || !strings.Contains(sigma.HintOf(full), "remove names") {
+		t.Errorf("full after %d files: %v (%s)", n, full, sigma.HintOf(full))
+	}
+	if got := get(t, root, "big0"); len(got) != len(big) {
+		t.Errorf("a read from a full store has %d bytes", len(got))
+	}
+	for i := range n - 1 {
+		if err := root.Remove(t.Context(), fmt.Sprint("big", i)); err != nil {
+			t.Fatalf("removal %d: %v", i, err)
+		}
+	}
+	eventually(t, "there is room after all was removed", func() bool {
+		_, _, err := root.Put(t.Context(), []string{"again"}, big, sigma.PutOptions{})
+		if err != nil {
+			wantKind(t, err, sigma.KindNoSpace)
+		}
+		return err == nil
+	})
+	if a := o.server.Server.Alarms(); len(a) > 0 {
+		t.Errorf("etcd has the alarms %v", a)
 	}
 }
 

@@ -209,6 +209,8 @@ func (f *file) Call(ctx context.Context, method string, payload []byte, files []
 		reply, err = f.callLook(ctx, payload)
 	case sigmap.CallLookDir:
 		reply, err = f.callLookDir(ctx, payload)
+	case sigmap.CallUse:
+		reply, err = f.callUse(ctx)
 	case sigmap.CallForget:
 		var clients []uint64
 		if err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.Clients(&clients) }); err == nil {

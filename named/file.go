@@ -252,6 +252,9 @@ func (f *file) remember(ctx context.Context) {
 
 func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (sigma.File, error) {
 	const op = "named.Create"
+	if flags&sigma.OpenHidden != 0 {
+		return nil, treekit.Unsupported("a hidden file")
+	}
 	if flags&^flagsKnown != 0 {
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "unknown open flags %#x", uint32(flags))
 	}

@@ -130,13 +130,20 @@ func (l *leadership) renew(began time.Time) {
 
 // beat renews the leader's lease until it learns that the term is over. A store of one member is only looked at.
 func (l *leadership) beat() {
-	timing := l.m.cfg.Timing
+	timing, wasFull := l.m.cfg.Timing, false
 	for {
 		began, pause := time.Now(), timing.Beat
 		if l.lookRound(began) {
 			ctx, cancel := context.WithTimeout(l.ctx, timing.Quorum)
-			ok, err := l.store.beat(ctx, l.store.term)
+			ok, full, err := l.store.beat(ctx, l.store.term)
 			cancel()
+			if full != wasFull && err == nil {
+				if wasFull = full; full {
+					l.m.log.Warn("the store of names is full: it is read and not changed", "hint", hintFull)
+				} else {
+					l.m.log.Info("the store of names has room again")
+				}
+			}
 			switch {
 			case err == nil && !ok:
 				l.end()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // Limits keep one realm from taking the name service from the others: what it holds is in the leader's memory, and a watch is a request that waits there. Config has the defaults; the provider sets others per realm, which are
@@ -20,12 +21,13 @@ const (
 
 // limits are the defaults.
 func (cfg Config) limits() sigma.RealmLimits {
-	return sigma.RealmLimits{Names: uint64(cfg.EntriesMax), Bytes: cfg.BytesMax, Watches: watchesDefault, Leases: leasesDefault}
+	return sigma.RealmLimits{Names: uint64(cfg.EntriesMax), Bytes: cfg.BytesMax, Watches: watchesDefault, Leases: leasesDefault, Sessions: sigma.LimitSessionsDefault, Handles: sigma.LimitHandlesDefault}
 }
 
 // overlay gives the defaults d for what l leaves open.
 func overlay(d, l sigma.RealmLimits) sigma.RealmLimits {
-	return sigma.RealmLimits{Names: cmp.Or(l.Names, d.Names), Bytes: cmp.Or(l.Bytes, d.Bytes), Watches: cmp.Or(l.Watches, d.Watches), Leases: cmp.Or(l.Leases, d.Leases)}
+	return sigma.RealmLimits{Names: cmp.Or(l.Names, d.Names), Bytes: cmp.Or(l.Bytes, d.Bytes), Watches: cmp.Or(l.Watches, d.Watches), Leases: cmp.Or(l.Leases, d.Leases),
+		Sessions: cmp.Or(l.Sessions, d.Sessions), Handles: cmp.Or(l.Handles, d.Handles)}
 }
 
 func (s *step) limits() sigma.RealmLimits { return overlay(s.base.limits, s.rec.limits) }
@@ -99,6 +101,8 @@ func (o limitsOp) apply(s *step, _ time.Time) reply {
 	set(&bytes, uint64(o.limits.Bytes))
 	set(&l.Watches, o.limits.Watches)
 	set(&l.Leases, o.limits.Leases)
+	set(&l.Sessions, o.limits.Sessions)
+	set(&l.Handles, o.limits.Handles)
 	l.Bytes = sigma.Bytes(bytes)
 	s.rec.limits, s.stored = l, true
 	o.at.limits.Store(&l)
@@ -113,4 +117,17 @@ func (s *slot) limitsInForce() sigma.RealmLimits {
 		return overlay(s.srv.cfg.limits(), *l)
 	}
 	return s.srv.cfg.limits()
+}
+
+// callUse answers what a realm may have and has.
+func (f *file) callUse(ctx context.Context) ([]byte, error) {
+	limits, use := f.slot.limitsInForce(), sigma.RealmLimits{}
+	err := f.readLed(ctx, func(l *leader, t *tree) error {
+		use = sigma.RealmLimits{Names: uint64(len(t.cells)), Bytes: sigma.Bytes(t.bytes), Watches: uint64(l.watching.Load()), Leases: uint64(len(t.leases))}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return sigmap.Payload(func(c *sigmap.Coder) { c.RealmLimits(&limits); c.RealmLimits(&use) })
 }

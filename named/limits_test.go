@@ -3,8 +3,10 @@ package named
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,7 +85,7 @@ func TestRealmLimits(t *testing.T) {
 	if _, err := root.Lease(t.Context(), time.Hour); err != nil {
 		t.Error(err)
 	}
-	if err := s.SetLimits(t.Context(), testRealm, sigma.RealmLimits{Names: 5, Watches: sigma.LimitDefault}); err != nil {
+	if err := s.SetLimits(t.Context(), testRealm, sigma.RealmLimits{Names: 5, Watches: sigma.LimitDefault, Handles: 7}); err != nil {
 		t.Fatal(err)
 	}
 	put(t, root, "more", "x")
@@ -93,7 +95,7 @@ func TestRealmLimits(t *testing.T) {
 	if n, files := l.watching.Load(), len(l.watches); n != 0 || files != 0 {
 		t.Errorf("%d watches of %d files are left", n, files)
 	}
-	want := sigma.RealmLimits{Names: 5, Bytes: 100, Watches: watchesDefault, Leases: 3}
+	want := sigma.RealmLimits{Names: 5, Bytes: 100, Watches: watchesDefault, Leases: 3, Sessions: sigma.LimitSessionsDefault, Handles: 7}
 	check := func() {
 		t.Helper()
 		if infos, err := s.List(t.Context()); err != nil || len(infos) != 2 || infos[0].Limits != want || infos[1].Limits != s.cfg.limits() {
@@ -177,4 +179,63 @@ func (m *memStore) all(prefix string) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.sorted(prefix)
+}
+
+// Goal: a realm that asks for a million watches has so many as its limit says, and an error that says so for each of the others; they cost nothing that lasts, and another realm is served meanwhile.
+func TestMillionWatches(t *testing.T) {
+	const askers, each = 2 * watchesDefault, 1_000_000 / (2 * watchesDefault)
+	s, _ := serve(t, Config{Store: newMemStore()})
+	root := attach(t, s)
+	put(t, root, "a", "1")
+	if err := s.Create(t.Context(), "other"); err != nil {
+		t.Fatal(err)
+	}
+	f, err := s.Attach(t.Context(), sigma.Principal{Realm: "other"}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := f.(*file)
+	l := root.slot.current.Load()
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapInuse + m.StackInuse
+	}
+	before := heap()
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	var refused atomic.Int64
+	for range askers {
+		all.Go(func() {
+			for range each {
+				_, err := root.Watch(ctx, 1<<60)
+				if ctx.Err() != nil {
+					break
+				}
+				if sigma.KindOf(err) != sigma.KindNoSpace || !strings.Contains(err.Error(), "limit of watches") {
+					t.Errorf("one of a million: %v", err)
+					break
+				}
+				refused.Add(1)
+			}
+		})
+	}
+	for i := range 100 {
+		put(t, other, fmt.Sprint(i), "x")
+		if got := get(t, other, fmt.Sprint(i)); got != "x" {
+			t.Errorf("meanwhile another realm has %q", got)
+		}
+	}
+	eventually(t, "all but those that wait were refused", func() bool {
+		return l.watching.Load() == watchesDefault && refused.Load() == int64(askers-watchesDefault)*each
+	})
+	if after := heap(); after > before+(64<<20) {
+		t.Errorf("%d watches that wait cost %d bytes", watchesDefault, after-before)
+	}
+	cancel()
+	all.Wait()
+	if n := l.watching.Load(); n != 0 {
+		t.Errorf("%d watches are left", n)
+	}
 }

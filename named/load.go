@@ -231,6 +231,10 @@ func claim(ctx context.Context, store Store, id sigma.RealmID) (realmRecord, Rev
 		if err == nil {
 			return rec, rev, nil
 		}
+		if s, ok := store.(interface{ settled() bool }); ok && errors.Is(err, errOthersFull) && s.settled() { // reads go on, and what writes will find that it cannot
+			rec.claims--
+			return rec, at, nil
+		}
 		if !errors.Is(err, errConflict) {
 			return realmRecord{}, 0, unavailable(op, id, err)
 		}

@@ -103,3 +103,55 @@ func realmSnapshotOf(t *testing.T, m *Member, realm sigma.RealmID) ([]byte, erro
 		all.Write(piece)
 	}
 }
+
+// Goal: a whole snapshot keeps fences, limits, shares, and replies to numbered changes, so that a restored store refuses who was deposed, and does not make a change again that is sent again.
+func TestSnapshotKeeps(t *testing.T) {
+	m, stop := alone(t, t.TempDir())
+	root := memberRoot(t, m)
+	limits := sigma.RealmLimits{Names: 77, Handles: 88}
+	if err := m.leadership.server.SetLimits(t.Context(), testRealm, limits); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.leadership.server.SetShares(t.Context(), testRealm, 5); err != nil {
+		t.Fatal(err)
+	}
+	if err := root.Mkdir(fencedAt(t, "/leader", 7), "led", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := root.Put(numbered(t, 3, 1, false), []string{"log"}, []byte("once"), sigma.PutOptions{Append: true}); err != nil {
+		t.Fatal(err)
+	}
+	admin, err := m.Attach(t.Context(), provider, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := snapshotOf(t.Context(), admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	dir := t.TempDir()
+	if _, err := Restore(t.Context(), Config{Dir: dir}, bytes.NewReader(text), nil); err != nil {
+		t.Fatal(err)
+	}
+	m, _ = alone(t, dir)
+	f, err := m.Attach(t.Context(), sigma.Principal{Realm: testRealm}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root = f.(*file)
+	wantKind(t, root.Mkdir(fencedAt(t, "/leader", 6), "deposed", 0o755), sigma.KindStale)
+	if err := root.Mkdir(fencedAt(t, "/leader", 7), "leads", 0o755); err != nil {
+		t.Error(err)
+	}
+	if _, _, err := root.Put(numbered(t, 3, 1, true), []string{"log"}, []byte("once"), sigma.PutOptions{Append: true}); err != nil {
+		t.Error(err)
+	}
+	if got := get(t, root, "log"); got != "once" {
+		t.Errorf("what was sent again after the restore makes %q", got)
+	}
+	infos, err := m.leadership.server.List(t.Context())
+	if err != nil || len(infos) != 1 || infos[0].Limits.Names != 77 || infos[0].Limits.Handles != 88 || infos[0].Shares != 5 {
+		t.Errorf("the realm is %+v, %v", infos, err)
+	}
+}

@@ -150,8 +150,11 @@ func (r *realmRecord) encode() []byte {
 	if r.shares > 0 {
 		b[1] |= flagShares
 	}
-	if r.limits != (sigma.RealmLimits{}) {
+	if l := r.limits; l != (sigma.RealmLimits{}) {
 		b[1] |= flagLimits
+		if l.Sessions|l.Handles != 0 {
+			b[1] |= flagMoreLimits
+		}
 	}
 	for _, v := range []uint64{r.number, uint64(r.created), r.claims, r.nextID, r.seq} {
 		b = binary.AppendUvarint(b, v)
@@ -163,6 +166,9 @@ func (r *realmRecord) encode() []byte {
 		for _, v := range []uint64{l.Names, uint64(l.Bytes), l.Watches, l.Leases} {
 			b = binary.AppendUvarint(b, v)
 		}
+		if b[1]&flagMoreLimits != 0 {
+			b = binary.AppendUvarint(binary.AppendUvarint(b, l.Sessions), l.Handles)
+		}
 	}
 	return b
 }
@@ -172,6 +178,7 @@ const (
 	flagRemoving = 1 << iota
 	flagShares   // they follow
 	flagLimits   // they follow
+	flagMoreLimits
 )
 
 func decodeRealm(b []byte) (realmRecord, error) {
@@ -186,8 +193,11 @@ func decodeRealm(b []byte) (realmRecord, error) {
 	if flags&flagLimits != 0 {
 		r.limits = sigma.RealmLimits{Names: d.bounded(sigma.LimitNamesMax), Bytes: sigma.Bytes(d.bounded(uint64(sigma.LimitBytesMax))),
 			Watches: d.bounded(sigma.LimitWatchesMax), Leases: d.bounded(sigma.LimitLeasesMax)}
+		if flags&flagMoreLimits != 0 {
+			r.limits.Sessions, r.limits.Handles = d.bounded(sigma.LimitSessionsMax), d.bounded(sigma.LimitHandlesMax)
+		}
 	}
-	if flags > flagRemoving|flagShares|flagLimits || flags&flagLimits != 0 && r.limits == (sigma.RealmLimits{}) || flags&flagShares != 0 && r.shares == 0 || r.number == 0 || r.nextID < 2 {
+	if flags > 2*flagMoreLimits-1 || flags&flagMoreLimits != 0 && r.limits.Sessions|r.limits.Handles == 0 || flags&flagLimits != 0 && r.limits == (sigma.RealmLimits{}) || flags&flagShares != 0 && r.shares == 0 || r.number == 0 || r.nextID < 2 {
 		d.fail("impossible values")
 	}
 	return r, d.end("realm")

@@ -368,7 +368,7 @@ func commitError(op string, id sigma.RealmID, err error) error {
 	case errors.Is(err, errConflict):
 		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindUnavailable, Msg: "another name server changed it at the same time", Err: err}
 	case errors.Is(err, errStoreFull):
-		return storeFull(op, id)
+		return storeFull(op, id, err)
 	}
 	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindLost, Msg: "it is unknown whether the change was stored", Err: err}
 }

@@ -3,6 +3,7 @@ package named
 import (
 	"context"
 	"errors"
+	"fmt"
 )
 
 // KV is one key and its value.
@@ -44,4 +45,8 @@ type Store interface {
 var (
 	errConflict  = errors.New("somebody else wrote the realm")
 	errStoreFull = errors.New("the store's quota is full")
+	// errOthersFull is errStoreFull of a store that others filled, or that has no room for removals either.
+	errOthersFull = fmt.Errorf("an operator's etcd: %w", errStoreFull)
+	// errOthersNearlyFull is errStoreFull of one that takes removals yet.
+	errOthersNearlyFull = fmt.Errorf("an operator's etcd, but for the last: %w", errStoreFull)
 )

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"sigmaos.dev/sigma"
@@ -23,7 +24,12 @@ import (
 //
 // Writes of a deposed leader fail by that comparison alone. Its reads need time: a leader answers for Lease after it *began* a beat that succeeded. Another takes over by a transaction that compares both keys, so
 // there was no beat since the one that it saw, and it does so only when it saw that one more than Lease ago (Patience). Both measure on their own clocks, which need not agree on the hour, only run about equally
-// fast: Patience is a fifth longer. A store of one member needs no beats: nobody else can take over, and the directory's lock keeps a second process out.
+// fast: Patience is a fifth longer.
+//
+// A store that is full (an operator's etcd with the alarm NOSPACE) takes deletions only. Then a beat is the removal of n/beat, which changes nothing after the first, so that nobody could tell whether there was one: nobody takes over from
+// a leader without a beat. Who would puts one, which a full store refuses, and waits for Patience again: whatever beat follows changes it.
+//
+// A store of one member needs no beats: nobody else can take over, and the directory's lock keeps a second process out.
 
 // Timing is how a leader holds its term, and when others take it.
 type Timing struct {
@@ -80,6 +86,9 @@ func decodeTerm(b []byte) (t term, err error) {
 	}
 	return t, d.end("term")
 }
+
+// beatless says that somebody led when the store was full, and nobody has beaten since.
+func (t term) beatless() bool { return t.at > 0 && t.beat == 0 && t.machine != "" }
 
 // holds is the condition of everything that a leader writes. A revision would not do: an etcd that was emptied meanwhile has them again.
 func (t term) holds() clientv3.Cmp {
@@ -152,12 +161,21 @@ func (s *etcdStore) resign(ctx context.Context, t term) error {
 	return err
 }
 
-// beat is false if the term is over.
-func (s *etcdStore) beat(ctx context.Context, t term) (ok bool, err error) {
+// beat is false if the term is over. full says that the store takes no puts any more.
+func (s *etcdStore) beat(ctx context.Context, t term) (ok, full bool, err error) {
 	ctx, cancel := s.untilElection(ctx)
 	defer cancel()
 	r, err := s.client.Txn(ctx).If(t.holds()).Then(clientv3.OpPut(beatKey, "")).Commit()
-	return err == nil && r.Succeeded, err
+	if full = errors.Is(err, rpctypes.ErrNoSpace); full {
+		r, err = s.client.Txn(ctx).If(t.holds()).Then(clientv3.OpDelete(beatKey)).Commit()
+	}
+	return err == nil && r.Succeeded, full, err
+}
+
+// restoreBeat puts a beat where the leader took it away because the store was full. Where that succeeds there is room again, and whoever leads notices or is replaced as ever.
+func (s *etcdStore) restoreBeat(ctx context.Context, seen term) error {
+	_, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(termKey), "=", int64(seen.at)), clientv3.Compare(clientv3.ModRevision(beatKey), "=", 0)).Then(clientv3.OpPut(beatKey, "")).Commit()
+	return err
 }
 
 // outlook is what a member that does not lead sees at one moment.
@@ -204,7 +222,10 @@ func (w *watcher) look(o outlook) {
 
 // leader is who can be said to lead: nobody, if the one who did may have lost its lease. Who asks then waits here, and hears of the next at once.
 func (w *watcher) leader(o outlook) sigma.MachineID {
-	if o.raftLeader == 0 || o.now.Sub(w.beatSeen) > w.timing.Lease {
+	switch {
+	case o.raftLeader != 0 && o.term.beatless(): // nobody else can lead as long as the store is full
+		return o.term.machine
+	case o.raftLeader == 0 || o.now.Sub(w.beatSeen) > w.timing.Lease:
 		return ""
 	}
 	return o.term.machine
@@ -340,6 +361,9 @@ func (s *termStore) near() []clientv3.OpOption {
 	}
 	return []clientv3.OpOption{clientv3.WithSerializable()}
 }
+
+// settled says that no commit before can still take effect: those of earlier terms by the term, and of this one there is none whose outcome is not known.
+func (s *termStore) settled() bool { return !s.doubted.Load() }
 
 // Close implements Store. The store outlives the term.
 func (s *termStore) Close() {}

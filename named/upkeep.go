@@ -2,6 +2,7 @@ package named
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -14,6 +15,9 @@ import (
 //
 // When etcd's database is as big as it may be, etcd refuses all that puts something: removals, which rewrite records, and a leader's beats as well. So named stops before: what makes a realm bigger is refused
 // while less than the reserve is left, and all else goes on. Removals and compaction (etcd.go) make room again.
+//
+// An etcd that somebody else runs tells its quota (since 3.6), and the same is done there. But others may fill it, or it may not tell. Then it raises its alarm and refuses everything that puts, removals too; a leader goes on answering
+// reads, as it can still make sure of its term (etcdStore.beat).
 //
 // A database never shrinks by itself, but uses its free pages again. One of which much is free is copied (etcd: defragmentation), one member at a time. etcd answers nothing meanwhile, so this is
 // done only while the copy is small.
@@ -29,11 +33,80 @@ const (
 	turnTime   = 30 * time.Second // members take turns, by their clocks; two that differ much may do it at once, which costs waiting only
 )
 
-func (s *etcdStore) reserve() int64 { return max(reserveLeast, s.max/reservePart) }
+func (s *etcdStore) reserve() int64 {
+	most := s.max.Load()
+	return min(max(reserveLeast, most/reservePart), most/2)
+}
+
+// space is how big a database is.
+type space struct {
+	file, used int64 // bytes; of which the second are not free
+	total      int64 // etcdStore.total then
+}
+
+// space is what the database has now, at most.
+func (s *etcdStore) space() space {
+	if s.etcd != nil {
+		b, total := s.etcd.Server.Backend(), s.total.Load()
+		x := space{file: b.Size(), used: b.SizeInUse()}
+		if s.sizeSeen.Swap(x.file) != x.file { // what was written since is not in it yet: etcd gathers transactions
+			s.totalSeen.Store(total)
+		}
+		more := total - s.totalSeen.Load()
+		return space{file: x.file + more, used: x.used + more}
+	}
+	x := *s.room.Load()
+	more := s.total.Load() - x.total
+	if more > s.reserve()/8 {
+		select {
+		case s.lookRoom <- struct{}{}:
+		default:
+		}
+	}
+	return space{file: x.file + more, used: x.used + more}
+}
+
+// follow looks now and then how big an external etcd's database is.
+func (s *etcdStore) followSpace(ctx context.Context) {
+	for {
+		if err := s.lookSpace(ctx); err != nil && ctx.Err() == nil {
+			s.log.Debug("how much room there is in etcd is not known", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.lookRoom:
+		case <-time.After(tendStore):
+		}
+	}
+}
+
+// lookSpace asks all members of an external etcd, of which the biggest counts.
+func (s *etcdStore) lookSpace(ctx context.Context) (err error) {
+	now, most := space{total: s.total.Load()}, int64(0)
+	for _, at := range s.client.Endpoints() {
+		soon, cancel := context.WithTimeout(ctx, commitTry)
+		r, e := s.client.Status(soon, at)
+		cancel()
+		if e != nil {
+			err = e
+			continue
+		}
+		if q := r.DbSizeQuota; q > 0 && (most == 0 || q < most) {
+			most = q
+		}
+		now.file, now.used = max(now.file, r.DbSize), max(now.used, r.DbSizeInUse)
+	}
+	if most > 0 {
+		s.room.Store(&now)
+		s.max.Store(most)
+	}
+	return err
+}
 
 // compactDue is how much is written between compactions. What is written until one must have ended, four times as much, fits into the reserve.
 func (s *etcdStore) compactDue() int64 {
-	if s.max == 0 {
+	if s.max.Load() == 0 {
 		return compactBytes
 	}
 	return min(compactBytes, s.reserve()/4)
@@ -41,7 +114,8 @@ func (s *etcdStore) compactDue() int64 {
 
 // roomFor says whether a batch leaves the reserve alone. If not it tries compaction first, now and then.
 func (s *etcdStore) roomFor(ctx context.Context, b Batch) bool {
-	if s.etcd == nil || s.max == 0 {
+	most := s.max.Load()
+	if most == 0 {
 		return true
 	}
 	size := int64(0)
@@ -49,25 +123,33 @@ func (s *etcdStore) roomFor(ctx context.Context, b Batch) bool {
 		size += int64(len(kv.Key) + len(kv.Value))
 	}
 	fits := func() bool { // a database that is as big as it may be has room as long as much in it is free, in pieces that need not suit
-		b := s.etcd.Server.Backend()
-		file, used := b.Size(), b.SizeInUse()
-		return used+size <= s.max-s.reserve() && (file+size <= s.max-s.reserve()/2 || file-used >= s.reserve())
+		x := s.space()
+		if x.used+size > most-s.reserve() {
+			return false
+		}
+		tight := s.etcd != nil && x.used <= defragMost && x.file+size > most-s.reserve()/4 // among few free pages there may be none that suit, and to copy them is cheap
+		return x.file+size <= most-s.reserve()/2 || x.file-x.used >= s.reserve() && !tight
 	}
 	if fits() {
 		return true
 	}
-	now, last := time.Now().UnixNano(), s.squeezed.Load()
-	if now-last < int64(squeezePause) || !s.squeezed.CompareAndSwap(last, now) {
+	now, last := int64(time.Since(s.start)), s.squeezed.Load()
+	if last > 0 && now-last < int64(squeezePause) || !s.squeezed.CompareAndSwap(last, now) {
 		return false
 	}
 	if err := s.squeeze(ctx); err != nil {
 		s.log.Warn("the store of names is full, and old names cannot be removed from it", "err", err)
 		return false
 	}
+	if x := s.space(); s.etcd != nil && x.used <= defragMost && x.file-x.used >= s.reserve() {
+		if err := s.defragment(); err != nil {
+			s.log.Warn("the store of names cannot be defragmented", "err", err)
+		}
+	}
 	if fits() {
 		return true
 	}
-	s.log.Warn("the store of names is full: it takes only what makes it smaller", "used", s.etcd.Server.Backend().SizeInUse(), "bytes", s.etcd.Server.Backend().Size(), "most", s.max)
+	s.log.Warn("the store of names is full: it takes only what makes it smaller", "used", s.space().used, "bytes", s.space().file, "most", most)
 	return false
 }
 
@@ -76,13 +158,25 @@ func (s *etcdStore) squeeze(ctx context.Context) error {
 	if err := s.compactNow(ctx); err != nil {
 		return err
 	}
+	if s.etcd == nil {
+		return s.lookSpace(ctx)
+	}
+	total := s.total.Load()
 	s.etcd.Server.Backend().ForceCommit()
 	s.etcd.Server.Backend().ForceCommit()
+	s.totalSeen.Store(total)
 	return nil
 }
 
 // storeFull is what users see of it.
-func storeFull(op string, id sigma.RealmID) error {
+func storeFull(op string, id sigma.RealmID, err error) error {
+	if errors.Is(err, errOthersFull) {
+		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace, Msg: "the etcd that keeps the names is full, so they can be read but not changed", Hint: hintFull}
+	}
+	if errors.Is(err, errOthersNearlyFull) {
+		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace, Msg: "the etcd that keeps the names is nearly full: it takes only what makes them smaller",
+			Hint: "remove names, which makes room by itself; or make room there (a bigger --quota-backend-bytes, etcdctl defrag)"}
+	}
 	return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace, Msg: "the store of names is full", Hint: "remove names, which makes room by itself; the provider sees which realms may hold much with: sigma realm ls --json"}
 }
 

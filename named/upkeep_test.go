@@ -33,8 +33,8 @@ func TestStoreFull(t *testing.T) {
 	if got := get(t, root, "big0"); len(got) != len(big) {
 		t.Errorf("a read from a full store has %d bytes", len(got))
 	}
-	if ok, err := s.beat(t.Context(), m.leadership.store.term); err != nil || !ok {
-		t.Errorf("a beat in a full store: %v, %v", ok, err)
+	if ok, full, err := s.beat(t.Context(), m.leadership.store.term); err != nil || !ok || full {
+		t.Errorf("a beat in a full store: %v, %v, %v", ok, full, err)
 	}
 	lease, err := root.Lease(t.Context(), time.Hour)
 	if err != nil {
@@ -77,7 +77,7 @@ func TestStoreFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("defragmented %d to %d bytes in %v", before, s.etcd.Server.Backend().Size(), time.Since(began))
-	if after := s.etcd.Server.Backend().Size(); after > before/2 {
+	if after := s.etcd.Server.Backend().Size(); after > 8<<20 { // it may have been copied before, to make room
 		t.Errorf("defragmentation left %d of %d bytes", after, before)
 	}
 	if got := get(t, root, "again"); len(got) != len(big) {

@@ -33,7 +33,7 @@ func TestConformance(t *testing.T) {
 					t.Cleanup(r.Close)
 					return realmAsTree{r}
 				},
-				Lacks: []treetest.Capability{treetest.PassFiles, treetest.Pipes}, SizeMax: named.FileMax, ListEntries: 2000,
+				Lacks: []treetest.Capability{treetest.Hidden, treetest.PassFiles, treetest.Pipes}, SizeMax: named.FileMax, ListEntries: 2000,
 			})
 		})
 	}

@@ -507,7 +507,7 @@ func (f *File) Recall(names []string, offset uint64, count int) (g sigma.GetResu
 
 // Put implements sigma.Putter.
 func (f *File) Put(ctx context.Context, names []string, data []byte, o sigma.PutOptions) (id sigma.FileID, stop *sigma.Stopped, err error) {
-	c := &change{op: "put", dir: f.id, names: names}
+	c := &change{op: "put", dir: f.id, names: names, waits: o.Wait}
 	err = f.mutate(ctx, c, func(ctx context.Context, b *binding) error {
 		id, stop, err = b.file.Put(ctx, names, data, o)
 		c.id, c.version = id.Path, id.Version

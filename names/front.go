@@ -45,6 +45,8 @@ const (
 	feedIdle = 2 * time.Second
 	// feedPause is the pause after a poll that failed.
 	feedPause = 20 * time.Millisecond
+	// feedAway is the same while named has not answered for the lease.
+	feedAway = 200 * time.Millisecond
 	// usedGrain is how exactly used is kept.
 	usedGrain = int64(100 * time.Millisecond)
 
@@ -124,9 +126,16 @@ func (r *front) follow() {
 		if r.poll(ctx, wait) {
 			continue
 		}
+		pause := feedPause
+		if _, silent := r.cache.Silent(time.Now()); silent { // those who read may all be content with what is remembered
+			pause = feedAway
+			if _, err := r.realm.attached(ctx); sigma.KindOf(err) == sigma.KindNotFound && err != nil {
+				break // the realm is gone
+			}
+		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(feedPause):
+		case <-time.After(pause):
 		}
 	}
 	cancel()
@@ -137,9 +146,11 @@ func (r *front) follow() {
 	r.running.Store(false)
 }
 
-// over says that the feed is to end.
+// over says that the feed is to end. While named does not answer, what is remembered stays for those who would rather read that than nothing.
 func (r *front) over() bool {
-	return r.ctx.Err() != nil || time.Since(r.start)-time.Duration(r.used.Load()) > r.idle
+	now := time.Now()
+	_, silent := r.cache.Silent(now)
+	return r.ctx.Err() != nil || !silent && now.Sub(r.start)-time.Duration(r.used.Load()) > r.idle
 }
 
 // poll asks the feed once. It is false if there was no answer.
@@ -208,12 +219,44 @@ func (f *File) look(ctx context.Context, names []string, want cache.Want, room [
 	now := time.Now()
 	r.touch(now)
 	if x.nodes, x.why, ok = r.cache.Look(now, f.id, names, want, room); !ok {
-		x, ok, err = f.ask(ctx, names)
+		err = r.askOrRecall(ctx, func(ctx context.Context) (err error) { x, ok, err = f.ask(ctx, names); return err }, func(now time.Time) bool {
+			x.nodes, x.why, ok = r.cache.Look(now, f.id, names, want|cache.WantOld, nil)
+			return ok
+		})
 	}
 	if ok && f.owner {
 		x.passed(names)
 	}
 	return x, ok, err
+}
+
+// askOrRecall asks named, or, for a read that may be old (sigma.WithStale), looks at what is remembered: at once if the feed is silent; when that comes to be so while named is asked, too.
+func (r *front) askOrRecall(ctx context.Context, ask func(context.Context) error, recall func(now time.Time) bool) error {
+	old := sigma.AgeOf(ctx)
+	if old == nil {
+		return ask(ctx)
+	}
+	remembered := func() bool {
+		now := time.Now()
+		age, silent := r.cache.Silent(now)
+		if silent = silent && recall(now); silent {
+			old.Note(age)
+		}
+		return silent
+	}
+	if remembered() {
+		return nil
+	}
+	soon, cancel := context.WithTimeout(ctx, feedLease)
+	err := ask(soon)
+	cancel()
+	if kind := sigma.KindOf(err); err == nil || ctx.Err() != nil || soon.Err() == nil && kind != sigma.KindUnavailable && kind != sigma.KindLost {
+		return err
+	}
+	if remembered() {
+		return nil
+	}
+	return ask(ctx)
 }
 
 // passed ends what was found at the first directory on the way that its owner may not pass.
@@ -272,13 +315,13 @@ func (x *found) failure(op string, names []string) error {
 	return sigma.PathError(op, x.why, names[len(x.nodes)-1])
 }
 
-// saw is called before something is passed on that tells a file's version and did not come from what is remembered, or an error that tells that something is not there.
+// saw is called before something is passed on that tells a file's version and did not come from what is remembered, or an error that tells that something is not there, or that a mode forbids it.
 func (r *front) saw(v sigma.Version, err error) {
 	switch {
 	case r.cache == nil || err == nil && v == 0:
 	case err == nil:
 		r.cache.Require(time.Now(), v)
-	case sigma.KindOf(err) == sigma.KindNotFound, sigma.KindOf(err) == sigma.KindStale, sigma.KindOf(err) == sigma.KindVersion:
+	case sigma.KindOf(err) == sigma.KindNotFound, sigma.KindOf(err) == sigma.KindStale, sigma.KindOf(err) == sigma.KindVersion, sigma.KindOf(err) == sigma.KindPermission:
 		r.doubt()
 	}
 }
@@ -304,6 +347,7 @@ type change struct {
 	version sigma.Version // it has then, if that was told
 	newDir  uint64        // of a rename
 	newName string
+	waits   bool // it may wait for a name to be free
 	err     error
 }
 
@@ -342,7 +386,15 @@ func (r *front) changed(c change) {
 	}
 }
 
-func (r *front) fresh() bool { return r.cache != nil && r.cache.Fresh(time.Now()) }
+// ready says whether a realm's root can be given without a session: some reads, at least, are answered from what is remembered.
+func (r *front) ready(ctx context.Context) bool {
+	if r.cache == nil {
+		return false
+	}
+	now := time.Now()
+	_, silent := r.cache.Silent(now)
+	return r.cache.Fresh(now) || silent && sigma.AgeOf(ctx) != nil
+}
 
 // roomNodes is for how many files on the way there is room on the stack.
 const roomNodes = 12
@@ -386,9 +438,18 @@ func (f *File) listing(ctx context.Context, cookie uint64, most int) (l *cache.L
 	}
 	now := time.Now()
 	r.touch(now)
-	if l, ok = r.cache.List(now, f.id); ok {
-		return l, false, true, nil
+	if l, ok = r.cache.List(now, f.id, 0); !ok {
+		err = r.askOrRecall(ctx, func(ctx context.Context) (err error) { l, rest, ok, err = f.askList(ctx, cookie, most); return err }, func(now time.Time) bool {
+			l, ok = r.cache.List(now, f.id, cache.WantOld)
+			return ok
+		})
 	}
+	return l, rest, ok, err
+}
+
+// askList is listing that asks named.
+func (f *File) askList(ctx context.Context, cookie uint64, most int) (l *cache.Listing, rest, ok bool, err error) {
+	r := f.realm.front
 	q := sigmap.NamesLookDir{Dir: f.id, Cookie: cookie, Max: uint32(min(most, listMax))}
 	if cookie == 0 {
 		q.Max = listMax

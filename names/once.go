@@ -1,7 +1,9 @@
 package names
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -77,6 +79,7 @@ func (r *Realm) number(ctx context.Context) (once sigma.Once, done func()) {
 // attempts is one request, which is made again when its session was lost on the way.
 type attempts struct {
 	f     *File
+	most  time.Duration // for which one attempt waits for named; 0 = for ever, because what it waits for need not come
 	until time.Time
 	told  int        // how often named itself said that the outcome is not known
 	once  sigma.Once // of a mutation; Client 0 = it may be made again without
@@ -84,6 +87,12 @@ type attempts struct {
 
 // read makes a request that changes nothing.
 func (f *File) read(ctx context.Context, do func(ctx context.Context, b *binding) error) error {
+	a := attempts{f: f, most: readMax}
+	return a.run(ctx, do)
+}
+
+// await is read that waits for something to happen.
+func (f *File) await(ctx context.Context, do func(ctx context.Context, b *binding) error) error {
 	a := attempts{f: f}
 	return a.run(ctx, do)
 }
@@ -92,7 +101,10 @@ func (f *File) read(ctx context.Context, do func(ctx context.Context, b *binding
 func (f *File) mutate(ctx context.Context, c *change, do func(ctx context.Context, b *binding) error) error {
 	once, done := f.realm.number(ctx)
 	defer done()
-	a := attempts{f: f, once: once}
+	a := attempts{f: f, once: once, most: resendMax}
+	if c.waits {
+		a.most = 0
+	}
 	err := a.run(ctx, do)
 	c.err = err
 	f.realm.front.changed(*c)
@@ -101,20 +113,14 @@ func (f *File) mutate(ctx context.Context, c *change, do func(ctx context.Contex
 
 func (a *attempts) run(ctx context.Context, do func(ctx context.Context, b *binding) error) error {
 	for {
-		asked := ctx
-		if a.once.Client != 0 {
-			asked = sigma.WithOnce(ctx, a.once)
-		}
-		b, err := a.f.bind(asked)
-		if err != nil {
-			return a.givenUp(ctx, err)
-		}
 		began := time.Now()
-		err = do(asked, b)
+		b, err := a.attempt(ctx, do)
 		kind := sigma.KindOf(err)
 		switch {
-		case err == nil || session.Abandoned(err):
-			return err
+		case err == nil:
+			return nil
+		case b == nil, session.Abandoned(err), ctx.Err() != nil && (kind == sigma.KindCanceled || kind == sigma.KindTimeout):
+			return a.givenUp(ctx, err)
 		case kind == sigma.KindLost, kind == sigma.KindCanceled && ctx.Err() == nil: // not by who asks: the server ends just now
 			a.once.Again = a.once.Client != 0
 		case kind != sigma.KindUnavailable:
@@ -131,6 +137,29 @@ func (a *attempts) run(ctx context.Context, do func(ctx context.Context, b *bind
 			return a.givenUp(ctx, err)
 		}
 	}
+}
+
+// attempt makes the request once. b is nil if nothing more is to be asked.
+func (a *attempts) attempt(ctx context.Context, do func(ctx context.Context, b *binding) error) (b *binding, err error) {
+	asked := ctx
+	if a.most > 0 {
+		var cancel context.CancelFunc
+		asked, cancel = context.WithTimeout(ctx, a.most)
+		defer cancel()
+	}
+	if a.once.Client != 0 {
+		asked = sigma.WithOnce(asked, a.once)
+	}
+	b, err = a.f.bind(asked)
+	if err != nil {
+		return nil, err
+	}
+	err = do(asked, b)
+	if err != nil && sigma.KindOf(err) == sigma.KindTimeout && ctx.Err() == nil { // named is stopped, or has lost its way
+		a.once.Again = a.once.Client != 0
+		return nil, &sigma.Error{Op: "names.request", Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("the name service has not answered for %v", a.most), Hint: hintAway, Err: err}
+	}
+	return b, err
 }
 
 // over waits for a moment whether the session ends, after something was answered that may mean that.
@@ -150,10 +179,21 @@ func (at *attachment) over(ctx context.Context) bool {
 func (a *attempts) givenUp(ctx context.Context, err error) error {
 	const op = "names.request"
 	switch {
-	case ctx.Err() != nil:
+	case ctx.Err() != nil && a.most == 0 && session.Abandoned(err):
+		return err
+	case ctx.Err() != nil && a.most == 0:
 		return sigma.Wrap(op, "", ctx.Err())
+	case ctx.Err() != nil:
+		e := &sigma.Error{Op: op, Kind: sigma.KindOf(ctx.Err()), Msg: "the name service has not answered", Hint: hintAway, Err: err}
+		if sigma.KindOf(err) == sigma.KindUnavailable { // it, or who looked for it, says why
+			e.Msg, e.Hint, e.Err = err.Error(), cmp.Or(sigma.HintOf(err), hintAway), ctx.Err()
+		}
+		return e
 	case a.once.Client != 0 && a.once.Again && sigma.KindOf(err) != sigma.KindLost:
-		return &sigma.Error{Op: op, Kind: sigma.KindLost, Msg: "it is unknown whether the change was made: the name service did not answer, and cannot be asked", Hint: sigma.HintOf(err), Err: err}
+		return &sigma.Error{Op: op, Kind: sigma.KindLost, Msg: "it is unknown whether the change was made: the name service did not answer, and cannot be asked", Hint: cmp.Or(sigma.HintOf(err), hintAway), Err: err}
 	}
 	return err
 }
+
+// hintAway is for who gets no answer of named.
+const hintAway = "sigma status shows whether named runs, sigma machine ls which control machines are there; what was read lately may be read from memory: sigma cat --stale"

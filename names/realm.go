@@ -21,6 +21,8 @@ import (
 
 	"sigmaos.dev/names/cache"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/treekit"
 )
 
 // Root is the root of a realm at named.
@@ -93,7 +95,7 @@ func (a *attachment) live() bool {
 
 // New makes a Realm. It dials when it is first used.
 func New(cfg Config) *Realm {
-	r := &Realm{cfg: cfg}
+	r := &Realm{cfg: cfg, watches: watches{most: waitersMax}}
 	r.front = newFront(r, cfg.Budget)
 	return r
 }
@@ -113,7 +115,7 @@ func (r *Realm) Close() {
 // Root returns the realm's root, having attached to it, unless what is remembered of it is fresh. It is one for all, needs no Close, and is for what needs no Open: a clone of it is.
 func (r *Realm) Root(ctx context.Context) (*File, error) {
 	if root := r.root.Load(); root != nil {
-		if at := r.current.Load(); at.live() || r.front.fresh() {
+		if at := r.current.Load(); at.live() || r.front.ready(ctx) {
 			return root, nil
 		}
 	}
@@ -147,6 +149,17 @@ func (r *Realm) Recall(owner bool, names []string, offset uint64, count int) (g 
 		return root.Recall(names, offset, count)
 	}
 	return g, nil, false, nil
+}
+
+// Use asks named what the realm may have, and how much of it it has, as far as named knows.
+func (f *File) Use(ctx context.Context) (limits, use sigma.RealmLimits, err error) {
+	err = f.read(ctx, func(ctx context.Context, b *binding) (err error) {
+		if !f.realm.front.call(ctx, b.at, sigmap.CallUse, func(*sigmap.Coder) {}, func(c *sigmap.Coder) { c.RealmLimits(&limits); c.RealmLimits(&use) }, &err) {
+			return treekit.Unsupported("use")
+		}
+		return err
+	})
+	return limits, use, err
 }
 
 // attached returns a session that has not ended, as far as is known.
@@ -213,6 +226,8 @@ func (r *Realm) dial(ctx context.Context) (*attachment, error) {
 const (
 	// resendMax is how long after it was begun a request is sent again, if its caller's own patience does not end before. named remembers much longer.
 	resendMax = time.Minute
+	// readMax is how long one attempt of a read waits for named, and resendMax that of a change, if they wait for nothing else: as long as sigmad looks for one that is being restarted.
+	readMax = 15 * time.Second
 	// lostPause is how long a request that was answered with KindLost or KindUnavailable waits for its session to end; if it does not, the answer was named's own.
 	lostPause = 50 * time.Millisecond
 	// toldMax is how often a mutation is sent again when named itself, over a session that goes on, cannot tell its outcome, or cannot answer now.

@@ -2,6 +2,7 @@ package names
 
 import (
 	"context"
+	"fmt"
 	"sync"
 
 	"sigmaos.dev/sigma"
@@ -9,9 +10,15 @@ import (
 
 // watches are the files that programs of this machine watch. named has about one watch of each, whatever the number of those who wait for it: a thousand procs that wait for a configuration cost it what one does.
 type watches struct {
-	mu    sync.Mutex
-	files map[watchKey]*watch // mu
+	most int // set before use
+
+	mu      sync.Mutex
+	files   map[watchKey]*watch // mu
+	waiters int                 // mu; of all
 }
+
+// waitersMax bounds the programs of one realm that wait for files here at a time, so that no tenant can take sigmad's memory by waiting: each costs it about 9 KiB.
+const waitersMax = 32768
 
 // watchKey tells those who watch for the realm's programs, whom named may refuse, from the provider.
 type watchKey struct {
@@ -31,10 +38,15 @@ type watch struct {
 	news    chan struct{} // watches.mu; closed when either changes
 }
 
-// join gives the watch of a file for one more waiter. since is what a program claims, so nobody else is answered by it: who wants to know of earlier changes than the watch tells begins another, which later ones join.
-func (w *watches) join(f *File, since sigma.Version) *watch {
+// join gives the watch of a file for one more waiter, or says that there are too many. since is what a program claims, so nobody else is answered by it: who wants to know of earlier changes than the watch tells begins another, which later ones join.
+func (w *watches) join(f *File, since sigma.Version) (*watch, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.waiters >= w.most {
+		return nil, &sigma.Error{Op: "names.Watch", Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("%d programs of the realm wait for names at this machine, and no more may", w.most),
+			Hint: "let one program watch and tell the others, or watch a directory instead of each of its files"}
+	}
+	w.waiters++
 	x := w.files[f.watchKey()]
 	if x == nil || since < x.start && x.version == 0 {
 		var ctx context.Context
@@ -47,12 +59,13 @@ func (w *watches) join(f *File, since sigma.Version) *watch {
 		go w.follow(ctx, f, x)
 	}
 	x.waiters++
-	return x
+	return x, nil
 }
 
 func (w *watches) leave(f *File, x *watch) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.waiters--
 	if x.waiters--; x.waiters == 0 {
 		x.end()
 		w.dropLocked(f.watchKey(), x)
@@ -127,7 +140,10 @@ func (f *File) Watch(ctx context.Context, since sigma.Version) (sigma.Version, e
 	}
 	w := &f.realm.watches
 	if sigma.FenceOf(ctx).Name == "" && f.id != 0 { // a fence is the server's to check
-		x := w.join(f, since)
+		x, err := w.join(f, since)
+		if err != nil {
+			return 0, err
+		}
 		defer w.leave(f, x)
 		return w.wait(ctx, x, since)
 	}
@@ -136,7 +152,7 @@ func (f *File) Watch(ctx context.Context, since sigma.Version) (sigma.Version, e
 
 // watch asks named.
 func (f *File) watch(ctx context.Context, since sigma.Version) (v sigma.Version, err error) {
-	err = f.read(ctx, func(ctx context.Context, b *binding) error { v, err = b.file.Watch(ctx, since); return err })
+	err = f.await(ctx, func(ctx context.Context, b *binding) error { v, err = b.file.Watch(ctx, since); return err })
 	if err != nil && sigma.KindOf(err) == sigma.KindStale && sigma.FenceOf(ctx).Name == "" { // it was removed while there was no session
 		err = &sigma.Error{Op: "names.Watch", Kind: sigma.KindNotFound, Msg: "the file was removed", Err: err}
 	}

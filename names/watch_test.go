@@ -1,6 +1,8 @@
 package names
 
 import (
+	"context"
+	"fmt"
 	"sync"
 	"testing"
 
@@ -53,5 +55,43 @@ func TestManyWatchOne(t *testing.T) {
 	defer r.watches.mu.Unlock()
 	if len(r.watches.files) != 0 {
 		t.Errorf("%d watches are left", len(r.watches.files))
+	}
+}
+
+// TestWatchersBounded: so many may wait and no more; one that does not come any more makes room.
+func TestWatchersBounded(t *testing.T) {
+	w := newWorld(t)
+	r, root := w.realm()
+	r.watches.most = 100
+	id := w.put(root, "one", "file")
+	f, _, err := root.Walk(t.Context(), []string{"file"})
+	w.must(err)
+	watcher := f.(sigma.Watcher)
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for range 100 {
+		all.Go(func() {
+			if _, err := watcher.Watch(ctx, id.Version); sigma.KindOf(err) != sigma.KindCanceled {
+				t.Errorf("one that waited: %v", err)
+			}
+		})
+	}
+	w.waitFor("all wait", func() error {
+		r.watches.mu.Lock()
+		defer r.watches.mu.Unlock()
+		if r.watches.waiters < 100 {
+			return fmt.Errorf("%d do", r.watches.waiters)
+		}
+		return nil
+	})
+	for range 1000 {
+		if _, err := watcher.Watch(t.Context(), id.Version); sigma.KindOf(err) != sigma.KindNoSpace || sigma.HintOf(err) == "" {
+			t.Fatalf("one too many: %v", err)
+		}
+	}
+	cancel()
+	all.Wait()
+	if v, err := watcher.Watch(t.Context(), id.Version-1); err != nil || v != id.Version {
+		t.Errorf("one that comes later: %d, %v", v, err)
 	}
 }

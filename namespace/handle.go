@@ -18,6 +18,7 @@ type handle struct {
 	writes bool // opened for writing, so Close has something to make durable
 	// stop ends what waits, when a pipe is closed; nil = the file is no pipe.
 	stop context.CancelFunc
+	direct
 }
 
 // newHandle makes a handle of an open file.
@@ -61,7 +62,9 @@ func (t *Tree) Create(ctx context.Context, path string, f sigma.OpenFlags, perm 
 	if err != nil {
 		return nil, withPath(err, path)
 	}
-	return newHandle(ctx, file, path, true), nil
+	h := newHandle(ctx, file, path, true)
+	h.hidden = f&sigma.OpenHidden != 0 && f&sigma.OpenAppend == 0
+	return h, nil
 }
 
 func (h *handle) Read(p []byte) (int, error) {
@@ -87,7 +90,11 @@ func (h *handle) ReadAt(p []byte, off int64) (int, error) {
 	if h.stop != nil {
 		return 0, h.noPositions("namespace.ReadAt")
 	}
-	n, err := h.file.ReadAt(h.ctx, p, uint64(off))
+	n, passed, err := h.readDirectly(p, off)
+	if passed {
+		return n, err
+	}
+	n, err = h.file.ReadAt(h.ctx, p, uint64(off))
 	if err == nil && n < len(p) {
 		return n, io.EOF
 	}
@@ -104,7 +111,10 @@ func (h *handle) WriteAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, sigma.Errorf("namespace.WriteAt", sigma.KindInvalid, "negative offset")
 	}
-	n, err := h.file.WriteAt(h.ctx, p, uint64(off))
+	n, passed, err := h.writeDirectly(p, off)
+	if !passed {
+		n, err = h.file.WriteAt(h.ctx, p, uint64(off))
+	}
 	return n, withPathOrNil(err, h.path)
 }
 
@@ -142,17 +152,27 @@ func (h *handle) Stat() (sigma.Stat, error) {
 }
 
 func (h *handle) File() (*os.File, error) {
-	p, ok := h.file.(sigma.FilePasser)
-	if !ok {
-		return nil, sigma.PathError("namespace.File", sigma.KindUnsupported, h.path)
-	}
-	f, err := p.PassFile(h.ctx)
+	h.giveBack()
+	f, err := h.pass()
 	return f, withPathOrNil(err, h.path)
 }
 
-// Close makes what was written durable and visible, then releases the handle.
+// Discard implements sigma.Handle.
+func (h *handle) Discard() {
+	h.giveBack()
+	if h.stop != nil {
+		h.stop()
+	}
+	h.file.Close()
+}
+
+// Close makes what was written durable and visible, then releases the handle. What could not be written by a descriptor, of which the server does not know, is not made visible.
 func (h *handle) Close() error {
-	var err error
+	err := h.giveBack()
+	if err != nil {
+		h.Discard()
+		return withPath(err, h.path)
+	}
 	if h.stop != nil {
 		h.stop()
 	} else if h.writes {

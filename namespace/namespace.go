@@ -324,11 +324,16 @@ func (t *Tree) matches(ctx context.Context, dir sigma.File, e sigma.DirEntry, wa
 	if e.ID.Kind != sigma.KindEndpoint {
 		return want == sigma.AnyName && e.ID.Kind == sigma.KindDir
 	}
-	f, _, err := dir.Walk(ctx, []string{e.Name})
+	ctx, cancel := context.WithTimeout(ctx, probeMax) // a dead endpoint is skipped, and one whose server says nothing
+	defer cancel()
+	f, ids, err := dir.Walk(ctx, []string{e.Name})
 	if err != nil || f == nil {
 		return false
 	}
 	defer f.Close()
+	if want == sigma.AnyName && len(ids) == 1 && ids[0].Kind == sigma.KindDir {
+		return true // the server has gone through the endpoint for us, as sigmad does for a proc with a view
+	}
 	text, err := f.ReadLink(ctx)
 	if err != nil {
 		return false
@@ -337,8 +342,6 @@ func (t *Tree) matches(ctx context.Context, dir sigma.File, e sigma.DirEntry, wa
 	if err != nil || want == sigma.LocalName && ep.Machine != t.cfg.Machine {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeMax) // a dead endpoint is skipped, and one whose server says nothing
-	defer cancel()
 	_, err = t.mounted(ctx, text, ep)
 	return err == nil || ep.Form != sigma.FormTree
 }
@@ -377,6 +380,25 @@ func (t *Tree) parent(ctx context.Context, path string) (sigma.File, string, *cu
 	return dir, names[len(names)-1], c, withPathOrNil(err, path)
 }
 
+// parentBeside is parent of a path whose directory may be that of another path, which parent has just found: then it is the same handle and cursor.
+func (t *Tree) parentBeside(ctx context.Context, path, other string, dir sigma.File, c *cursor) (sigma.File, string, *cursor, error) {
+	names, err := sigma.ParsePath(path)
+	if err != nil {
+		return nil, "", nil, err
+	}
+	names = t.real(names)
+	if beside, err := sigma.ParsePath(other); err == nil && len(names) > 0 {
+		beside = t.real(beside)
+		if last := len(names) - 1; len(beside) == len(names) && slices.Equal(beside[:last], names[:last]) {
+			if g, ok := dir.(*guarded); ok {
+				dir = g.File
+			}
+			return t.guard(ctx, dir, append(slices.Clip(c.path), names[last])), names[last], c, nil
+		}
+	}
+	return t.parent(ctx, path)
+}
+
 func withPathOrNil(err error, path string) error {
 	if err == nil {
 		return nil
@@ -391,10 +413,16 @@ func list(ctx context.Context, dir sigma.File, most int) ([]sigma.DirEntry, erro
 		return nil, err
 	}
 	defer d.Close()
+	return listWith(ctx, d, most)
+}
+
+// listWith is list by a handle that is not open, and which it opens.
+func listWith(ctx context.Context, d sigma.File, most int) ([]sigma.DirEntry, error) {
 	if err := d.Open(ctx, sigma.OpenRead); err != nil {
 		return nil, err
 	}
 	var out []sigma.DirEntry
+	var err error
 	size := 0
 	for cookie, more, rounds := uint64(0), true, 0; more; rounds++ {
 		var es []sigma.DirEntry

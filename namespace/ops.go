@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -173,7 +174,7 @@ func (t *Tree) SetStat(ctx context.Context, path string, c sigma.StatChange) err
 func (t *Tree) ReadDir(ctx context.Context, path string) ([]sigma.DirEntry, error) {
 	var es []sigma.DirEntry
 	err := t.reading(ctx, path, true, func(f sigma.File) (err error) {
-		es, err = list(ctx, f, listMax)
+		es, err = listWith(ctx, f, listMax)
 		return err
 	})
 	if err != nil {
@@ -255,7 +256,8 @@ func (t *Tree) RemoveAll(ctx context.Context, path string) error {
 	dir, name, _, err := t.parent(ctx, path)
 	if err == nil {
 		defer dir.Close()
-		err = removeAll(ctx, dir, name)
+		r := remover{make(chan struct{}, removersMax)}
+		err = r.all(ctx, dir, name)
 	}
 	if sigma.KindOf(err) == sigma.KindNotFound {
 		return nil
@@ -263,8 +265,16 @@ func (t *Tree) RemoveAll(ctx context.Context, path string) error {
 	return withPathOrNil(err, path)
 }
 
-// removeAll removes name of dir. Entries that appear meanwhile make it try again, a bounded number of times.
-func removeAll(ctx context.Context, dir sigma.File, name string) error {
+// remover removes what is in directories, some at once, since each removal is a round trip, and servers gather changes.
+type remover struct {
+	turns chan struct{} // has a place for each goroutine besides the caller's
+}
+
+// removersMax is enough to hide round trips, and few beside what a session allows.
+const removersMax = 11
+
+// all removes name of dir. Entries that appear meanwhile make it try again, a bounded number of times.
+func (r *remover) all(ctx context.Context, dir sigma.File, name string) error {
 	for range 10 {
 		err := dir.Remove(ctx, name)
 		if sigma.KindOf(err) != sigma.KindNotEmpty {
@@ -274,20 +284,45 @@ func removeAll(ctx context.Context, dir sigma.File, name string) error {
 		if err != nil || d == nil {
 			return err
 		}
-		es, err := list(ctx, d, listMax)
-		for _, e := range es {
-			if err == nil {
-				if err = removeAll(ctx, d, e.Name); sigma.KindOf(err) == sigma.KindNotFound {
-					err = nil
-				}
-			}
-		}
+		err = r.entries(ctx, d)
 		d.Close()
 		if err != nil {
 			return err
 		}
 	}
 	return sigma.PathError("namespace.RemoveAll", sigma.KindNotEmpty, name)
+}
+
+// entries removes what is in d, until something cannot be removed.
+func (r *remover) entries(ctx context.Context, d sigma.File) error {
+	es, err := list(ctx, d, listMax)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var others sync.WaitGroup
+	defer others.Wait()
+	one := func(name string) {
+		if err := r.all(ctx, d, name); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+			cancel(err)
+		}
+	}
+	for _, e := range es {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case r.turns <- struct{}{}:
+			others.Go(func() {
+				defer func() { <-r.turns }()
+				one(e.Name)
+			})
+		default:
+			one(e.Name)
+		}
+	}
+	others.Wait()
+	return context.Cause(ctx)
 }
 
 // Rename implements sigma.Namespace.
@@ -306,11 +341,13 @@ func (t *Tree) rename(ctx context.Context, n *change, oldPath, newPath string) e
 		return err
 	}
 	defer from.Close()
-	to, newName, d, err := t.parent(ctx, newPath)
+	to, newName, d, err := t.parentBeside(ctx, newPath, oldPath, from, c)
 	if err != nil {
 		return err
 	}
-	defer to.Close()
+	if d != c {
+		defer to.Close()
+	}
 	if c.mount != d.mount {
 		return &sigma.Error{Op: "namespace.Rename", Path: oldPath, Kind: sigma.KindUnsupported, Msg: "a rename cannot go to another server", Hint: "copy the file, then remove it"}
 	}

@@ -24,6 +24,7 @@ var rules = []struct {
 	{"exit", CheckExits},
 	{"state", CheckState},
 	{"sleep", CheckSleeps},
+	{"clock", CheckClock},
 	{"size", CheckSizes},
 	{"task", CheckTasks},
 	{"machine-path", func(t *Tree) []Finding { return CheckPaths(t, nil) }},

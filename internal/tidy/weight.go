@@ -24,12 +24,12 @@ type Weight struct {
 // Weights is the table of such rules.
 var Weights = []Weight{
 	{
-		Dirs:    []string{"sigma", "sigmap", "session", "treekit", "namespace", "nowait", "fence", "memfs", "sdk"},
+		Dirs:    []string{"sigma", "sigmap", "session", "treekit", "namespace", "nowait", "fence", "memfs", "ring", "sdk", "call"},
 		Outside: []string{"golang.org/x/sys"},
 		Why:     "every proc links it: what it drags in is paid at each start and trusted everywhere",
 	},
 	{
-		Dirs: []string{"sdk"},
+		Dirs: []string{"sdk", "call"},
 		Banned: []string{"net/http", "net/rpc", "crypto/tls", "encoding/json", "encoding/gob", "encoding/xml", "text/template", "html/template",
 			"google.golang.org/grpc", "google.golang.org/protobuf"},
 		Why: "a proc that uses the SDK must start within 0.5 ms of an empty Go program; this has tables or init functions that cost more",

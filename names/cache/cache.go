@@ -3,7 +3,7 @@
 //
 // It promises, while its feed is alive: what it answers is the state of the realm at one version, the one that the feed has reached; that version only grows, and is never less than any that was seen on this
 // machine in an answer of named's (Enter, Require). It answers nothing that a change made on this machine concerns (Forget) until that was asked of named again, and nothing at all when the feed was not
-// answered for the lease. It holds at most so many bytes.
+// answered for the lease, but to who wants what is old (WantOld). It holds at most so many bytes.
 //
 // The difficulty is that three streams meet here in any order: answers of named to who asked (a miss), changes that the feed tells, and changes made from here. An answer may be older than a change that
 // was heard of meanwhile: what it says about a changed file is not taken. An answer may be newer than the feed: what it says would show one file newer than the others, so that nothing is answered
@@ -188,6 +188,7 @@ const (
 	WantExact     Want = 1 << iota // the attributes of the files on the way
 	WantData                       // the content of the last, if it is not too long to be remembered
 	WantUncounted                  // no miss, because another Look follows it
+	WantOld                        // what is remembered, also when it may not be answered any more (Silent)
 )
 
 // Look finds the files that names lead to from the file with id from, which is the first of nodes. If they are not all, why says why, as NamesFound does. ok is false if named must be asked. nodes is appended to.
@@ -208,7 +209,7 @@ func (c *Cache) Look(now time.Time, from uint64, names []string, want Want, node
 
 func (c *Cache) lookLocked(now time.Time, from uint64, names []string, want Want, nodes []*Node) (_ []*Node, why sigma.Kind, ok bool) {
 	at := c.nodes[from]
-	if at == nil || !c.usableLocked(now) {
+	if at == nil || !c.usableLocked(now) && (want&WantOld == 0 || !c.alive) {
 		return nodes, 0, false
 	}
 	at.touch()
@@ -240,11 +241,19 @@ func (it *item) touch() {
 	}
 }
 
-// List returns the listing of a directory, whose entries must not be changed.
-func (c *Cache) List(now time.Time, dir uint64) (*Listing, bool) {
+// Silent says how long ago the feed was asked last of what it has answered, if that is longer ago than the lease, so that nothing is answered but to who wants what is old: all that had changed then is known.
+func (c *Cache) Silent(now time.Time) (age time.Duration, silent bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if it := c.nodes[dir]; it != nil && it.list != nil && c.usableLocked(now) {
+	age = now.Sub(c.asked)
+	return age, c.alive && age >= c.cfg.Lease
+}
+
+// List returns the listing of a directory, whose entries must not be changed.
+func (c *Cache) List(now time.Time, dir uint64, want Want) (*Listing, bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if it := c.nodes[dir]; it != nil && it.list != nil && (c.usableLocked(now) || want&WantOld != 0 && c.alive) {
 		it.touch()
 		c.budget.hits.Add(1)
 		return it.list, true

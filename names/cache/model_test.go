@@ -410,7 +410,7 @@ func (m *model) look() {
 			m.t.Fatalf("seed %d: %s of %d %q at %d of feed %d:\ngot  %+v\nwant %+v", m.seed, what, from, path, applied, number, got, want)
 		}
 	}
-	if l, ok := m.c.List(m.now, from); ok {
+	if l, ok := m.c.List(m.now, from, 0); ok {
 		check("listing", l.Entries, func(r realm) any { return append([]sigma.DirEntry{}, r.list(from)...) })
 	}
 	exact := m.rng.IntN(2) == 0

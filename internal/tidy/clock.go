@@ -1,0 +1,72 @@
+package tidy
+
+import (
+	"go/ast"
+	"go/token"
+	"path"
+	"slices"
+)
+
+// timed are the packages that decide by time: leases, beats, deadlines, retries, retention. There a moment is compared with another of the same process, both as time.Now gave them: their difference is of the monotonic clock, which nobody
+// sets. A moment that was a number, or that came over a wire, has lost that reading, and what is measured from it jumps when somebody sets the clock.
+var timed = []string{"named", "names", "names/cache", "session", "treekit", "namespace", "sdk", "fence", "kernel", "schedd", "besched", "machines", "link", "identity", "dialproxy", "readiness", "changeboard", "output"}
+
+// wallClock are the files of these packages that turn moments into numbers or back, and why nothing is decided by these.
+var wallClock = map[string]string{
+	"named/lease.go":         "modification times",
+	"named/mutate.go":        "modification times",
+	"named/put.go":           "modification times",
+	"named/record.go":        "modification times",
+	"named/realmsnapshot.go": "modification times",
+	"named/server.go":        "when a realm was made, which is shown",
+	"named/upkeep.go":        "turns of members to defragment, which cost waiting only if clocks differ",
+	"session/remote.go":      "modification times",
+	"treekit/handle.go":      "modification times",
+	"treekit/callable.go":    "modification times",
+	"kernel/viewfile.go":     "modification times",
+	"kernel/dir.go":          "modification times",
+	"kernel/lines.go":        "modification times",
+	"kernel/root.go":         "modification times",
+	"besched/service.go":     "modification times",
+	"machines/change.go":     "when a token ends, which is a matter of the hour",
+	"identity/subject.go":    "when a certificate ends, which is a matter of the hour",
+}
+
+// CheckClock finds where packages that decide by time lose a moment's monotonic reading.
+func CheckClock(t *Tree) []Finding {
+	var found []Finding
+	t.eachFile(func(p *Package, f *File) {
+		if f.Test || !slices.Contains(timed, p.Dir) || wallClock[path.Join(p.Dir, path.Base(f.Name))] != "" {
+			return
+		}
+		report := func(what string, pos token.Pos) {
+			found = append(found, Finding{"clock", f.Name, t.line(pos), what + " loses the monotonic reading of a moment: keep time.Time, or a duration since a start; if it is only shown or stored, say so in internal/tidy/clock.go"})
+		}
+		calls(f.AST, "time", func(name string, pos token.Pos) {
+			if slices.Contains([]string{"Unix", "UnixMilli", "UnixMicro", "Date", "Parse"}, name) {
+				report("time."+name, pos)
+			}
+		})
+		ast.Inspect(f.AST, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			sel, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			numbers := []string{"Unix", "UnixNano", "UnixMilli", "UnixMicro", "UTC", "Local"}
+			zero := len(call.Args) == 1 && sel.Sel.Name == "Round"
+			if zero {
+				l, ok := call.Args[0].(*ast.BasicLit)
+				zero = ok && l.Value == "0"
+			}
+			if zero || len(call.Args) == 0 && slices.Contains(numbers, sel.Sel.Name) {
+				report(sel.Sel.Name, sel.Sel.Pos())
+			}
+			return true
+		})
+	})
+	return found
+}
