@@ -4,6 +4,8 @@
 // It promises that a proc of one realm is never connected to an endpoint of another, but for the system's services that say they are for everybody; that who dialled is
 // what the machine knows, not what anyone claims; that a client that is silent or slow blocks no listener; and that a proc's endpoints end with it.
 //
+// Both may have memory for their bytes (rings.go), which is made when one of them asks for it.
+//
 // Users: kernel. Lock: Proxy.mu guards everything; nothing blocks under it.
 package dialproxy
 
@@ -37,6 +39,7 @@ type Proxy struct {
 	listeners map[sigma.EndpointID]*listener // mu
 	owned     map[sigma.ProcID]int           // mu; listeners per proc
 	waiting   map[sigma.RealmID]int          // mu; connections that wait, by who dialled
+	rings     rings
 }
 
 type listener struct {
@@ -49,13 +52,16 @@ type listener struct {
 }
 
 type arrival struct {
-	file *os.File
-	from sigma.Principal
+	file   *os.File
+	from   sigma.Principal
+	ticket Ticket
 }
 
 // New makes a machine's proxy.
 func New(machine sigma.MachineID) *Proxy {
-	return &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}}
+	x := &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}}}
+	rand.Read(x.rings.key[:])
+	return x
 }
 
 // Listen makes an endpoint of proc p. public endpoints may be dialled from every realm; only the kernel's callers can ask for that.
@@ -92,36 +98,36 @@ func (x *Proxy) mine(p sigma.Principal, id sigma.EndpointID) (*listener, error) 
 }
 
 // Accept waits for a connection. The file is the caller's. Of a listener that is closed it gives what had been dialled before, then KindUnavailable.
-func (x *Proxy) Accept(ctx context.Context, p sigma.Principal, id sigma.EndpointID) (*os.File, sigma.Principal, error) {
+func (x *Proxy) Accept(ctx context.Context, p sigma.Principal, id sigma.EndpointID) (*os.File, sigma.Principal, Ticket, error) {
 	l, err := x.mine(p, id)
 	if err != nil {
-		return nil, sigma.Principal{}, err
+		return nil, sigma.Principal{}, "", err
 	}
 	select {
 	case a := <-l.waiting:
 		return x.accepted(l, a)
 	case <-l.closed:
 	case <-ctx.Done():
-		return nil, sigma.Principal{}, sigma.Wrap("dialproxy.Accept", "", ctx.Err())
+		return nil, sigma.Principal{}, "", sigma.Wrap("dialproxy.Accept", "", ctx.Err())
 	}
 	select {
 	case a := <-l.waiting:
 		return x.accepted(l, a)
 	default: // nothing comes any more
 		x.close(l)
-		return nil, sigma.Principal{}, sigma.Errorf("dialproxy.Accept", sigma.KindUnavailable, "the listener is closed")
+		return nil, sigma.Principal{}, "", sigma.Errorf("dialproxy.Accept", sigma.KindUnavailable, "the listener is closed")
 	}
 }
 
-func (x *Proxy) accepted(l *listener, a arrival) (*os.File, sigma.Principal, error) {
+func (x *Proxy) accepted(l *listener, a arrival) (*os.File, sigma.Principal, Ticket, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.countLocked(l, a.from.Realm, -1)
-	return a.file, a.from, nil
+	return a.file, a.from, a.ticket, nil
 }
 
 // Dial connects p to an endpoint and returns p's end.
-func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, error) {
+func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, error) {
 	x.mu.Lock()
 	l := x.listeners[e.ID]
 	if l != nil && l.ending {
@@ -130,9 +136,9 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, error) {
 	x.mu.Unlock()
 	switch {
 	case l != nil && l.endpoint.Realm != p.Realm && !l.public && !p.System, l == nil && e.Realm != p.Realm && !p.System:
-		return nil, &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindPermission, Msg: "the endpoint belongs to another realm"}
+		return nil, "", &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindPermission, Msg: "the endpoint belongs to another realm"}
 	case l == nil || l.endpoint != e:
-		return nil, &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint", Hint: "the proc may have ended; look its name up again"}
+		return nil, "", &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint", Hint: "the proc may have ended; look its name up again"}
 	}
 	typ := syscall.SOCK_STREAM
 	if l.endpoint.Form == sigma.FormTree {
@@ -140,7 +146,7 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, error) {
 	}
 	mine, theirs, err := session.FilePair(typ)
 	if err != nil {
-		return nil, sigma.Wrap("dialproxy.Dial", "", err)
+		return nil, "", sigma.Wrap("dialproxy.Dial", "", err)
 	}
 	if p.System {
 		widen(mine)
@@ -154,17 +160,19 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, error) {
 	case !p.System && (x.waiting[p.Realm] >= WaitingMax || l.public && l.from[p.Realm] >= publicMax):
 		err = sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections of this realm wait to be accepted", x.waiting[p.Realm])
 	default:
+		x.rings.last++
+		t := x.ticket(x.rings.last, p, l)
 		select {
-		case l.waiting <- arrival{theirs, p}:
+		case l.waiting <- arrival{theirs, p, t}:
 			x.countLocked(l, p.Realm, 1)
-			return mine, nil
+			return mine, t, nil
 		default:
 			err = sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections wait to be accepted there", BacklogMax)
 		}
 	}
 	mine.Close()
 	theirs.Close()
-	return nil, err
+	return nil, "", err
 }
 
 // roomBytes is what may be under way on a connection of the machine's own, over which programs are fetched. By default three answers of a store fill a socket, and then it has to be empty
@@ -272,8 +280,9 @@ func (x *Proxy) After(realm sigma.RealmID, after sigma.EndpointID, n int) (out [
 	return out[:min(n, len(out))], len(out) > n
 }
 
-// CloseProc ends all listeners of a proc that is gone.
+// CloseProc ends all listeners of a proc that is gone, and its part in the memory of connections.
 func (x *Proxy) CloseProc(id sigma.ProcID) {
+	x.closeRings(id)
 	x.mu.Lock()
 	var ls []*listener
 	if x.owned[id] > 0 {

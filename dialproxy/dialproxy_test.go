@@ -26,12 +26,12 @@ func listen(t *testing.T, x *Proxy, p sigma.Principal, public bool) sigma.Endpoi
 func TestConnect(t *testing.T) {
 	x := New("m")
 	e := listen(t, x, server, false)
-	a, err := x.Dial(client, e)
+	a, _, err := x.Dial(client, e)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer a.Close()
-	b, from, err := x.Accept(t.Context(), server, e.ID)
+	b, from, _, err := x.Accept(t.Context(), server, e.ID)
 	if err != nil || from != client {
 		t.Fatalf("got %v, %v, want the client as its machine knows it", from, err)
 	}
@@ -67,17 +67,17 @@ func TestRefused(t *testing.T) {
 		{"a changed capability", client, forged, sigma.KindUnavailable},
 		{"gone", client, gone, sigma.KindUnavailable},
 	} {
-		if f, err := x.Dial(c.by, c.to); sigma.KindOf(err) != c.want || err == nil {
+		if f, _, err := x.Dial(c.by, c.to); sigma.KindOf(err) != c.want || err == nil {
 			t.Errorf("%s: got %v, %v, want %v", c.name, f, err, c.want)
 		}
 	}
-	if f, err := x.Dial(other, public); err != nil {
+	if f, _, err := x.Dial(other, public); err != nil {
 		t.Errorf("a service for everybody refused: %v", err)
 	} else {
 		f.Close()
 	}
 	for _, who := range []sigma.Principal{client, other, {Realm: "a"}} {
-		if _, _, err := x.Accept(t.Context(), who, e.ID); sigma.KindOf(err) != sigma.KindNotFound {
+		if _, _, _, err := x.Accept(t.Context(), who, e.ID); sigma.KindOf(err) != sigma.KindNotFound {
 			t.Errorf("%v accepted at another's listener: %v", who, err)
 		}
 		if err := x.Close(who, e.ID); sigma.KindOf(err) != sigma.KindNotFound {
@@ -98,19 +98,19 @@ func TestLimitsAndEnd(t *testing.T) {
 	e := listen(t, x, server, false)
 	var ends []*os.File
 	for range BacklogMax {
-		f, err := x.Dial(client, e)
+		f, _, err := x.Dial(client, e)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer f.Close()
 		ends = append(ends, f)
 	}
-	if _, err := x.Dial(client, e); sigma.KindOf(err) != sigma.KindUnavailable {
+	if _, _, err := x.Dial(client, e); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("a full backlog took one more: %v", err)
 	}
 	waiting := make(chan error)
 	silent := listen(t, x, server, false)
-	go func() { _, _, err := x.Accept(t.Context(), server, silent.ID); waiting <- err }()
+	go func() { _, _, _, err := x.Accept(t.Context(), server, silent.ID); waiting <- err }()
 	x.CloseProc(server.Proc)
 	if err := <-waiting; sigma.KindOf(err) != sigma.KindUnavailable && sigma.KindOf(err) != sigma.KindNotFound {
 		t.Errorf("got %v", err)
@@ -135,7 +135,7 @@ func TestAcceptCanceled(t *testing.T) {
 	e := listen(t, x, server, false)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := x.Accept(ctx, server, e.ID); sigma.KindOf(err) != sigma.KindCanceled {
+	if _, _, _, err := x.Accept(ctx, server, e.ID); sigma.KindOf(err) != sigma.KindCanceled {
 		t.Errorf("got %v", err)
 	}
 }
@@ -145,7 +145,7 @@ func TestCloseWithWaiting(t *testing.T) {
 	x := New("m")
 	for _, times := range []int{1, 2} {
 		e := listen(t, x, server, false)
-		a, err := x.Dial(client, e)
+		a, _, err := x.Dial(client, e)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,16 +155,16 @@ func TestCloseWithWaiting(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := x.Dial(client, e); sigma.KindOf(err) != sigma.KindUnavailable {
+		if _, _, err := x.Dial(client, e); sigma.KindOf(err) != sigma.KindUnavailable {
 			t.Errorf("closed %d times: dialled, %v", times, err)
 		}
-		b, from, err := x.Accept(t.Context(), server, e.ID)
+		b, from, _, err := x.Accept(t.Context(), server, e.ID)
 		if times == 1 {
 			if err != nil || from != client {
 				t.Fatalf("who had dialled before was not accepted: %v", err)
 			}
 			b.Close()
-			_, _, err = x.Accept(t.Context(), server, e.ID)
+			_, _, _, err = x.Accept(t.Context(), server, e.ID)
 		}
 		if k := sigma.KindOf(err); k != sigma.KindUnavailable && k != sigma.KindNotFound {
 			t.Errorf("closed %d times: %v", times, err)

@@ -65,7 +65,7 @@ func (s *system) call(ctx context.Context, method string, payload []byte) ([]byt
 		return reply, nil, err
 	}
 	var e sigma.Endpoint
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e) }); err != nil {
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e); c.Last(func() { c.Bool(new(bool)) }) }); err != nil {
 		return nil, nil, err
 	}
 	if err := s.dial(ctx, e); err != nil {

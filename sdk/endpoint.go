@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/fence"
+	"sigmaos.dev/ring"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -25,13 +26,19 @@ func (c *Client) Listen(ctx context.Context, form sigma.ConnForm) (sigma.Listene
 	return l, nil
 }
 
-// Dial implements sigma.Endpoints. The connection is a socket between the two procs; sigmad is not on its way.
+// Dial implements sigma.Endpoints. The connection is a socket between the two procs, or memory that they share (ring.Conn); sigmad is not on its way. Of FormStream it is a *Conn.
 func (c *Client) Dial(ctx context.Context, e sigma.Endpoint) (net.Conn, error) {
-	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDial, func(enc *sigmap.Coder) { enc.Endpoint(&e) })
+	rings := true
+	reply, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDial, func(enc *sigmap.Coder) { enc.Endpoint(&e); enc.Bool(&rings) })
 	if err != nil {
 		return nil, err
 	}
-	return connOf(files, CallerAddr{c.info.Principal}, EndpointAddr{e})
+	var ticket string
+	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.Last(func() { d.Str(&ticket) }) }); err != nil {
+		session.CloseFiles(files)
+		return nil, err
+	}
+	return c.streamOf(e.Form, files, ring.Dialled, ticket, CallerAddr{c.info.Principal}, EndpointAddr{e})
 }
 
 // DialStream connects a service of the system to the service of the same name on another machine, where the connection arrives at the endpoint of FormStream that it listens at last.
@@ -58,6 +65,15 @@ func (c *Client) Etcd(ctx context.Context) (*sigmap.Etcd, error) {
 // DialEtcd connects named to a member of that etcd.
 func (c *Client) DialEtcd(ctx context.Context, name string) (net.Conn, error) {
 	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDialEtcd, func(enc *sigmap.Coder) { enc.Str(&name) })
+	if err != nil {
+		return nil, err
+	}
+	return connOf(files, CallerAddr{c.info.Principal}, EndpointAddr{sigma.Endpoint{Realm: sigma.SystemRealm, Form: sigma.FormStream}})
+}
+
+// DialServer connects dbd to the server of a realm's database, of which the provider told sigmad.
+func (c *Client) DialServer(ctx context.Context, realm sigma.RealmID, name string) (net.Conn, error) {
+	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDialServer, func(enc *sigmap.Coder) { enc.RealmID(&realm); enc.Str(&name) })
 	if err != nil {
 		return nil, err
 	}
@@ -93,6 +109,59 @@ func connOf(files []*os.File, local, remote net.Addr) (net.Conn, error) {
 		return nil, err
 	}
 	return &conn{UnixConn: u, local: local, remote: remote}, nil
+}
+
+// Conn is a connection of FormStream, whose addresses are who is at its ends. Its transport is chosen underneath.
+type Conn struct {
+	*ring.Conn
+	local, remote net.Addr
+}
+
+// LocalAddr implements net.Conn.
+func (c *Conn) LocalAddr() net.Addr { return c.local }
+
+// RemoteAddr implements net.Conn.
+func (c *Conn) RemoteAddr() net.Addr { return c.remote }
+
+// streamOf makes a connection of what sigmad passed.
+func (c *Client) streamOf(form sigma.ConnForm, files []*os.File, side ring.Side, ticket string, local, remote net.Addr) (net.Conn, error) {
+	nc, err := connOf(files, local, remote)
+	if err != nil || form != sigma.FormStream {
+		return nc, err
+	}
+	r, err := c.rings.New(nc.(*conn).UnixConn, side, []byte(ticket))
+	if err != nil {
+		nc.Close()
+		return nil, err
+	}
+	return &Conn{r, local, remote}, nil
+}
+
+// UseTransport has connections that are made from now on use a transport: ring.Socket, ring.Shared, or ring.Automatic, what the traffic warrants. It is for debugging and measuring; (*Conn).Use does it for one.
+func (c *Client) UseTransport(t ring.Transport) { c.rings.Use(t) }
+
+// claimRing asks for the memory of a connection.
+func (c *Client) claimRing(ctx context.Context, ticket []byte) (*os.File, error) {
+	t := string(ticket)
+	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallRing, func(e *sigmap.Coder) { e.Str(&t) })
+	if err != nil {
+		return nil, err
+	}
+	if len(files) != 1 {
+		session.CloseFiles(files)
+		return nil, sigma.Errorf("sdk.claimRing", sigma.KindInvalid, "sigmad passed %d files, not one", len(files))
+	}
+	return files[0], nil
+}
+
+// releaseRing says that it is not used any more. If that does not reach sigmad, it finds out when the proc ends.
+func (c *Client) releaseRing(ticket []byte) {
+	t := string(ticket)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), drainMax)
+		defer cancel()
+		c.do(ctx, sigmap.FileEndpoints, sigmap.CallEndRing, func(e *sigmap.Coder) { e.Str(&t) }, nil)
+	}()
 }
 
 // conn is a passed socket whose addresses are who is at its ends. It keeps what a UNIX socket has besides net.Conn: CloseRead and CloseWrite.
@@ -152,15 +221,17 @@ func (l *listener) Accept() (net.Conn, error) {
 
 func (l *listener) AcceptFrom(ctx context.Context) (net.Conn, sigma.Principal, error) {
 	var p sigma.Principal
-	reply, files, err := l.c.call(ctx, sigmap.FileEndpoints, sigmap.CallAccept, func(e *sigmap.Coder) { e.Str((*string)(&l.endpoint.ID)) })
+	rings := true
+	reply, files, err := l.c.call(ctx, sigmap.FileEndpoints, sigmap.CallAccept, func(e *sigmap.Coder) { e.Str((*string)(&l.endpoint.ID)); e.Bool(&rings) })
 	if err != nil {
 		return nil, p, l.acceptError(ctx, err)
 	}
-	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.Principal(&p) }); err != nil {
+	var ticket string
+	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.Principal(&p); d.Last(func() { d.Str(&ticket) }) }); err != nil {
 		session.CloseFiles(files)
 		return nil, p, err
 	}
-	c, err := connOf(files, EndpointAddr{l.endpoint}, CallerAddr{p})
+	c, err := l.c.streamOf(l.endpoint.Form, files, ring.Accepted, ticket, EndpointAddr{l.endpoint}, CallerAddr{p})
 	return c, p, err
 }
 

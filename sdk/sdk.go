@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"sigmaos.dev/namespace"
+	"sigmaos.dev/ring"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -32,6 +33,7 @@ type Client struct {
 	session *session.Client
 	root    sigma.File
 	info    sigmap.Info
+	rings   *ring.Set
 
 	mu     sync.Mutex
 	epoch  uint32                   // mu; of the session, that files are of
@@ -89,6 +91,7 @@ func connectError(addr string, err error) error {
 func start(ctx context.Context, s *session.Client, realm string) (*Client, error) {
 	var err error
 	c := &Client{session: s, files: map[string]sigma.Caller{}, mounts: map[*session.Client]bool{}}
+	c.rings = ring.NewSet(ring.Config{Claim: c.claimRing, Release: c.releaseRing})
 	for epoch := ^uint32(0); epoch != s.Epoch(); { // once more if sigmad is being replaced just now
 		epoch = s.Epoch()
 		if c.root, err = s.Attach(ctx, realm); err == nil {
@@ -112,6 +115,7 @@ func start(ctx context.Context, s *session.Client, realm string) (*Client, error
 // Close ends the connection, and those to servers whose trees were walked through. Listeners and connections that were handed out live on.
 func (c *Client) Close() {
 	c.session.Close()
+	c.rings.Close()
 	c.mu.Lock()
 	mounts := c.mounts
 	c.mounts = nil
@@ -335,6 +339,11 @@ func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
 func (c *Client) Services(ctx context.Context) (out []sigmap.Service, err error) {
 	err = c.do(ctx, sigmap.FileMachine, sigmap.CallStatus, nil, func(d *sigmap.Coder) { d.Services(&out) })
 	return out, err
+}
+
+// SetServer tells the machine where the server of a realm's database is, an IP address and a port; "" = it has none any more. It is for the provider's programs.
+func (c *Client) SetServer(ctx context.Context, realm sigma.RealmID, name, address string) error {
+	return c.do(ctx, sigmap.FileMachine, sigmap.CallServer, func(e *sigmap.Coder) { e.RealmID(&realm); e.Str(&name); e.Str(&address) }, nil)
 }
 
 // Down stops sigmaOS on this machine; only the admin socket may.

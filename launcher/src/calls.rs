@@ -435,6 +435,9 @@ const SYSTEM: &[Entry] = &[
     (SYS_fchmodat, EVER),
     (SYS_fchmodat2, EVER),
     (SYS_utimensat, EVER),
+    // Modes and times that tenants set of scratch files are attributes of files already open.
+    (SYS_fsetxattr, EVER),
+    (SYS_fgetxattr, EVER),
     (SYS_truncate, EVER),
     (SYS_ftruncate, EVER),
     (SYS_fallocate, EVER),
@@ -493,6 +496,8 @@ const FCNTL_SYSTEM: &[&[Test]] = &[
     &[Is(1, F_OFD_GETLK as u32)],
     &[Is(1, F_OFD_SETLK as u32)],
     &[Is(1, F_OFD_SETLKW as u32)],
+    // How a server finds out whether anybody else has its own file open (dirtree).
+    &[Is(1, F_SETLEASE as u32)],
     &[Is(1, F_ADD_SEALS as u32)],
     &[Is(1, F_GET_SEALS as u32)],
     &[Is(1, F_GETPIPE_SZ as u32)],

@@ -18,6 +18,9 @@ pub const ASIDE: RawFd = RULES_FD + 1;
 
 const MEMLOCK_BYTES: u64 = 64 * 1024;
 
+/// How large a proc can make a file by a descriptor: sigma.WriteDescriptorMax, on which quotas rely.
+const FILE_BYTES: u64 = 1 << 30;
+
 /// Everything a start needs, made before the clone.
 pub struct Launch<'a> {
     pub plan: &'a Plan,
@@ -160,6 +163,9 @@ pub fn set_limits(plan: &Plan) -> sys::Result<()> {
     sys::set_limit(libc::RLIMIT_CORE as i32, 1)?;
     sys::set_limit(libc::RLIMIT_NOFILE as i32, plan.nofile as u64)?;
     sys::set_limit(libc::RLIMIT_MEMLOCK as i32, MEMLOCK_BYTES)?;
+    if plan.profile != Profile::System {
+        sys::set_limit(libc::RLIMIT_FSIZE as i32, FILE_BYTES)?;
+    }
     Ok(())
 }
 

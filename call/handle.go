@@ -1,0 +1,217 @@
+package call
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// serverCall is a call of a server, and the context of its handler. Most handlers ask a context for nothing, so it makes a real one when somebody does.
+type serverCall struct {
+	conn   *serverConn
+	method *method
+	id     uint32
+	stream *Stream
+	at     time.Time // deadline; zero: none
+	began  time.Time
+	trace  *Trace
+	arg    []byte // of a call with a goroutine of its own
+	total  int    // of its argument
+	more   int    // conn.mu; bytes of the argument that are still to come
+
+	mu     sync.Mutex
+	real   context.Context         // mu
+	cancel context.CancelCauseFunc // mu; of real
+	ended  error                   // mu; why it has ended
+}
+
+type callerKey struct{}
+
+// Caller tells a handler who called, as the machine of the caller knows it. ok is false where that is not known, as with ServeNet, and for contexts that are no handler's.
+func Caller(ctx context.Context) (p sigma.Principal, ok bool) {
+	c, ok := ctx.Value(callerKey{}).(*serverConn)
+	if !ok || c.caller == (sigma.Principal{}) {
+		return sigma.Principal{}, false
+	}
+	return c.caller, true
+}
+
+// Deadline implements context.Context.
+func (c *serverCall) Deadline() (time.Time, bool) {
+	if c.at.IsZero() {
+		return c.conn.ctx.Deadline()
+	}
+	return c.at, true
+}
+
+// Value implements context.Context.
+func (c *serverCall) Value(key any) any {
+	switch key.(type) {
+	case callerKey:
+		return c.conn
+	case traceKey:
+		return c.trace
+	}
+	return c.made().Value(key) // package context asks so whether it knows us
+}
+
+// made makes the real context.
+func (c *serverCall) made() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.real == nil {
+		parent, stop := c.conn.ctx, context.CancelFunc(func() {})
+		if !c.at.IsZero() {
+			parent, stop = context.WithDeadline(parent, c.at)
+		}
+		var cancel context.CancelCauseFunc
+		c.real, cancel = context.WithCancelCause(parent)
+		c.cancel = func(err error) {
+			cancel(err)
+			stop()
+		}
+		if c.ended != nil {
+			c.cancel(c.ended)
+		}
+	}
+	return c.real
+}
+
+// Done implements context.Context.
+func (c *serverCall) Done() <-chan struct{} { return c.made().Done() }
+
+// Err implements context.Context.
+func (c *serverCall) Err() error {
+	c.mu.Lock()
+	real, ended := c.real, c.ended
+	c.mu.Unlock()
+	switch {
+	case real != nil:
+		return real.Err()
+	case ended != nil:
+		return context.Canceled
+	case !c.at.IsZero() && !time.Now().Before(c.at):
+		return context.DeadlineExceeded
+	}
+	return c.conn.ctx.Err()
+}
+
+// finish ends the context.
+func (c *serverCall) finish(why error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended == nil {
+		c.ended = why
+		if c.cancel != nil {
+			c.cancel(why)
+		}
+	}
+}
+
+// cancelLocked ends a call that nobody wants an answer of any more; conn.mu is held.
+func (c *serverCall) cancelLocked(why error) {
+	c.finish(why)
+	if c.stream != nil {
+		c.stream.endLocked(lackOf(why))
+	}
+	if c.more > 0 { // no handler runs
+		c.more = 0
+		c.conn.forgetLocked(c)
+	}
+}
+
+// forgetLocked takes a call from the table and returns what it held.
+func (c *serverConn) forgetLocked(call *serverCall) {
+	delete(c.calls, call.id)
+	c.active--
+	c.usedLocked(call.total)
+	if call.stream != nil {
+		c.streams--
+		call.stream.over = true
+		call.stream.releaseLocked()
+	}
+}
+
+// pieceLocked takes a further piece of an argument.
+func (c *serverCall) pieceLocked(f frame) error {
+	if len(f.body) == 0 || len(f.body) > c.more || f.flags&flagFirst != 0 || (len(f.body) == c.more) != (f.flags&flagMore == 0) {
+		return invalid("an argument has another length than it claims")
+	}
+	c.arg = append(c.arg, f.body...)
+	if c.more -= len(f.body); c.more == 0 {
+		c.conn.tasks.Go(c.run)
+	}
+	return nil
+}
+
+// run handles a unary call in a goroutine of its own.
+func (c *serverCall) run() {
+	var reply []byte
+	began := time.Now()
+	err := c.Err()
+	if err == nil {
+		reply, err = c.method.unary(c, c.arg, nil)
+	} else {
+		err = lackOf(err)
+	}
+	took := time.Since(began)
+	c.method.learn(took)
+	c.method.stats.count(took, c.total, len(reply), err)
+	c.answer(reply, err)
+}
+
+func (c *serverCall) runStream() {
+	began := time.Now()
+	err := c.Err()
+	if err == nil {
+		err = c.method.stream(c, c.stream)
+	}
+	c.method.stats.count(time.Since(began), 0, 0, err)
+	c.answer(nil, err)
+}
+
+// learn notes how long a handler took.
+func (m *method) learn(took time.Duration) {
+	if took > inlineMost {
+		m.slow.Store(slowCalls)
+	} else if m.slow.Load() > 0 {
+		m.slow.Add(-1)
+	}
+}
+
+// answer ends a call that has a goroutine of its own. It waits for room for the answer.
+func (c *serverCall) answer(reply []byte, err error) {
+	conn := c.conn
+	if err == nil && len(reply) > conn.server.cfg.MessageMax {
+		err = tooBig("the answer", len(reply), conn.server.cfg.MessageMax)
+	}
+	w := newWaiter()
+	conn.mu.Lock()
+	defer conn.mu.Unlock()
+	live := func() bool { return c.wanted() }
+	switch {
+	case conn.err != nil || !live():
+	case err != nil:
+		conn.failCallLocked(c.id, err, false)
+	case c.stream != nil:
+		conn.queueLocked(frame{kind: frameReply, call: c.id})
+	default:
+		if conn.takeLocked(c, &w, len(reply)) != nil || !live() {
+			break
+		}
+		rest := conn.queueMessageLocked(frame{kind: frameReply, call: c.id}, nil, reply)
+		conn.piecesLocked(c, &w, c.id, rest, live)
+	}
+	conn.forgetLocked(c)
+	conn.flushLocked()
+	c.finish(errOver)
+}
+
+// wanted says whether the caller still waits.
+func (c *serverCall) wanted() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended == nil
+}

@@ -1,0 +1,340 @@
+package call
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// Unary handles a unary call: it appends the answer to reply and returns it. arg is its own until it returns. ctx ends with the caller's interest and deadline.
+type Unary func(ctx context.Context, arg, reply []byte) ([]byte, error)
+
+// Streaming handles a call with a stream, which ends when it returns.
+type Streaming func(ctx context.Context, s *Stream) error
+
+// Server answers calls. Register methods, then serve; safe for concurrent use. Handlers run concurrently.
+type Server struct {
+	cfg   Config
+	stats stats
+
+	mu      sync.Mutex
+	methods map[string]*method  // mu
+	conns   map[*serverConn]any // mu
+	closed  bool                // mu
+	leaving bool                // mu
+	empty   chan struct{}       // mu; closed when leaving and no connection is left
+}
+
+// method is a registered handler, one of the two.
+type method struct {
+	name   string
+	unary  Unary
+	stream Streaming
+	stats  *methodStats
+	// slow is for how many more calls the handler gets a goroutine of its own, because it took long; else the goroutine that reads runs it.
+	slow atomic.Int32
+}
+
+const (
+	// inlineMost is how long a handler may take to be run by the goroutine that reads, which takes fewer microseconds than a hand-over to another one.
+	inlineMost = 20 * time.Microsecond
+	// slowCalls is how many calls of a handler that took longer get goroutines before it is tried again.
+	slowCalls = 8
+)
+
+// NewServer makes a server without methods. It starts nothing.
+func NewServer(cfg Config) *Server {
+	return &Server{cfg: cfg.filled(), methods: map[string]*method{}, conns: map[*serverConn]any{}}
+}
+
+// Handle registers a unary method. KindExists if there is one of that name.
+func (s *Server) Handle(m *Method, h Unary) error { return s.register(&method{name: m.Name, unary: h}) }
+
+// HandleStream registers a method that streams.
+func (s *Server) HandleStream(m *Method, h Streaming) error {
+	return s.register(&method{name: m.Name, stream: h})
+}
+
+func (s *Server) register(m *method) error {
+	if n := len(m.name); n == 0 || n > nameMax {
+		return sigma.Errorf("call.Handle", sigma.KindInvalid, "a method's name has %d bytes", n)
+	}
+	m.stats = s.stats.of(m.name)
+	m.slow.Store(1) // the first call tells
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.methods[m.name] != nil {
+		return sigma.PathError("call.Handle", sigma.KindExists, m.name)
+	}
+	s.methods[m.name] = m
+	return nil
+}
+
+// Stats tells of each method.
+func (s *Server) Stats() []MethodStats { return s.stats.snapshot() }
+
+// Serve answers everybody who dials l until ctx ends, which ends all calls, or the listener is closed, whose error it returns when Shutdown or the callers have ended the connections.
+func (s *Server) Serve(ctx context.Context, l sigma.Listener) error {
+	return s.serve(ctx, func() (net.Conn, sigma.Principal, error) { return l.AcceptFrom(ctx) })
+}
+
+// ServeNet is Serve for a listener that does not know who calls: handlers find no Caller.
+func (s *Server) ServeNet(ctx context.Context, l net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	return s.serve(ctx, func() (net.Conn, sigma.Principal, error) {
+		nc, err := l.Accept()
+		return nc, sigma.Principal{}, err
+	})
+}
+
+func (s *Server) serve(ctx context.Context, accept func() (net.Conn, sigma.Principal, error)) error {
+	var conns sync.WaitGroup
+	defer conns.Wait()
+	for {
+		nc, p, err := accept()
+		if err != nil {
+			return err
+		}
+		conns.Go(func() { s.ServeConn(ctx, nc, p) })
+	}
+}
+
+// ServeConn answers the calls of one connection until it or ctx ends. p is who called, the zero value if that is not known.
+func (s *Server) ServeConn(ctx context.Context, nc net.Conn, p sigma.Principal) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := &serverConn{server: s, ctx: ctx, caller: p, methods: map[uint16]*method{}, calls: map[uint32]*serverCall{}}
+	c.init(nc, c)
+	c.reading = true
+	if !s.add(c) {
+		nc.Close()
+		return
+	}
+	stop := context.AfterFunc(ctx, func() { c.end(lost(context.Cause(ctx))) })
+	defer stop()
+	nc.SetReadDeadline(time.Now().Add(helloMax))
+	r := &reader{c: c, in: input{limited: true}, dirty: true}
+	c.tasks.Go(r.run)
+	c.tasks.Wait()
+	s.remove(c)
+}
+
+func (s *Server) add(c *serverConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.conns[c] = nil
+	if s.leaving { // it dialled before
+		c.out = appendFrame(c.out, frame{kind: frameLeaving})
+	}
+	return true
+}
+
+func (s *Server) remove(c *serverConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+	if s.leaving && len(s.conns) == 0 && s.empty != nil {
+		close(s.empty)
+		s.empty = nil
+	}
+}
+
+// Shutdown ends the server in good order: callers are told to go elsewhere, and calls that were made are answered, those that are on their way too. It returns when no connection is left; if ctx ends before, it ends what is left as Close does, with
+// the context's error. Withdraw the server's name and close the listener before.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	s.leaving = true
+	var empty chan struct{}
+	if len(s.conns) > 0 {
+		if s.empty == nil {
+			s.empty = make(chan struct{})
+		}
+		empty = s.empty
+	}
+	conns := s.all()
+	s.mu.Unlock()
+	for _, c := range conns {
+		c.mu.Lock()
+		c.queueLocked(frame{kind: frameLeaving})
+		c.flushLocked()
+		c.mu.Unlock()
+	}
+	if empty == nil {
+		return nil
+	}
+	select {
+	case <-empty:
+		return nil
+	case <-ctx.Done():
+		s.Close()
+		return ctx.Err()
+	}
+}
+
+func (s *Server) all() (out []*serverConn) {
+	for c := range s.conns {
+		out = append(out, c)
+	}
+	return out
+}
+
+// Close ends all connections, and refuses further ones. The listener is not its own.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	conns := s.all()
+	s.mu.Unlock()
+	for _, c := range conns {
+		c.end(lost(net.ErrClosed))
+	}
+	return nil
+}
+
+// serverConn is the side of a connection that answers.
+type serverConn struct {
+	conn
+	server *Server
+	ctx    context.Context
+	caller sigma.Principal
+
+	methods map[uint16]*method     // of the reader; nil: unknown
+	calls   map[uint32]*serverCall // conn.mu; those that the reader does not run itself
+	streams int                    // conn.mu; among them
+
+	tending tending
+}
+
+func (c *serverConn) end(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failLocked(err)
+}
+
+// endedLocked implements side.
+func (c *serverConn) endedLocked() {
+	for _, call := range c.calls {
+		call.cancelLocked(context.Canceled)
+	}
+}
+
+// frameLocked implements side, for the frames that the reader does not handle itself.
+func (c *serverConn) frameLocked(f frame) error {
+	call := c.calls[f.call]
+	switch f.kind {
+	case frameData:
+		if call == nil || call.stream == nil && call.more == 0 {
+			return c.ignoreLocked(f)
+		}
+		if call.stream == nil {
+			return call.pieceLocked(f)
+		}
+		refused, err := call.stream.dataLocked(f)
+		if refused != nil && err == nil {
+			c.failCallLocked(f.call, refused, false)
+			call.cancelLocked(refused)
+		}
+		return err
+	case frameCancel:
+		if call != nil {
+			call.cancelLocked(context.Canceled)
+		}
+		return nil
+	case frameCredit:
+		if call == nil || call.stream == nil {
+			return nil
+		}
+		return call.stream.creditLocked(f)
+	}
+	return invalid("a client does not send frames of kind %d", f.kind)
+}
+
+// failCallLocked answers a call with an error. Who calls it flushes.
+func (c *serverConn) failCallLocked(id uint32, err error, unseen bool) {
+	f := frame{kind: frameFail, call: id, body: appendError(nil, err)}
+	if unseen {
+		f.flags = flagRefused
+	}
+	c.queueLocked(f)
+}
+
+// refuseLocked answers a call that no handler sees.
+func (c *serverConn) refuseLocked(f frame, err error) error {
+	c.failCallLocked(f.call, err, true)
+	return c.ignoreLocked(f)
+}
+
+// nameLocked gives a method a number on this connection.
+func (c *serverConn) nameLocked(f frame) error {
+	if f.method >= namesMax || len(f.body) == 0 || len(f.body) > nameMax {
+		return invalid("a name of %d bytes for method %d", len(f.body), f.method)
+	}
+	c.server.mu.Lock()
+	m := c.server.methods[string(f.body)]
+	c.server.mu.Unlock()
+	if m == nil {
+		m = &method{name: string(f.body)}
+	}
+	c.methods[f.method] = m
+	return nil
+}
+
+// beginLocked begins a call that gets a goroutine of its own. body is what follows the opening.
+func (c *serverConn) beginLocked(m *method, call *serverCall, f frame) error {
+	if c.calls[f.call] != nil {
+		return invalid("two calls have the number %d", f.call)
+	}
+	streaming := f.flags&flagStream != 0
+	switch {
+	case m.unary == nil && m.stream == nil:
+		return c.refuseLocked(f, refused(sigma.KindUnsupported, fmt.Sprintf("the server has no method %s", m.name), "is the client newer than the server, or is another service published there?"))
+	case streaming != (m.stream != nil):
+		return c.refuseLocked(f, refused(sigma.KindInvalid, fmt.Sprintf("%s is called in another way than it is: one side streams and the other does not", m.name), ""))
+	case c.active >= c.server.cfg.CallsMax || streaming && c.streams >= c.server.cfg.StreamsMax:
+		return c.refuseLocked(f, refused(sigma.KindBusy, "too many calls are under way on this connection", "use more connections"))
+	}
+	total, piece, err := parseFirst(f.flags, f.body)
+	if err != nil {
+		return err
+	}
+	if total > c.server.cfg.MessageMax {
+		return c.refuseLocked(f, tooBig("the argument", total, c.server.cfg.MessageMax))
+	}
+	if streaming && total != 0 {
+		return invalid("a stream begins with a message")
+	}
+	if err := c.receiveLocked(total); err != nil {
+		return err
+	}
+	call.id, call.conn, call.method, call.total = f.call, c, m, total
+	c.calls[f.call] = call
+	c.active++
+	if streaming {
+		c.streams++
+		call.stream = &Stream{c: &c.conn, id: f.call, ctx: call, server: true, most: c.server.cfg.MessageMax, recv: newWaiter(), send: newWaiter()}
+		c.tasks.Go(call.runStream)
+		return nil
+	}
+	call.arg = append(make([]byte, 0, len(piece)), piece...)
+	if call.more = total - len(piece); call.more == 0 {
+		c.tasks.Go(call.run)
+	}
+	return nil
+}
+
+// lackOf is the error of a call whose context ended before its handler began.
+func lackOf(err error) error {
+	return sigma.Wrap("call.Server", "", err)
+}
+
+// errOver ends the context of a handler that has returned.
+var errOver = errors.New("the call is over")

@@ -1,0 +1,232 @@
+package ring
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// Transport is what carries a direction's bytes.
+type Transport uint32
+
+const (
+	Automatic Transport = iota // what the traffic warrants
+	Socket
+	Shared // the ring, if the peer has one too
+)
+
+// String is for people and JSON.
+func (t Transport) String() string {
+	return [...]string{"automatic", "socket", "ring"}[min(t, Shared)]
+}
+
+// Conn is one side's end. It is a net.Conn, with what a UNIX socket has besides: CloseRead and CloseWrite.
+type Conn struct {
+	set    *Set
+	sock   *net.UnixConn
+	raw    syscall.RawConn
+	side   Side
+	ticket []byte
+
+	in              reader
+	out             writer
+	scratch         [drainBytes]byte // of the reader
+	readBy, writeBy deadline
+	wanted          atomic.Uint32 // a Transport
+
+	mem    atomic.Pointer[memory] // nil until claimed, and after Close
+	mu     sync.Mutex             // of what follows
+	asked  bool                   // mu; for the memory
+	closed atomic.Bool            // mu to set
+
+	spun                  atomic.Int64 // nanoseconds
+	promotions, demotions atomic.Uint64
+
+	// Method values, made once.
+	readable, writable func(uintptr) bool
+	bell               func(uintptr)
+}
+
+// deadline is a time in nanoseconds since 1970; 0 = none.
+type deadline struct{ atomic.Int64 }
+
+// New makes a Conn of one end of a socket pair, which it owns. ticket is what the machine gave for it; without one it stays a socket.
+func (s *Set) New(sock *net.UnixConn, side Side, ticket []byte) (*Conn, error) {
+	raw, err := sock.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{set: s, sock: sock, raw: raw, side: side, ticket: ticket, asked: len(ticket) == 0}
+	c.readable, c.writable, c.bell = c.onReadable, c.onWritable, c.ringBell
+	c.wanted.Store(s.wanted.Load())
+	if c.wanted.Load() == uint32(Shared) {
+		c.claimNow()
+	}
+	return c, nil
+}
+
+// LocalAddr implements net.Conn.
+func (c *Conn) LocalAddr() net.Addr { return c.sock.LocalAddr() }
+
+// RemoteAddr implements net.Conn.
+func (c *Conn) RemoteAddr() net.Addr { return c.sock.RemoteAddr() }
+
+// SetDeadline implements net.Conn.
+func (c *Conn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+// SetReadDeadline implements net.Conn.
+func (c *Conn) SetReadDeadline(t time.Time) error {
+	c.readBy.set(t)
+	return c.sock.SetReadDeadline(t)
+}
+
+// SetWriteDeadline implements net.Conn.
+func (c *Conn) SetWriteDeadline(t time.Time) error {
+	c.writeBy.set(t)
+	return c.sock.SetWriteDeadline(t)
+}
+
+func (d *deadline) set(t time.Time) {
+	if t.IsZero() {
+		d.Store(0)
+		return
+	}
+	d.Store(max(t.UnixNano(), 1))
+}
+
+// passed says that it has passed.
+func (d *deadline) passed() error {
+	if at := d.Load(); at != 0 && time.Now().UnixNano() >= at {
+		return os.ErrDeadlineExceeded
+	}
+	return nil
+}
+
+// SyscallConn gives the socket, to ask it questions or set its options. What is read from it or written to it is not the connection's: it may be in a ring, and both sides count.
+func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
+
+// CloseWrite says that nothing more will be written. The peer reads what was, and then the end.
+func (c *Conn) CloseWrite() error {
+	c.out.mu.Lock()
+	defer c.out.mu.Unlock()
+	c.out.shut = true // the ring has no end of its own
+	return c.sock.CloseWrite()
+}
+
+// CloseRead says that nothing more will be read.
+func (c *Conn) CloseRead() error {
+	c.mu.Lock()
+	if m := c.mem.Load(); m != nil {
+		m.directions[1-c.side].gone.Store(1)
+	}
+	c.mu.Unlock()
+	return c.sock.CloseRead()
+}
+
+// Close implements net.Conn.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	again := c.closed.Swap(true)
+	m := c.mem.Load()
+	c.mu.Unlock()
+	if again {
+		return c.fail("close", net.ErrClosed)
+	}
+	if m != nil {
+		m.directions[c.side].left.Store(1)
+		m.directions[1-c.side].gone.Store(1)
+		c.unring(m)
+	}
+	err := c.sock.Close() // whoever waits in a call ends it
+	if m == nil {
+		return err
+	}
+	c.out.mu.Lock()
+	c.in.mu.Lock()
+	c.mu.Lock()
+	c.mem.Store(nil)
+	c.mu.Unlock()
+	m.unmap()
+	c.in.mu.Unlock()
+	c.out.mu.Unlock()
+	c.set.forget(c)
+	return err
+}
+
+// unring takes doorbells that nobody heard from the socket. A UNIX socket that is closed with bytes in it has its peer told that it lost some.
+func (c *Conn) unring(m *memory) {
+	if !c.in.mu.TryLock() { // who waits there has taken them
+		return
+	}
+	defer c.in.mu.Unlock()
+	if c.in.phase%2 == 1 && c.in.from.empty() {
+		m.directions[1-c.side].waits.Store(0)
+		c.raw.Control(func(fd uintptr) { c.receive(int(fd), c.scratch[:]) })
+	}
+}
+
+// fail makes an error of Read, Write or Close what that of a net.Conn is. A peer that broke the rules loses the connection.
+func (c *Conn) fail(op string, err error) error {
+	if err == io.EOF {
+		return err
+	}
+	if sigma.KindOf(err) == sigma.KindInvalid {
+		c.sock.Close()
+		return err
+	}
+	var e *net.OpError
+	if c.closed.Load() {
+		err = net.ErrClosed
+	} else if errors.As(err, &e) {
+		err = e.Err
+	}
+	return &net.OpError{Op: op, Net: "sigma", Err: err}
+}
+
+// Use has both directions use a transport as soon as possible: this side's at once, the other's when that side wants it. It is for debugging and measuring. Shared waits for the machine to answer.
+func (c *Conn) Use(t Transport) {
+	c.wanted.Store(uint32(t))
+	if t == Shared {
+		c.claimNow()
+	}
+	c.out.mu.Lock()
+	defer c.out.mu.Unlock()
+	if t == Socket && c.out.phase%2 == 1 && !c.closed.Load() {
+		c.toSocket()
+	}
+}
+
+// Stats is what a connection has carried. Bytes and messages are those of Read and Write.
+type Stats struct {
+	Reading, Writing              Transport
+	BytesRead, BytesWritten       uint64
+	MessagesRead, MessagesWritten uint64
+	Promotions, Demotions         uint64 // of the direction that this side writes
+	Spun                          time.Duration
+}
+
+// Stats waits for a Read and a Write that are under way on the ring, but for none that sleeps.
+func (c *Conn) Stats() Stats {
+	return Stats{
+		Reading: transportOf(c.in.inRing.Load()), Writing: transportOf(c.out.inRing.Load()),
+		BytesRead: c.in.bytes.Load(), BytesWritten: c.out.bytes.Load(),
+		MessagesRead: c.in.messages.Load(), MessagesWritten: c.out.messages.Load(),
+		Promotions: c.promotions.Load(), Demotions: c.demotions.Load(), Spun: time.Duration(c.spun.Load()),
+	}
+}
+
+func transportOf(inRing bool) Transport {
+	if inRing {
+		return Shared
+	}
+	return Socket
+}

@@ -1,0 +1,227 @@
+package ring
+
+import (
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"sigmaos.dev/nowait"
+)
+
+// writer is the half of a Conn that writes.
+type writer struct {
+	mu             sync.Mutex
+	to             producer
+	phase          uint32
+	sent           uint64 // bytes of the socket, doorbells among them
+	judge          judge
+	spin           spinner
+	shut           bool // nothing may be written any more
+	woke, entering bool // the reader was woken for the last bytes; it is still to be told that an odd phase has begun
+	idle, held     bool // nothing was written since the last round; pages of the ring are in use
+
+	from   []byte // of the call under way; what is left of it
+	failed error  // in it
+
+	pace            pace
+	inRing          atomic.Bool
+	bytes, messages atomic.Uint64
+}
+
+// Write implements net.Conn.
+func (c *Conn) Write(p []byte) (int, error) {
+	c.out.mu.Lock()
+	defer c.out.mu.Unlock()
+	n, err := c.put(p)
+	c.out.bytes.Add(uint64(n))
+	c.out.messages.Add(1)
+	if err != nil {
+		return n, c.fail("write", err)
+	}
+	return n, nil
+}
+
+// put writes all of p.
+func (c *Conn) put(p []byte) (n int, err error) {
+	out := &c.out
+	if err := c.writeBy.passed(); err != nil {
+		return 0, err
+	}
+	if c.closed.Load() {
+		return 0, net.ErrClosed
+	}
+	if out.shut {
+		return 0, syscall.EPIPE
+	}
+	out.idle = false
+	m := c.mem.Load()
+	if m == nil {
+		if !out.pace.over && out.pace.warrants(time.Now()) {
+			c.claim()
+		}
+		return c.send(p)
+	}
+	if out.to.direction == nil {
+		out.to = producer{direction: &m.directions[c.side], data: m.bytes(c.side)}
+	}
+	out.to.messages.Add(1)
+	for {
+		if m.revoked.Load() != 0 {
+			return n, net.ErrClosed
+		}
+		if out.to.gone.Load() != 0 {
+			return n, syscall.EPIPE
+		}
+		if out.phase%2 == 0 && !c.toRing() {
+			k, err := c.send(p[n:])
+			return n + k, err
+		}
+		k, err := out.to.put(p[n:])
+		if n += k; err != nil {
+			return n, err
+		}
+		if k > 0 {
+			if err := c.wake(); err != nil {
+				return n, err
+			}
+		}
+		if n == len(p) {
+			if out.judge.wrote(out.woke) && Transport(c.wanted.Load()) == Automatic {
+				c.toSocket()
+			}
+			return n, nil
+		}
+		if !c.spinWrite(m) {
+			c.toSocket()
+		}
+	}
+}
+
+// toRing begins an odd phase if the peer follows and it is worth it.
+func (c *Conn) toRing() bool {
+	out, d := &c.out, c.out.to.direction
+	if d.ready.Load() == 0 || d.reached.Load() != out.phase || !c.wants() {
+		return false
+	}
+	d.toRing.Store(out.sent)
+	out.phase++
+	d.phase.Store(out.phase)
+	c.promotions.Add(1)
+	out.entering, out.held = true, true
+	out.inRing.Store(true)
+	return true
+}
+
+// toSocket begins an even phase. The reader need not be woken: what is written next, or the end of the socket, will.
+func (c *Conn) toSocket() {
+	out := &c.out
+	out.to.toSocket.Store(out.sent)
+	out.phase++
+	out.to.direction.phase.Store(out.phase)
+	out.inRing.Store(false)
+	c.demotions.Add(1)
+}
+
+// wake puts a byte on the socket if the reader sleeps, or may wait there for the bytes of the phase before.
+func (c *Conn) wake() error {
+	out := &c.out
+	out.woke = out.to.waits.Load() != 0 && out.to.waits.CompareAndSwap(1, 0)
+	if !out.woke && !out.entering {
+		return nil
+	}
+	out.entering = false
+	if err := c.raw.Control(c.bell); err != nil {
+		return err
+	}
+	if out.failed == syscall.EAGAIN { // the socket is full, so the reader will not sleep before it has looked
+		return nil
+	}
+	return out.failed
+}
+
+// ringBell is called with the socket's descriptor.
+func (c *Conn) ringBell(fd uintptr) {
+	var n int
+	n, c.out.failed = nowait.Write(int(fd), []byte{0})
+	c.out.sent += uint64(n)
+}
+
+// wants reports whether the next write is one for the ring.
+func (c *Conn) wants() bool {
+	switch Transport(c.wanted.Load()) {
+	case Socket:
+		return false
+	case Shared:
+		return true
+	}
+	return c.out.judge.wants()
+}
+
+// send writes to the socket.
+func (c *Conn) send(p []byte) (int, error) {
+	out := &c.out
+	out.from, out.failed = p, nil
+	err := c.raw.Write(c.writable)
+	n := len(p) - len(out.from)
+	out.from = nil
+	if err == nil {
+		err = out.failed
+	}
+	return n, err
+}
+
+// onWritable is called with the socket's descriptor, first and whenever it has room. It reports whether it is done.
+func (c *Conn) onWritable(fd uintptr) bool {
+	out := &c.out
+	for len(out.from) > 0 {
+		n, err := nowait.Write(int(fd), out.from)
+		if err == syscall.EAGAIN {
+			return false
+		}
+		if err != nil {
+			out.failed = os.NewSyscallError("write", err)
+			return true
+		}
+		out.sent += uint64(n)
+		out.from = out.from[n:]
+	}
+	return true
+}
+
+// spinWrite waits a little while for room in the ring.
+func (c *Conn) spinWrite(m *memory) bool {
+	out := &c.out
+	var found bool
+	mine, peer := &m.directions[1-c.side].processor, &out.to.processor
+	spent := out.spin.spin(mine, peer, func() bool {
+		found = out.to.direction.head.Load() != out.to.head
+		return found
+	})
+	c.spun.Add(int64(spent))
+	return found
+}
+
+// rest is called now and then: a direction that has been silent for a while goes back to the socket, and its pages to the machine.
+func (c *Conn) rest() {
+	out := &c.out
+	if !out.mu.TryLock() {
+		return // it is being used
+	}
+	defer out.mu.Unlock()
+	m := c.mem.Load()
+	idle := out.idle
+	out.idle = true
+	if m == nil || !idle || out.to.direction == nil || Transport(c.wanted.Load()) == Shared {
+		return
+	}
+	if out.phase%2 == 1 {
+		c.toSocket()
+	}
+	if out.held && out.to.direction.head.Load() == out.to.tail {
+		m.release(c.side)
+		out.held = false
+	}
+}
