@@ -1,0 +1,365 @@
+package mount
+
+import (
+	"context"
+	"path"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/sigma"
+)
+
+// node is a file that the kernel remembers.
+type node struct {
+	fs.Inode
+	m      *Mount
+	kind   sigma.FileKind
+	handle *handle // handles.mu
+
+	mu     sync.Mutex
+	st     sigma.Stat // mu; as it was told last
+	when   time.Time  // mu; that was
+	writes uint64     // mu; how often the file was changed through the mount
+	uses   uses       // mu
+	last   *open      // mu; what was opened last and is open still, if known
+}
+
+var (
+	_ fs.NodeLookuper       = (*node)(nil)
+	_ fs.NodeGetattrer      = (*node)(nil)
+	_ fs.NodeSetattrer      = (*node)(nil)
+	_ fs.NodeCreater        = (*node)(nil)
+	_ fs.NodeMkdirer        = (*node)(nil)
+	_ fs.NodeSymlinker      = (*node)(nil)
+	_ fs.NodeReadlinker     = (*node)(nil)
+	_ fs.NodeUnlinker       = (*node)(nil)
+	_ fs.NodeRmdirer        = (*node)(nil)
+	_ fs.NodeRenamer        = (*node)(nil)
+	_ fs.NodeOpener         = (*node)(nil)
+	_ fs.NodeOpendirHandler = (*node)(nil)
+	_ fs.NodeOnForgetter    = (*node)(nil)
+	_ fs.NodeStatfser       = (*node)(nil)
+)
+
+// OnForget lets go of the handle.
+func (n *node) OnForget() { n.m.handles.drop(n) }
+
+// place is where the node is in the mount, "" for the root. A file that was removed has none.
+func (n *node) place() (string, error) {
+	p := n.Path(nil)
+	if n.IsRoot() || p == "" {
+		return "", nil
+	}
+	if name, parent := n.Parent(); parent == nil || strings.HasPrefix(name, ".go-fuse.") {
+		return "", sigma.Errorf("mount.node", sigma.KindStale, "the file was removed")
+	}
+	return p, nil
+}
+
+// with runs op on a handle of the file. If that turns out to be of no use it runs it once more on another; but what changes something only if it certainly did not take effect.
+func (n *node) with(ctx context.Context, changes bool, op func(f sigma.File) error) error {
+	for try := 0; ; try++ {
+		h, err := n.find(ctx)
+		if err != nil {
+			return err
+		}
+		err = op(h.file)
+		n.m.handles.release(h)
+		if err == nil || !gone(err) {
+			return err
+		}
+		n.m.handles.drop(n)
+		if try > 0 || changes && sigma.KindOf(err) == sigma.KindLost {
+			return err
+		}
+	}
+}
+
+// gone says that a handle may be of no use any more, while the file is there.
+func gone(err error) bool {
+	switch sigma.KindOf(err) {
+	case sigma.KindLost, sigma.KindUnavailable, sigma.KindStale:
+		return true
+	}
+	return false
+}
+
+// find gives a handle of the file, walking to it if there is none. It must be released.
+func (n *node) find(ctx context.Context) (*handle, error) {
+	l, err := n.m.realm.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if h := n.m.handles.use(n, l); h != nil {
+		return h, nil
+	}
+	if n.IsRoot() {
+		f, _, err := l.root.Walk(ctx, nil)
+		if err != nil {
+			return nil, err
+		}
+		return n.m.handles.adopt(n, f, l), nil
+	}
+	name, parent := n.Parent()
+	if parent == nil || strings.HasPrefix(name, ".go-fuse.") {
+		return nil, sigma.Errorf("mount.node", sigma.KindStale, "the file was removed")
+	}
+	dir := parent.Operations().(*node)
+	f, id, l, err := dir.step(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if dir.inode(l, name, f, id) != n.StableAttr().Ino {
+		f.Close()
+		return nil, sigma.Errorf("mount.node", sigma.KindStale, "another file has this name now")
+	}
+	return n.m.handles.adopt(n, f, l), nil
+}
+
+// step walks to an entry of the directory.
+func (n *node) step(ctx context.Context, name string) (file sigma.File, id sigma.FileID, l *life, err error) {
+	err = n.with(ctx, false, func(dir sigma.File) error {
+		f, ids, err := dir.Walk(ctx, []string{name})
+		switch {
+		case err != nil:
+			return err
+		case f == nil || len(ids) != 1:
+			return sigma.PathError("mount.node", sigma.KindNotFound, name)
+		}
+		file, id = f, ids[0]
+		return nil
+	})
+	if err != nil {
+		return nil, id, nil, err
+	}
+	if l, err = n.m.realm.get(ctx); err != nil {
+		file.Close()
+	}
+	return file, id, l, err
+}
+
+// inode is the number of an entry of the directory.
+func (n *node) inode(l *life, name string, f sigma.File, id sigma.FileID) uint64 {
+	server := ""
+	if s, ok := f.(interface{ Server() string }); ok {
+		server = s.Server()
+	}
+	at := n.m.pathOf(path.Join(n.Path(nil), name))
+	if server == "" {
+		names, _ := sigma.ParsePath(at)
+		server = l.serverOf(names)
+	}
+	if id.Path == 0 { // it has no identity but its name
+		return inode(at, 1)
+	}
+	return inode(server, id.Path)
+}
+
+// child makes the node of an entry, or finds it again. It takes f, unless that is open.
+func (n *node) child(ctx context.Context, name string, f sigma.File, isOpen bool, l *life, st sigma.Stat, out *fuse.EntryOut) *fs.Inode {
+	made := &node{m: n.m, kind: st.ID.Kind}
+	ino := n.inode(l, name, f, st.ID)
+	in := n.NewInode(ctx, made, fs.StableAttr{Mode: typeOf(st.ID.Kind), Ino: ino})
+	to := in.Operations().(*node)
+	if !isOpen {
+		n.m.handles.release(n.m.handles.adopt(to, f, l))
+	}
+	if to == made {
+		to.saw(st, 0)
+	}
+	n.m.describe(st, &out.Attr)
+	out.Ino = ino
+	out.SetAttrTimeout(CacheTime)
+	out.SetEntryTimeout(CacheTime)
+	return in
+}
+
+// enter looks an entry up and makes its node.
+func (n *node) enter(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	f, _, l, err := n.step(ctx, name)
+	if err != nil {
+		return nil, errnoOf(err)
+	}
+	st, err := f.Stat(ctx)
+	if err != nil {
+		f.Close()
+		return nil, errnoOf(err)
+	}
+	return n.child(ctx, name, f, false, l, st, out), 0
+}
+
+// asking is called before the server is asked for attributes; saw takes what it gives.
+func (n *node) asking() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.writes
+}
+
+// saw remembers what the server said of the file, unless that changed since it was asked.
+func (n *node) saw(st sigma.Stat, asked uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.writes == asked {
+		n.st, n.when = st, time.Now()
+	}
+}
+
+// changed says that what the server said of the file is so no more; it reaches at least to size now.
+func (n *node) changed(size uint64) {
+	n.mu.Lock()
+	n.writes++
+	n.when = time.Time{}
+	n.st.Size = max(n.st.Size, size)
+	n.mu.Unlock()
+}
+
+// after is what the attributes are after a change of mode or time, if they were told so lately that the kernel too would believe them.
+func (n *node) after(c sigma.StatChange) (st sigma.Stat, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if c.Size != nil || time.Since(n.when) > CacheTime {
+		return st, false
+	}
+	st = n.st
+	if c.Perm != nil {
+		st.Perm = *c.Perm
+	}
+	if c.Modified != nil {
+		st.Modified = *c.Modified
+	}
+	n.st = st
+	return st, true
+}
+
+// typeOf is the type of a file, as stat(2) tells it. What is neither directory nor link looks like a regular file: one would not reach a server by opening a FIFO.
+func typeOf(k sigma.FileKind) uint32 {
+	switch k {
+	case sigma.KindDir:
+		return unix.S_IFDIR
+	case sigma.KindSymlink:
+		return unix.S_IFLNK
+	}
+	return unix.S_IFREG
+}
+
+// describe translates attributes. All times are that of the last modification, and there are no hard links.
+func (m *Mount) describe(st sigma.Stat, out *fuse.Attr) {
+	out.Mode = typeOf(st.ID.Kind) | st.Perm&0o777
+	out.Size = st.Size
+	if st.ID.Kind == sigma.KindDir {
+		out.Size = 4096
+	}
+	out.Blocks, out.Blksize, out.Nlink = (out.Size+511)/512, 4096, 1
+	out.Uid, out.Gid = m.uid, m.gid
+	t := st.Modified
+	if t.IsZero() {
+		t = time.Unix(0, 0)
+	}
+	changed := t
+	if v := int64(st.ID.Version); v > t.UnixNano() && v < time.Now().Add(time.Hour).UnixNano() { // versions of files on disk are times, which go on when a mode is changed
+		changed = time.Unix(0, v)
+	}
+	out.SetTimes(&t, &t, &changed)
+}
+
+// Lookup implements fs.NodeLookuper.
+func (n *node) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	if len(name) > sigma.NameMax {
+		return nil, syscall.ENAMETOOLONG
+	}
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	return n.enter(ctx, name, out)
+}
+
+// Getattr implements fs.NodeGetattrer.
+func (n *node) Getattr(ctx context.Context, fh fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	var st sigma.Stat
+	asked := n.asking()
+	ask := func(f sigma.File) (err error) { st, err = f.Stat(ctx); return err }
+	err := errClosed
+	if o, ok := fh.(opened); ok {
+		err = o.of().with(ctx, true, ask)
+	}
+	if err == errClosed {
+		err = n.with(ctx, false, ask)
+	}
+	if err != nil {
+		return errnoOf(err)
+	}
+	n.saw(st, asked)
+	n.m.describe(st, &out.Attr)
+	out.SetTimeout(CacheTime)
+	return 0
+}
+
+// Setattr implements fs.NodeSetattrer. Times of access are not kept, nor bits above 0777; the owner is who mounted.
+func (n *node) Setattr(ctx context.Context, fh fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	var c sigma.StatChange
+	if mode, ok := in.GetMode(); ok {
+		perm := mode & 0o777
+		c.Perm = &perm
+	}
+	if size, ok := in.GetSize(); ok {
+		c.Size = &size
+	}
+	if t, ok := in.GetMTime(); ok {
+		c.Modified = &t
+	}
+	if uid, ok := in.GetUID(); ok && uid != n.m.uid {
+		return syscall.EPERM
+	}
+	if gid, ok := in.GetGID(); ok && gid != n.m.gid {
+		return syscall.EPERM
+	}
+	if n.kind == sigma.KindSymlink { // a link's time is when it was made
+		c = sigma.StatChange{}
+	}
+	if c == (sigma.StatChange{}) {
+		return n.Getattr(ctx, fh, out)
+	}
+	change := func(f sigma.File) error { return f.SetStat(ctx, c) }
+	err := errClosed
+	if o := n.openFor(fh, c); o != nil {
+		err = o.with(ctx, true, change)
+	}
+	if err == errClosed {
+		err = n.with(ctx, false, change)
+	}
+	if err != nil {
+		return errnoOf(err)
+	}
+	st, ok := n.after(c)
+	if !ok {
+		return n.Getattr(ctx, fh, out)
+	}
+	n.m.describe(st, &out.Attr)
+	out.SetTimeout(CacheTime)
+	return 0
+}
+
+// openFor gives an open handle by which a file can be changed so: that which the kernel names, or one that is open anyway. It saves walking to the file. nil if there is none.
+func (n *node) openFor(fh fs.FileHandle, c sigma.StatChange) *open {
+	o := (*open)(nil)
+	if named, ok := fh.(opened); ok {
+		o = named.of()
+	} else if c.Size == nil {
+		n.mu.Lock()
+		o = n.last
+		n.mu.Unlock()
+	}
+	if o == nil || c.Size != nil && !o.flags.Writes() {
+		return nil
+	}
+	return o
+}
