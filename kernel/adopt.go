@@ -22,6 +22,11 @@ type procConn struct {
 	u *net.UnixConn
 }
 
+// RecvBut implements session.Foreseer.
+func (c *procConn) RecvBut(idle func()) ([]byte, []*os.File, error) {
+	return session.RecvBut(c.Conn, idle)
+}
+
 // Close ends the connection.
 func (c *procConn) Close() error {
 	c.u.CloseRead()

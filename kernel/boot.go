@@ -63,6 +63,9 @@ func (k *Kernel) startServices(ctx context.Context) error {
 		k.sessions.Go(func() { k.certify(ctx) })
 	}
 	for _, p := range k.cfg.Programs {
+		if p.Name == serviceDB {
+			continue
+		}
 		if err := k.services[p.Name].waitReady(ctx); err != nil {
 			return sigma.Errorf("kernel.boot", sigma.KindUnavailable, "%s did not come up: %v", p.Name, err)
 		}

@@ -15,8 +15,8 @@ import (
 // charges is what this machine owes besched the word of: what procs used while somebody waits (docs/adr/0012-turns-by-what-was-used.md). While there is a lease nobody waits, and nothing is
 // noted.
 type charges struct {
-	contended atomic.Int64 // since when there is no lease, in Unix nanoseconds; 0 = there is one
-	tracked   atomic.Int64 // jobs in jobs
+	contended atomic.Pointer[time.Time] // since when there is no lease; nil = there is one
+	tracked   atomic.Int64              // jobs in jobs
 
 	mu   sync.Mutex
 	jobs map[sigma.ProcID]*tracked        // mu; that besched gave and that have not ended
@@ -44,16 +44,17 @@ const (
 
 func newCharges() *charges {
 	c := &charges{jobs: map[sigma.ProcID]*tracked{}, owed: map[sigma.RealmID]besched.Charge{}}
-	c.contended.Store(time.Now().UnixNano())
+	c.lease(false)
 	return c
 }
 
 // lease says that there is a lease now, or none.
 func (c *charges) lease(on bool) {
 	if on {
-		c.contended.Store(0)
+		c.contended.Store(nil)
 	} else {
-		c.contended.Store(time.Now().UnixNano())
+		now := time.Now()
+		c.contended.Store(&now)
 	}
 }
 
@@ -71,7 +72,7 @@ func (c *charges) given(now time.Time, jobs []besched.Job) {
 }
 
 // idle reports whether the end of a proc says nothing to anybody.
-func (c *charges) idle() bool { return c.contended.Load() == 0 && c.tracked.Load() == 0 }
+func (c *charges) idle() bool { return c.contended.Load() == nil && c.tracked.Load() == 0 }
 
 // ended charges for a proc that ended, and reports whether there is something new to be sent.
 func (c *charges) ended(p *schedd.Proc, cpu sigma.MilliCPU, memory sigma.Bytes) bool {
@@ -84,12 +85,12 @@ func (c *charges) ended(p *schedd.Proc, cpu sigma.MilliCPU, memory sigma.Bytes) 
 	delete(c.jobs, p.ID)
 	c.tracked.Store(int64(len(c.jobs)))
 	since := c.contended.Load()
-	if since == 0 {
+	if since == nil {
 		return false
 	}
 	whole := costOf(p, p.Usage, p.Times.Ended, cpu, memory)
 	used := whole
-	if before := time.Unix(0, since).Sub(p.Times.Placed); before > 0 { // when nobody waited
+	if before := since.Sub(p.Times.Placed); before > 0 { // when nobody waited
 		held := max(1, p.Times.Ended.Sub(p.Times.Placed))
 		used = time.Duration(float64(whole) * max(0, 1-float64(before)/float64(held)))
 	}
@@ -180,7 +181,7 @@ func (s *scheduler) watchUse(ctx context.Context, b sigma.Caller) {
 		case <-ctx.Done():
 			return
 		}
-		if s.charges.contended.Load() == 0 {
+		if s.charges.contended.Load() == nil {
 			continue
 		}
 		s.tellShares(ctx, b)

@@ -13,7 +13,7 @@ import (
 // is used under a lease.
 func TestChargesOnce(t *testing.T) {
 	c, now := newCharges(), time.Unix(1000, 0)
-	c.contended.Store(now.UnixNano())
+	c.contended.Store(&now)
 	ended := func(id sigma.ProcID, placed time.Time, cpu time.Duration) {
 		p := &schedd.Proc{ProcInfo: sigma.ProcInfo{ID: id, Realm: "r", Times: sigma.Times{Placed: placed, Ended: placed.Add(10 * time.Second)}, Usage: sigma.Usage{UserTime: cpu}}}
 		c.ended(p, 1000, sigma.GiB)

@@ -31,7 +31,7 @@ func TestTreeConformance(t *testing.T) {
 			return sessionTree{m: m}
 		},
 		Principal: sigma.Principal{Realm: sigma.DefaultRealm},
-		Lacks:     []treetest.Capability{treetest.PassFiles},
+		Lacks:     []treetest.Capability{treetest.Hidden, treetest.PassFiles},
 		Depth:     200,
 	})
 }

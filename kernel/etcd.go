@@ -5,11 +5,8 @@ import (
 	"encoding/json"
 	"os"
 	"strings"
-	"syscall"
 	"time"
 
-	"sigmaos.dev/link"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -81,27 +78,12 @@ func (r *root) dialEtcdCall(ctx context.Context, payload []byte) ([]byte, []*os.
 	if address == "" || k.cfg.Connect == nil {
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "%.80q is no member of the etcd that keeps the names", name)
 	}
-	soon, cancel := context.WithTimeout(ctx, etcdDialMax)
-	defer cancel()
-	far, err := k.cfg.Connect(soon, address)
+	f, err := k.relayTo(ctx, op, address, etcdDialMax, func() {})
 	if err != nil {
-		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "no etcd answers at " + name, Err: err}
+		if e, ok := err.(*sigma.Error); ok && e.Kind == sigma.KindUnavailable {
+			e.Msg = "no etcd answers at " + name
+		}
+		return nil, nil, err
 	}
-	ours, theirs, err := session.FilePair(syscall.SOCK_STREAM)
-	if err != nil {
-		far.Close()
-		return nil, nil, sigma.Wrap(op, "", err)
-	}
-	near, err := session.UnixConn(ours)
-	if err != nil {
-		far.Close()
-		theirs.Close()
-		return nil, nil, sigma.Wrap(op, "", err)
-	}
-	k.sessions.Go(func() {
-		defer far.Close()
-		defer near.Close()
-		link.Relay(k.ctx, far, near)
-	})
-	return nil, []*os.File{theirs}, nil
+	return nil, []*os.File{f}, nil
 }

@@ -149,6 +149,7 @@ var (
 	_ sigma.Putter  = (*farFile)(nil)
 	_ sigma.Watcher = (*farFile)(nil)
 
+	_ sigma.Publisher   = (*farFile)(nil)
 	_ sigma.Conditional = (*farFile)(nil)
 )
 
@@ -255,6 +256,9 @@ func (f *farFile) Rename(ctx context.Context, name string, newDir sigma.File, ne
 
 // Sync implements sigma.File.
 func (f *farFile) Sync(ctx context.Context) error { return f.at.fail(f.file.Sync(ctx)) }
+
+// Publish implements sigma.Publisher.
+func (f *farFile) Publish(ctx context.Context) error { return f.at.fail(f.file.Publish(ctx)) }
 
 // Close implements sigma.File.
 func (f *farFile) Close() { f.file.Close() }

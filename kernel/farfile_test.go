@@ -31,7 +31,7 @@ func TestFarConformance(t *testing.T) {
 			return placeTree{w.machines["m1"].proc(sigma.Principal{Realm: sigma.DefaultRealm, Proc: "p"})}
 		},
 		Principal:   sigma.Principal{Realm: sigma.DefaultRealm},
-		Lacks:       []treetest.Capability{treetest.SetPerm, treetest.SetModified, treetest.Leases, treetest.PassFiles, treetest.Pipes},
+		Lacks:       []treetest.Capability{treetest.Modes, treetest.Leases, treetest.PassFiles, treetest.Pipes},
 		ListEntries: 2000,
 		Depth:       200,
 	})

@@ -105,6 +105,7 @@ type Kernel struct {
 	links     *links
 	holders   *holders
 	scratch   *scratch
+	databases *databases
 	peers     *peers
 	memo      memo
 	peerCalls map[string]peerCall                     // what other machines' sigmads may call here; complete before Run
@@ -136,6 +137,7 @@ type Kernel struct {
 	budgets  map[sigma.RealmID]*output.Budget    // mu; of logs
 	children map[uint64]func(launch.Event)       // mu; by launch id
 	names    map[sigma.RealmID]*names.Realm      // mu
+	quotas   map[sigma.RealmID]*quota            // mu; of realms that have sessions here
 	recalled *cache.Budget                       // of what is remembered of all realms' names
 	trees    map[sigma.RealmID]*realmTree        // mu; the kernel's own view of realms
 	stores   map[sigma.RealmID]*session.Client   // mu; to the object store, for trees
@@ -147,11 +149,15 @@ type Kernel struct {
 	failures int                                 // mu; of requests, since then
 }
 
-type procLogs struct{ out, err *output.Log }
+type procLogs struct {
+	out, err *output.Log
+	both     *output.Merged
+}
 
 func (l *procLogs) remove() {
 	l.out.Remove()
 	l.err.Remove()
+	l.both.Remove()
 }
 
 // New checks the configuration and prepares the machine's parts. Nothing runs yet.
@@ -181,7 +187,7 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, services: map[string]*service{}, meters: newQuestions(metersMax), freezes: newQuestions(1), start: time.Now(), startMono: monotonic(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
-		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*names.Realm{}, recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
+		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{}, recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
 	if k.nothing, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)
@@ -205,6 +211,9 @@ func New(cfg Config) (*Kernel, error) {
 	k.sched = newScheduler(k)
 	k.holders = newHolders(k)
 	if k.scratch, err = newScratch(k); err != nil {
+		return nil, err
+	}
+	if k.databases, err = newDatabases(k); err != nil {
 		return nil, err
 	}
 	k.peers = newPeers()
@@ -285,9 +294,15 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	k.mu.Lock()
 	k.open[t] = true
 	k.mu.Unlock()
-	events := k.serveEvents(p)
-	events.Numbered = t.numbered
-	err := treekit.Serve(ctx, conn, treekit.Config{Tree: t, Principal: p, Reset: reset, Events: events})
+	cfg := treekit.Config{Tree: t, Principal: p, Reset: reset, Events: k.serveEvents(p)}
+	cfg.Events.Numbered = t.numbered
+	if !t.far {
+		if t.quota = k.quotaOf(p); t.quota != nil {
+			cfg.Handles = t.quota
+			defer t.quota.close()
+		}
+	}
+	err := treekit.Serve(ctx, conn, cfg)
 	if err != nil {
 		k.cfg.Log.Debug("session ended", "realm", p.Realm, "proc", p.Proc, "err", err)
 	}
@@ -295,8 +310,14 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	delete(k.open, t)
 	k.mu.Unlock()
 	close(t.over)
+	if t.counted {
+		t.quota.leave()
+	}
 	if t.far { // it can have neither, and the proc that it names may be anybody's
 		return
+	}
+	if own := k.service(p); own != nil {
+		own.ending(p.Proc)
 	}
 	k.proxy.CloseProc(p.Proc) // here, when no Listen can come any more
 	t.release()
@@ -337,7 +358,7 @@ func (k *Kernel) mayLog() bool {
 func (k *Kernel) shutDown() {
 	k.cfg.Log.Info("machine goes down", "machine", k.cfg.Machine)
 	deadline := time.After(5 * time.Second)
-	for _, name := range []string{serviceMachined, serviceBesched, serviceS3, serviceNamed} {
+	for _, name := range []string{serviceMachined, serviceDB, serviceBesched, serviceS3, serviceNamed} {
 		s := k.services[name]
 		if s == nil {
 			continue

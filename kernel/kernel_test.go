@@ -351,7 +351,7 @@ func TestMadeUpEndpoint(t *testing.T) {
 func TestStoreRestartsUnderWalk(t *testing.T) {
 	m := boot(t)
 	ctx := t.Context()
-	before, err := (&storeLink{k: m.k}).ReadLink(ctx)
+	before, err := (&storeLink{k: m.k, name: sigma.NameS3, service: serviceS3}).ReadLink(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ type links struct {
 	kept    map[farKey]*farSession            // mu
 	notes   chan struct{}                     // mu; closed and replaced with each change of last
 	last    map[string]sigma.MachineID        // mu; which machine's service of a name was reached last
-	store   sigma.Endpoint                    // mu; where another machine's object store listens, as long as that is certain
+	stores  map[string]sigma.Endpoint         // mu; where another machine's s3d and dbd listen, as long as that is certain
 	told    [toldMax]sigma.Endpoint           // mu; where the object store listened when that was asked last, latest first
 }
 
@@ -58,7 +58,7 @@ type serving struct {
 }
 
 func newLinks() *links {
-	return &links{serving: map[serving]int{}, relays: map[sigma.RealmID]int{}, asking: map[sigma.RealmID]int{}, turns: map[sigma.MachineID]chan struct{}{}, kept: map[farKey]*farSession{}, notes: make(chan struct{}), last: map[string]sigma.MachineID{}}
+	return &links{serving: map[serving]int{}, relays: map[sigma.RealmID]int{}, asking: map[sigma.RealmID]int{}, turns: map[sigma.MachineID]chan struct{}{}, kept: map[farKey]*farSession{}, notes: make(chan struct{}), last: map[string]sigma.MachineID{}, stores: map[string]sigma.Endpoint{}}
 }
 
 // opened is what was opened for a link of another machine.
@@ -116,7 +116,7 @@ func mayReach(from sigma.Principal, to link.Target) error {
 		return nil
 	case to.Kind == link.ToService:
 		switch to.Name {
-		case serviceNamed, serviceBesched, serviceS3, serviceMachined, targetPeer:
+		case serviceNamed, serviceBesched, serviceS3, serviceDB, serviceMachined, targetPeer:
 			return nil
 		}
 	}
@@ -164,7 +164,8 @@ func (k *Kernel) openTarget(from sigma.Principal, to link.Target) (*os.File, err
 		if e.Machine != k.cfg.Machine {
 			return nil, sigma.Errorf(op, sigma.KindInvalid, "the endpoint is one of machine %s", e.Machine)
 		}
-		return k.proxy.Dial(from, e)
+		f, _, err := k.proxy.Dial(from, e)
+		return f, err
 	case link.ToBeat:
 		return nil, nil
 	case link.ToService:
@@ -176,11 +177,13 @@ func (k *Kernel) openTarget(from sigma.Principal, to link.Target) (*os.File, err
 	if s == nil {
 		return nil, sigma.Errorf(op, sigma.KindNotFound, "machine %s runs no %s", k.cfg.Machine, to.Name)
 	}
+	s.ask()
 	e, running := s.listens(to.Kind == link.ToStream)
 	if !running {
 		return nil, sigma.Errorf(op, sigma.KindUnavailable, "%s of machine %s is being started", s.name, k.cfg.Machine)
 	}
-	return k.proxy.Dial(from, e)
+	f, _, err := k.proxy.Dial(from, e)
+	return f, err
 }
 
 // serveLink is link.Config.Serve: it does for a link what authorise agreed to.

@@ -28,7 +28,6 @@ type membership struct {
 	between atomic.Bool   // a life is over and the next has not begun; changed by setBetween
 	drains  atomic.Bool   // drain is under way
 	lives   atomic.Uint64 // that ended
-	lastNew atomic.Int64  // when a roster or the word that there is none came last, Unix time in ms; 0 = never
 
 	over chan error // takes one: why the present life is over
 
@@ -346,7 +345,6 @@ func (k *Kernel) setRoster(epoch uint64, members []identity.Member) {
 	m := k.own
 	m.following.Lock()
 	defer m.following.Unlock()
-	m.lastNew.Store(time.Now().UnixMilli())
 	if !k.id.Roster().Set(epoch, members) {
 		return
 	}

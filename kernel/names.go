@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"slices"
+	"time"
 
 	"sigmaos.dev/names"
 	"sigmaos.dev/namespace"
@@ -58,8 +59,12 @@ func (k *Kernel) dialNames(ctx context.Context, realm sigma.RealmID) (names.Sess
 	return found.value, err
 }
 
+// flushNames is how long what was given up waits for a named that does not answer: half as long as a program waits for sigmad, so that it hears why.
+const flushNames = 500 * time.Millisecond
+
 // attachNames attaches to a realm's names twice: for the provider, and for the realm's programs.
 func attachNames(ctx context.Context, s *session.Client, realm sigma.RealmID) (names.Session, error) {
+	s.FlushWithin(flushNames)
 	root, err := attachFollowed(ctx, s, realm)
 	if err != nil {
 		return names.Session{}, err
@@ -295,6 +300,9 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 		return err
 	}
 	if _, err := r.admin(ctx, serviceS3, sigmap.CallRemove, id); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+		return err
+	}
+	if err := r.k.databases.removeRealm(ctx, r, id); err != nil {
 		return err
 	}
 	_, err = r.admin(ctx, serviceNamed, sigmap.CallRemove, id) // last, so that a removal that was interrupted can be repeated

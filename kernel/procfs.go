@@ -121,11 +121,12 @@ const (
 	procChildren   = "children"
 	procStdout     = "stdout"
 	procStderr     = "stderr"
+	procLog        = "log"
 )
 
 // procFiles are all of them.
 func procFiles() []string {
-	return []string{procChildren, procDescriptor, procStatus, procStderr, procStdout, procUsage}
+	return []string{procChildren, procDescriptor, procLog, procStatus, procStderr, procStdout, procUsage}
 }
 
 // oneProcDir is /proc/PID.
@@ -224,8 +225,11 @@ func (r *root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 		l.out.End()
 		l.err.End()
 	}
-	if name == procStdout {
+	switch name {
+	case procStdout:
 		return l.out.File(name, idOf(file)), nil
+	case procLog:
+		return l.both.File(name, idOf(file)), nil
 	}
 	return l.err.File(name, idOf(file)), nil
 }

@@ -126,7 +126,8 @@ func (k *Kernel) newLogsLocked(realm sigma.RealmID, id sigma.ProcID) *procLogs {
 		k.budgets[realm] = b
 	}
 	dir := filepath.Join(k.cfg.Data, "logs")
-	l := &procLogs{output.New(filepath.Join(dir, string(id)+".out"), b), output.New(filepath.Join(dir, string(id)+".err"), b)}
+	l := &procLogs{out: output.New(filepath.Join(dir, string(id)+".out"), b), err: output.New(filepath.Join(dir, string(id)+".err"), b)}
+	l.both = output.Merge(l.out, l.err)
 	k.logs[id] = l
 	return l
 }

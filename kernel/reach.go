@@ -41,6 +41,7 @@ func (k *Kernel) dialAt(ctx context.Context, m sigma.MachineID, name string) (*s
 		if s == nil {
 			return nil, sigma.Errorf("kernel.dialAt", sigma.KindNotFound, "machine %s runs no %s", m, name)
 		}
+		s.ask()
 		e, running := s.listens(false)
 		if !running {
 			return nil, sigma.Errorf("kernel.dialAt", sigma.KindUnavailable, "%s of machine %s is being started", name, m)
@@ -304,7 +305,7 @@ func (k *Kernel) nobodyAnswers(name string, asked []sigma.MachineID, said map[si
 		if e := (*sigma.Error)(nil); errors.As(said[asked[0]], &e) && e.Kind != sigma.KindTimeout {
 			return e
 		}
-		return sigma.Errorf(op, sigma.KindUnavailable, "%s is not available", name)
+		return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: name + " is not available", Hint: "sigma status shows how it is; what runs goes on"}
 	}
 	var why []string
 	for _, m := range asked {

@@ -172,6 +172,7 @@ type remoteRoot interface {
 	sigma.Finder
 	sigma.Caller
 	sigma.FilePasser
+	sigma.Publisher
 	sigma.Conditional
 }
 

@@ -18,6 +18,7 @@ type tree struct {
 	view      *viewer // of a proc that does not see all of its realm; nil = it does
 	far       bool    // another machine's sigmad asks: it is shown only what is of this machine (attachFar)
 
+	quota  *quota                 // nil = the session is not counted
 	end    context.CancelFunc     // ends the session
 	over   chan struct{}          // closed when its last request is over
 	realms map[sigma.RealmID]bool // Kernel.mu; those it is attached to
@@ -25,6 +26,7 @@ type tree struct {
 	mu      sync.Mutex
 	leases  map[sigma.LeaseID]sigma.RealmID // mu
 	clients []uint64                        // mu; that number mutations
+	counted bool                            // mu; in quota
 }
 
 // Attach implements sigma.Tree. A program of the admin socket chooses its realm by name; a proc has its own.
@@ -51,6 +53,9 @@ func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 			}
 			return nil, err
 		}
+	}
+	if err := t.enter(); err != nil {
+		return nil, err
 	}
 	t.k.mu.Lock()
 	defer t.k.mu.Unlock()
@@ -177,7 +182,11 @@ func (r *root) provided(name string) sigma.File {
 		return r.sysDir()
 	case sigma.NameS3:
 		if r.realm != sigma.SystemRealm {
-			return &storeLink{k: r.tree.k}
+			return &storeLink{k: r.tree.k, name: sigma.NameS3, service: serviceS3}
+		}
+	case sigma.NameDB:
+		if r.realm != sigma.SystemRealm {
+			return &storeLink{k: r.tree.k, name: sigma.NameDB, service: serviceDB}
 		}
 	}
 	return nil
@@ -187,7 +196,7 @@ func (r *root) providedNames() []string {
 	if r.realm == sigma.SystemRealm {
 		return []string{sigma.NameProc, sigma.NameSys, sigma.NameUX}
 	}
-	return []string{sigma.NameProc, sigma.NameS3, sigma.NameSys, sigma.NameUX}
+	return []string{sigma.NameDB, sigma.NameProc, sigma.NameS3, sigma.NameSys, sigma.NameUX}
 }
 
 func (r *root) taken(name string) error {
@@ -460,29 +469,31 @@ func (r *root) Revoke(ctx context.Context, id sigma.LeaseID) error {
 	return l.Revoke(ctx, id)
 }
 
-// storeLink is /s3: an endpoint whose content is where the object store listens now.
+// storeLink is /s3 or /db: an endpoint whose content is where the object store listens now, or the server of databases.
 type storeLink struct {
 	treekit.Base
-	k *Kernel
+	k             *Kernel
+	name, service string
 }
 
 func (l *storeLink) Walk(_ context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	if len(names) > 0 {
-		return nil, nil, sigma.PathError("kernel.storeLink.Walk", sigma.KindNotDir, sigma.NameS3)
+		return nil, nil, sigma.PathError("kernel.storeLink.Walk", sigma.KindNotDir, l.name)
 	}
 	return l, nil, nil
 }
 
 func (l *storeLink) Stat(context.Context) (sigma.Stat, error) {
-	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindEndpoint, Path: idOf("/" + sigma.NameS3)}, Name: sigma.NameS3, Perm: 0o555, Modified: time.Unix(0, 0)}, nil
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindEndpoint, Path: idOf("/" + l.name)}, Name: l.name, Perm: 0o555, Modified: time.Unix(0, 0)}, nil
 }
 
 func (l *storeLink) ReadLink(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
 	defer cancel()
-	e, err := l.k.storeEndpoint(ctx, false)
+	e, err := l.k.storeEndpoint(ctx, l.service, false)
 	if err != nil {
-		return "", &sigma.Error{Op: "kernel.storeLink", Kind: sigma.KindUnavailable, Msg: "the object store is not available", Hint: sigma.HintOf(err), Err: err}
+		what := map[string]string{serviceS3: "the object store is not available", serviceDB: "the databases are not available"}[l.service]
+		return "", &sigma.Error{Op: "kernel.storeLink", Kind: sigma.KindUnavailable, Msg: what, Hint: sigma.HintOf(err), Err: err}
 	}
 	return e.String(), nil
 }

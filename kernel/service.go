@@ -18,6 +18,7 @@ const (
 	serviceNamed   = "named"
 	serviceBesched = "besched"
 	serviceS3      = "s3d"
+	serviceDB      = "dbd" // started when it is first asked for
 	// serviceMachined decides about membership, on control machines.
 	serviceMachined = "machined"
 )
@@ -37,6 +38,8 @@ type service struct {
 	program Program
 	uid     uint32
 	args    []string // besides its name; fixed before it is started
+	wanted  chan struct{}
+	want    sync.Once // closes wanted, before which it is not started
 
 	mu       sync.Mutex
 	id       sigma.ProcID   // mu; of this incarnation
@@ -53,7 +56,13 @@ type service struct {
 func newService(k *Kernel, p Program, uid uint32) *service {
 	over := make(chan struct{})
 	close(over)
-	return &service{k: k, name: p.Name, program: p, uid: uid, ready: make(chan struct{}), over: over, state: "stopped", since: time.Now()}
+	s := &service{k: k, name: p.Name, program: p, uid: uid, wanted: make(chan struct{}), ready: make(chan struct{}), over: over, state: "stopped", since: time.Now()}
+	if s.name == serviceDB { // most systems have no database
+		s.state = "unused"
+	} else {
+		s.ask()
+	}
+	return s
 }
 
 // supervise starts the service again whenever it ends, until ctx ends.
@@ -61,6 +70,10 @@ func (s *service) supervise(ctx context.Context) {
 	wait := restartMin
 	select {
 	case <-s.k.known: // so that no launch has the number of one that is adopted
+	case <-ctx.Done():
+	}
+	select {
+	case <-s.wanted:
 	case <-ctx.Done():
 	}
 	for ctx.Err() == nil {
@@ -121,6 +134,15 @@ func (s *service) run(ctx context.Context) error {
 	return <-result
 }
 
+// ending is called when the session of an incarnation is over: it listens no more, though the launcher has not told of its end yet. Who comes now waits for the next.
+func (s *service) ending(id sigma.ProcID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.id == id && s.state == "running" {
+		s.state, s.ready = "restarting", make(chan struct{})
+	}
+}
+
 func (s *service) finish(id sigma.ProcID, over chan struct{}) {
 	s.k.proxy.CloseProc(id)
 	s.mu.Lock()
@@ -145,6 +167,9 @@ func (s *service) started(id sigma.ProcID) {
 	}
 }
 
+// ask has the service started, if it was not wanted before.
+func (s *service) ask() { s.want.Do(func() { close(s.wanted) }) }
+
 func (s *service) waitReady(ctx context.Context) error {
 	s.mu.Lock()
 	ready := s.ready
@@ -159,6 +184,7 @@ func (s *service) waitReady(ctx context.Context) error {
 
 // address waits until the service serves and returns where.
 func (s *service) address(ctx context.Context) (sigma.Endpoint, error) {
+	s.ask()
 	for {
 		if err := s.waitReady(ctx); err != nil {
 			return sigma.Endpoint{}, sigma.Errorf("kernel.address", sigma.KindUnavailable, "%s is not available", s.name)
@@ -230,7 +256,7 @@ func (s *service) dial(ctx context.Context) (*session.Client, error) {
 }
 
 func (s *service) connect(ctx context.Context, e sigma.Endpoint) (*session.Client, error) {
-	f, err := s.k.proxy.Dial(sigma.Principal{Realm: sigma.SystemRealm, Machine: s.k.cfg.Machine, System: true}, e)
+	f, _, err := s.k.proxy.Dial(sigma.Principal{Realm: sigma.SystemRealm, Machine: s.k.cfg.Machine, System: true}, e)
 	if err != nil {
 		return nil, err
 	}

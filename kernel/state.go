@@ -217,15 +217,32 @@ func (r *root) limitsFile() sigma.File {
 		var out []state.Limit
 		for i := range infos {
 			if id := infos[i].ID; id == r.realm || r.tree.principal.System && id != sigma.SystemRealm {
-				out = append(out, k.limitsOf(&infos[i])...)
+				var use *sigma.RealmLimits
+				if id == r.realm { // of others it would have to be loaded for that
+					u, err := k.namesUse(id)
+					if err == nil {
+						use = &u.use
+					} else if sigma.KindOf(err) != sigma.KindUnsupported {
+						return nil, err
+					}
+				}
+				out = append(out, k.limitsOf(&infos[i], use)...)
 			}
 		}
 		return state.Lines(out)
 	})
 }
 
-// limitsOf lists a realm's limits: of its names, and of its procs at this machine.
-func (k *Kernel) limitsOf(i *sigma.RealmInfo) (out []state.Limit) {
+// limitsOf lists a realm's limits: of its names, of which it has what names says, if that is known, and of its procs at this machine.
+func (k *Kernel) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []state.Limit) {
+	of := func(n func(*sigma.RealmLimits) uint64) *uint64 {
+		if names == nil {
+			return nil
+		}
+		u := n(names)
+		return &u
+	}
+	sessions, handles := k.held(i.ID)
 	u, live := k.useOf(i.ID), uint64(k.procsOf(i.ID))
 	ended := uint64(u.Ended)
 	for _, l := range []struct {
@@ -233,10 +250,12 @@ func (k *Kernel) limitsOf(i *sigma.RealmInfo) (out []state.Limit) {
 		most  uint64
 		used  *uint64
 	}{
-		{"names", i.Limits.Names, nil},
-		{"names_bytes", uint64(i.Limits.Bytes), nil},
-		{"watches", i.Limits.Watches, nil},
-		{"leases", i.Limits.Leases, nil},
+		{"names", i.Limits.Names, of(func(l *sigma.RealmLimits) uint64 { return l.Names })},
+		{"names_bytes", uint64(i.Limits.Bytes), of(func(l *sigma.RealmLimits) uint64 { return uint64(l.Bytes) })},
+		{"watches", i.Limits.Watches, of(func(l *sigma.RealmLimits) uint64 { return l.Watches })},
+		{"leases", i.Limits.Leases, of(func(l *sigma.RealmLimits) uint64 { return l.Leases })},
+		{"sessions", i.Limits.Sessions, &sessions},
+		{"handles", i.Limits.Handles, &handles},
 		{"procs", schedd.QueuedMax, &live},
 		{"ended_procs", schedd.EndedMax, &ended},
 		{"spawn_procs", sigma.BurstMax, nil},

@@ -20,10 +20,13 @@ const (
 // toldMax bounds the endpoints of the object store that are remembered: it has another after each restart, and nobody who walks to it takes longer than a few of them.
 const toldMax = 8
 
-// storeEndpoint is where the object store listens, here or on another machine. fresh asks again whatever is known. What it tells is remembered, for isStore.
-func (k *Kernel) storeEndpoint(ctx context.Context, fresh bool) (sigma.Endpoint, error) {
-	e, err := k.findStore(ctx, fresh)
-	if err == nil {
+// ofRealms says whether a service has something of each realm that is mounted in its tree: the object store, and the databases.
+func ofRealms(service string) bool { return service == serviceS3 || service == serviceDB }
+
+// storeEndpoint is where such a service listens, here or on another machine. fresh asks again whatever is known. What it tells of the object store is remembered, for isStore.
+func (k *Kernel) storeEndpoint(ctx context.Context, service string, fresh bool) (sigma.Endpoint, error) {
+	e, err := k.findStore(ctx, service, fresh)
+	if err == nil && service == serviceS3 {
 		k.links.tell(e)
 	}
 	return e, err
@@ -44,13 +47,13 @@ func (x *links) wasTold(e sigma.Endpoint) bool {
 	return e.ID != "" && slices.Contains(x.told[:], e)
 }
 
-func (k *Kernel) findStore(ctx context.Context, fresh bool) (sigma.Endpoint, error) {
-	if s := k.local(serviceS3); s != nil {
+func (k *Kernel) findStore(ctx context.Context, service string, fresh bool) (sigma.Endpoint, error) {
+	if s := k.local(service); s != nil {
 		return s.address(ctx)
 	}
 	x := k.links
 	x.mu.Lock()
-	known := x.store
+	known := x.stores[service]
 	x.mu.Unlock()
 	if !fresh && known.ID != "" {
 		return known, nil
@@ -59,12 +62,12 @@ func (k *Kernel) findStore(ctx context.Context, fresh bool) (sigma.Endpoint, err
 	defer cancel()
 	said := map[sigma.MachineID]error{}
 	for {
-		ms := k.candidates(serviceS3)
+		ms := k.candidates(service)
 		for _, m := range ms {
-			e, p, err := k.askStore(ctx, m)
+			e, p, err := k.askStore(ctx, m, service)
 			if err == nil {
-				x.note(serviceS3, m)
-				k.keepStore(e, p)
+				x.note(service, m)
+				k.keepStore(service, e, p)
 				return e, nil
 			}
 			if ctx.Err() == nil || said[m] == nil {
@@ -72,42 +75,42 @@ func (k *Kernel) findStore(ctx context.Context, fresh bool) (sigma.Endpoint, err
 			}
 		}
 		if err := k.pause(ctx, nil); err != nil {
-			return sigma.Endpoint{}, k.nobodyAnswers(serviceS3, ms, said)
+			return sigma.Endpoint{}, k.nobodyAnswers(service, ms, said)
 		}
 	}
 }
 
 // keepStore believes e until the machine there says that it is over, or cannot be asked any more.
-func (k *Kernel) keepStore(e sigma.Endpoint, p sigma.Caller) {
+func (k *Kernel) keepStore(service string, e sigma.Endpoint, p sigma.Caller) {
 	x := k.links
 	x.mu.Lock()
-	same := x.store == e
-	x.store = e
+	same := x.stores[service] == e
+	x.stores[service] = e
 	x.mu.Unlock()
 	if same {
 		return
 	}
 	k.sessions.Go(func() {
-		payload, err := sigmap.Payload(func(c *sigmap.Coder) { name := serviceS3; c.Str(&name); c.Endpoint(&e) })
+		payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str(&service); c.Endpoint(&e) })
 		if err == nil {
 			p.Call(k.ctx, callServiceOver, payload, nil) // whatever it says
 		}
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		if x.store == e {
-			x.store = sigma.Endpoint{}
+		if x.stores[service] == e {
+			delete(x.stores, service)
 		}
 	})
 }
 
-func (k *Kernel) askStore(ctx context.Context, m sigma.MachineID) (e sigma.Endpoint, p sigma.Caller, err error) {
+func (k *Kernel) askStore(ctx context.Context, m sigma.MachineID, service string) (e sigma.Endpoint, p sigma.Caller, err error) {
 	dialling, cancel := context.WithTimeout(ctx, dialMost)
 	p, err = k.peer(dialling, m)
 	cancel()
 	if err != nil {
 		return e, nil, err
 	}
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { name := serviceS3; c.Str(&name) })
+	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str(&service) })
 	if err != nil {
 		return e, nil, err
 	}
@@ -116,7 +119,7 @@ func (k *Kernel) askStore(ctx context.Context, m sigma.MachineID) (e sigma.Endpo
 		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
 	}
 	if err == nil && (e.Machine != m || e.Realm != sigma.SystemRealm || e.Form != sigma.FormTree) {
-		err = sigma.Errorf("kernel.askStore", sigma.KindInvalid, "machine %s says that its object store listens elsewhere", m)
+		err = sigma.Errorf("kernel.askStore", sigma.KindInvalid, "machine %s says that its %s listens elsewhere", m, service)
 	}
 	return e, p, err
 }
@@ -129,7 +132,7 @@ func (k *Kernel) serviceOverCall(ctx context.Context, _ identity.Subject, payloa
 		return nil, err
 	}
 	s := k.local(name)
-	if s == nil || name != serviceS3 {
+	if s == nil || !ofRealms(name) {
 		return nil, nil
 	}
 	over := s.ended() // before the look
@@ -151,7 +154,7 @@ func (k *Kernel) serviceCall(ctx context.Context, _ identity.Subject, payload []
 		return nil, err
 	}
 	s := k.local(name)
-	if s == nil || name != serviceS3 {
+	if s == nil || !ofRealms(name) {
 		return nil, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines", k.cfg.Machine, name)
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialMost)
@@ -172,9 +175,9 @@ func (k *Kernel) isStore(ctx context.Context, e sigma.Endpoint) (bool, error) {
 	if k.links.wasTold(e) {
 		return true, nil
 	}
-	now, err := k.storeEndpoint(ctx, false)
+	now, err := k.storeEndpoint(ctx, serviceS3, false)
 	if err == nil && e != now && now.Machine != k.cfg.Machine && e.Machine == now.Machine {
-		now, err = k.storeEndpoint(ctx, true) // it may have been restarted just now
+		now, err = k.storeEndpoint(ctx, serviceS3, true) // it may have been restarted just now
 	}
 	return err == nil && e == now, err
 }

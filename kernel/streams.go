@@ -5,6 +5,7 @@ import (
 	"os"
 	"syscall"
 
+	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -12,21 +13,22 @@ import (
 )
 
 // dialEndpoint connects who to an endpoint and returns who's end. Of another machine's endpoints that machine has the last word; on the way sigmad relays the bytes, and ends both sides when the link is lost.
-func (k *Kernel) dialEndpoint(ctx context.Context, who sigma.Principal, e sigma.Endpoint) (*os.File, error) {
+func (k *Kernel) dialEndpoint(ctx context.Context, who sigma.Principal, e sigma.Endpoint) (*os.File, dialproxy.Ticket, error) {
 	if e.Machine == k.cfg.Machine {
 		return k.proxy.Dial(who, e)
 	}
 	if e.Realm != who.Realm && e.Realm != sigma.SystemRealm && !who.System { // as dialproxy says it
-		return nil, &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindPermission, Msg: "the endpoint belongs to another realm"}
+		return nil, "", &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindPermission, Msg: "the endpoint belongs to another realm"}
 	}
 	if !k.registered() {
-		return nil, &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindUnavailable, Msg: "the endpoint is on machine " + string(e.Machine) + ", and this machine is not registered with its system yet"}
+		return nil, "", &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindUnavailable, Msg: "the endpoint is on machine " + string(e.Machine) + ", and this machine is not registered with its system yet"}
 	}
 	typ := syscall.SOCK_STREAM
 	if e.Form == sigma.FormTree {
 		typ = syscall.SOCK_SEQPACKET
 	}
-	return k.dialRelay(ctx, who, e.Machine, link.Target{Kind: link.ToEndpoint, Name: e.String()}, typ)
+	f, err := k.dialRelay(ctx, who, e.Machine, link.Target{Kind: link.ToEndpoint, Name: e.String()}, typ)
+	return f, "", err
 }
 
 // dialStream connects a service of the system with itself on another machine.
@@ -41,7 +43,8 @@ func (k *Kernel) dialStream(ctx context.Context, who sigma.Principal, m sigma.Ma
 		if !there {
 			return nil, sigma.Errorf(op, sigma.KindUnavailable, "%s takes no streams here yet", name)
 		}
-		return k.proxy.Dial(k.provider(), e)
+		f, _, err := k.proxy.Dial(k.provider(), e)
+		return f, err
 	}
 	if _, err := k.awaitNode(ctx); err != nil {
 		return nil, err

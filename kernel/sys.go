@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -265,7 +266,7 @@ func (r *root) endpointCalls() map[string]handler {
 				return nil, nil, err
 			}
 			s := k.service(who)
-			e, err := k.proxy.Listen(who, form, s != nil && s.name == serviceS3)
+			e, err := k.proxy.Listen(who, form, s != nil && ofRealms(s.name))
 			if err != nil {
 				return nil, nil, err
 			}
@@ -276,23 +277,48 @@ func (r *root) endpointCalls() map[string]handler {
 			return reply, nil, err
 		},
 		sigmap.CallAccept: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-			l, err := id(payload)
+			var l sigma.EndpointID
+			var rings bool
+			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&l)); c.Last(func() { c.Bool(&rings) }) }); err != nil {
+				return nil, nil, err
+			}
+			f, from, ticket, err := k.proxy.Accept(ctx, who, l)
 			if err != nil {
 				return nil, nil, err
 			}
-			f, from, err := k.proxy.Accept(ctx, who, l)
-			if err != nil {
-				return nil, nil, err
-			}
-			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Principal(&from) })
+			reply, err := sigmap.Payload(func(c *sigmap.Coder) {
+				if c.Principal(&from); rings {
+					c.Str((*string)(&ticket))
+				}
+			})
 			return reply, []*os.File{f}, err
+		},
+		sigmap.CallRing: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+			var t dialproxy.Ticket
+			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&t)) }); err != nil {
+				return nil, nil, err
+			}
+			f, err := k.proxy.Ring(who, t)
+			if err != nil {
+				return nil, nil, err
+			}
+			return nil, []*os.File{f}, nil
+		},
+		sigmap.CallEndRing: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+			var t dialproxy.Ticket
+			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&t)) }); err != nil {
+				return nil, nil, err
+			}
+			return nil, nil, k.proxy.EndRing(who, t)
 		},
 		sigmap.CallDialStream: r.dialStreamCall,
 		sigmap.CallEtcd:       r.etcdCall,
 		sigmap.CallDialEtcd:   r.dialEtcdCall,
+		sigmap.CallDialServer: r.dialServerCall,
 		sigmap.CallDial: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var e sigma.Endpoint
-			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e) }); err != nil {
+			var rings bool
+			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e); c.Last(func() { c.Bool(&rings) }) }); err != nil {
 				return nil, nil, err
 			}
 			if v := r.tree.view; v != nil {
@@ -300,11 +326,15 @@ func (r *root) endpointCalls() map[string]handler {
 					return nil, nil, err
 				}
 			}
-			f, err := k.dialEndpoint(ctx, who, e)
+			f, ticket, err := k.dialEndpoint(ctx, who, e)
 			if err != nil {
 				return nil, nil, err
 			}
-			return nil, []*os.File{f}, nil
+			var reply []byte
+			if rings {
+				reply, err = sigmap.Payload(func(c *sigmap.Coder) { c.Str((*string)(&ticket)) })
+			}
+			return reply, []*os.File{f}, err
 		},
 		sigmap.CallClose: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 			l, err := id(payload)
@@ -327,6 +357,7 @@ func (r *root) machineCalls() map[string]handler {
 		}
 	}
 	return map[string]handler{
+		sigmap.CallServer: provider(k.databases.setCall),
 		sigmap.CallStatus: provider(func(context.Context, []byte) ([]byte, []*os.File, error) {
 			ss := k.status()
 			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Services(&ss) })

@@ -159,7 +159,7 @@ func (v *viewer) attach(ctx context.Context, e sigma.Endpoint) (*session.Client,
 		}
 		return nil, nil, sigma.FileID{}, err
 	}
-	socket, err := v.tree.k.dialEndpoint(ctx, v.tree.principal, e)
+	socket, _, err := v.tree.k.dialEndpoint(ctx, v.tree.principal, e)
 	if err != nil {
 		return fail(err)
 	}

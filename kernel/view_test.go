@@ -238,7 +238,7 @@ func TestViewShows(t *testing.T) {
 		h.Close()
 	}
 	for path, want := range map[string]string{"/": "deep pipe proc shop static store sys work", "/deep": "er", "/deep/er": "out", "/static": "a.html home out outdir sub", "/shop": "1 more", "/work": "mine", "/sys": "endpoints procs self version",
-		"/proc": string(child.id), "/proc/" + string(child.id): "children descriptor status stderr stdout usage"} {
+		"/proc": string(child.id), "/proc/" + string(child.id): "children descriptor log status stderr stdout usage"} {
 		es, err := child.ReadDir(ctx, path)
 		got := entryNames(es)
 		slices.Sort(got)
@@ -526,4 +526,52 @@ func (c *cgi) launder(t *testing.T, g *prog, turn string) error {
 	}
 	_, err := g.dial(t.Context(), c.other)
 	return err
+}
+
+// Goal: within a view too ~any is the first member of a directory of trees that lives and has the name, another when that one has ended, and nothing that the view does not show.
+func TestViewUnion(t *testing.T) {
+	c := newCGI(t)
+	ctx := t.Context()
+	if err := c.admin.MkdirAll(ctx, "/shops", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	serve := func(name string, files ...string) *prog {
+		t.Helper()
+		tree := memfs.New(memfs.Config{})
+		t.Cleanup(tree.Close)
+		root, err := tree.Attach(ctx, sigma.Principal{System: true}, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, namespace.New(namespace.Config{Root: root}), files...)
+		g := c.m.startProg(sigma.Descriptor{})
+		if err := publish(ctx, c.admin, "/shops/"+name, g.serveTree(t, tree)); err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	first := serve("a", "/one", "/both")
+	serve("b", "/two", "/both", "/cellar/", "/cellar/wine")
+	if err := publish(ctx, c.admin, "/shops/0", sigma.Endpoint{Realm: "default", Machine: "m1", Proc: sigma.NewProcID(), ID: "AAAAAAAAAAAAAAAAAAAAAA", Form: sigma.FormTree}); err != nil { // nobody's
+		t.Fatal(err)
+	}
+	child := c.m.startProg(sigma.Descriptor{View: viewOf("/shops=/shops:ro", "/shops/b/cellar=/:none")})
+	for path, want := range map[string]string{"/shops/~any/one": "/one", "/shops/~any/both": "/both", "/shops/~any/two": "/two"} {
+		if got, _, err := child.Get(ctx, path); string(got) != "it is "+want || err != nil {
+			t.Errorf("%s is %q, %v", path, got, err)
+		}
+		if st, err := child.Stat(ctx, path); err != nil || st.ID.Kind != sigma.KindFile {
+			t.Errorf("%s is %+v, %v", path, st, err)
+		}
+	}
+	if got, _, err := child.Get(ctx, "/shops/~any/cellar/wine"); err == nil {
+		t.Errorf("what the view hides is %q", got)
+	}
+	if _, err := child.Put(ctx, "/shops/~any/new", nil, sigma.PutOptions{}); err == nil {
+		t.Error("a put through a view that is for reading")
+	}
+	first.p.exit(0)
+	if got, _, err := child.Get(ctx, "/shops/~any/both"); string(got) != "it is /both" || err != nil {
+		t.Errorf("with the first member gone: %q, %v", got, err)
+	}
 }

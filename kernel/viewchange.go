@@ -69,7 +69,7 @@ func (f *viewFile) Create(ctx context.Context, name string, flags sigma.OpenFlag
 	if err != nil {
 		return nil, err
 	}
-	return &viewFile{v: f.v, entry: f.entry, inner: file, by: f.by, id: sigma.FileID{Kind: sigma.KindFile}}, nil
+	return &viewFile{v: f.v, entry: f.entry, inner: file, by: f.by, id: sigma.FileID{Kind: sigma.KindFile}, made: true}, nil
 }
 
 func orNotFound(err error) error {

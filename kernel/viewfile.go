@@ -22,6 +22,7 @@ type viewFile struct {
 	by    sigma.ProcID // who serves inner; "" = the system
 	id    sigma.FileID
 	list  []sigma.DirEntry // of a directory with entries below it: those, as of Open
+	made  bool             // by Create, for writing
 }
 
 var (
@@ -414,7 +415,7 @@ func (f *viewFile) Call(ctx context.Context, method string, payload []byte, file
 	return c.Call(ctx, method, payload, nil)
 }
 
-// PassFile implements sigma.FilePasser. What is passed was opened for reading only; a server of a tenant's might say so and pass another.
+// PassFile implements sigma.FilePasser. What is passed was opened for reading only, unless the proc made the file; a server of a tenant's might say so and pass another.
 func (f *viewFile) PassFile(ctx context.Context) (*os.File, error) {
 	p, ok := f.inner.(sigma.FilePasser)
 	if !ok {
@@ -437,7 +438,7 @@ func (f *viewFile) PassFile(ctx context.Context) (*os.File, error) {
 			}
 		})
 	}
-	if err != nil || mode&unix.O_ACCMODE != unix.O_RDONLY || mode&unix.O_PATH != 0 || st.Mode&unix.S_IFMT != unix.S_IFREG {
+	if err != nil || mode&unix.O_ACCMODE != unix.O_RDONLY && !f.made || mode&unix.O_PATH != 0 || st.Mode&unix.S_IFMT != unix.S_IFREG {
 		file.Close()
 		return nil, f.refuse("PassFile", f.path())
 	}

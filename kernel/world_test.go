@@ -108,8 +108,19 @@ func (w *world) lose(m sigma.MachineID) {
 	w.change(func(x *identity.Member) { x.Lost = x.Lost || x.Machine == m })
 }
 
-// proc is a program's session as p.
+// proc is the root of a program's session as p.
 func (m *machine) proc(p sigma.Principal) sigma.File {
+	m.t.Helper()
+	c, _ := m.session(p)
+	root, err := c.Attach(m.t.Context(), "")
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return root
+}
+
+// session is a program's session as p. end closes it and waits until it is over.
+func (m *machine) session(p sigma.Principal) (c *session.Client, end func()) {
 	m.t.Helper()
 	p.Machine = m.k.cfg.Machine
 	ours, theirs, err := session.Pair()
@@ -118,16 +129,12 @@ func (m *machine) proc(p sigma.Principal) sigma.File {
 	}
 	over := make(chan struct{})
 	go func() { defer close(over); m.k.serve(m.k.ctx, ours, p) }()
-	c, err := session.Dial(m.t.Context(), theirs)
-	if err != nil {
+	if c, err = session.Dial(m.t.Context(), theirs); err != nil {
 		m.t.Fatal(err)
 	}
-	m.t.Cleanup(func() { c.Close(); <-over })
-	root, err := c.Attach(m.t.Context(), "")
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	return root
+	end = func() { c.Close(); <-over }
+	m.t.Cleanup(end)
+	return c, end
 }
 
 // standby is a name server that answers only while it leads.

@@ -63,6 +63,8 @@ type Log struct {
 	version  sigma.Version // mu; grows with each piece, and at the end
 	changed  chan struct{} // mu; closed and dropped with each change; nil = nobody waits
 	modified time.Time     // mu
+
+	heard func(from, kept uint64) // mu; told of each change: the bytes kept by it; nil = nobody is
 }
 
 // New makes an empty log that will be kept in the file at path and counted in budget.
@@ -157,7 +159,11 @@ func (l *Log) dropMemoryLocked() {
 func (l *Log) bump(change func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	from := l.size
 	change()
+	if l.heard != nil {
+		l.heard(from, l.size-from)
+	}
 	l.version++
 	l.modified = time.Now()
 	if l.changed != nil {
