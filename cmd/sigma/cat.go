@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -14,7 +15,7 @@ import (
 func newCatCommand(a *app) *cobra.Command {
 	follow := false
 	cmd := &cobra.Command{
-		Use:   "cat [-f] PATH...",
+		Use:   "cat [-f] [--stale] PATH...",
 		Short: "Print files of the realm",
 		Long: `Print files of the realm to standard output, one after the other. With -f go on printing
 what is added to them, until ^C; a file that is replaced by a shorter one is printed from
@@ -23,8 +24,8 @@ its beginning. One that does not exist is waited for then.`,
   sudo sigma cat '/s3/in/*.txt' | wc
   sudo sigma cat -f /ux/~local/log`,
 		Args: between(1, -1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.cat(cmd.Context(), args, follow) },
 	}
+	a.reading(cmd, func(ctx context.Context, args []string, _ *sigma.Age) error { return a.cat(ctx, args, follow) })
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on printing what is added")
 	return cmd
 }
@@ -44,12 +45,15 @@ func (a *app) cat(ctx context.Context, paths []string, follow bool) error {
 	if follow {
 		return a.catOn(ctx, c, paths)
 	}
+	var errs []error
 	for _, p := range paths {
-		if err := download(ctx, c, p, a.out, nothing{}); err != nil {
+		err := download(ctx, c, p, a.out, nothing{})
+		if errors.Is(err, syscall.EPIPE) || err != nil && ctx.Err() != nil {
 			return err
 		}
+		errs = append(errs, err)
 	}
-	return nil
+	return a.failed(errs)
 }
 
 // catOn prints files and what is added to them until ctx ends.

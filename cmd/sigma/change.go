@@ -58,11 +58,12 @@ func (a *app) rm(ctx context.Context, paths []string, recursive, force bool) err
 	if paths, err = expandForRm(ctx, c, paths, force); err != nil {
 		return err
 	}
-	for _, p := range paths {
+	return a.forAll(ctx, paths, func(ctx context.Context, i int) error {
+		p := paths[i]
 		st, err := c.Lstat(ctx, p)
 		switch {
 		case force && sigma.KindOf(err) == sigma.KindNotFound && err != nil:
-			continue
+			return nil
 		case err != nil:
 		case st.ID.Kind != sigma.KindDir:
 			err = c.Remove(ctx, p)
@@ -71,11 +72,8 @@ func (a *app) rm(ctx context.Context, paths []string, recursive, force bool) err
 		default:
 			err = &sigma.Error{Op: "sigma.rm", Path: p, Kind: sigma.KindIsDir, Hint: "remove it with all that is in it: sigma rm -r " + p}
 		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		return err
+	})
 }
 
 // expandForRm is expand that forgives what is not there, if forced, and keeps what belongs to the system.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -62,6 +63,7 @@ nothing. Exit code 1 if something is missing.`,
 func (a *app) doctor(ctx context.Context) error {
 	m := thisMachine()
 	findings := []finding{m.platform(), m.kernel(), m.root(), rootlessFinding(), m.landlock(), m.seccomp(), m.cgroups(), m.namespaces(), m.memory(), a.disk(), programsFinding(), a.active(m)}
+	findings = append(findings, mountFindings()...)
 	findings = append(findings, a.memberFindings(ctx)...)
 	findings = append(findings, m.hardening()...)
 	code := exitOK
@@ -275,6 +277,25 @@ func (a *app) disk() finding {
 		f.State, f.Advice = findingMissing, fmt.Sprintf("%v are needed: free some space or choose another place with --data DIR", sigma.Bytes(spaceLeast))
 	}
 	return f
+}
+
+// mountFindings tells of mounts of realms, and of what an ordinary user needs for one.
+func mountFindings() (all []finding) {
+	live := 0
+	for _, dir := range mounts() {
+		if !deadMount(dir) {
+			live++
+			continue
+		}
+		all = append(all, finding{Check: "mount", State: findingWeak, Found: "the server of " + dir + " is gone", Advice: "sigma unmount " + dir})
+	}
+	if len(all) > 0 {
+		return all
+	}
+	if _, err := exec.LookPath("fusermount3"); err != nil && os.Geteuid() != 0 {
+		return []finding{{Check: "mount", State: findingWeak, Found: "no fusermount3", Advice: "only root can mount realms: apt-get install fuse3"}}
+	}
+	return []finding{{Check: "mount", State: findingOK, Found: fmt.Sprintf("realms are mounted on %d directories", live)}}
 }
 
 func programsFinding() finding {

@@ -206,3 +206,35 @@ func TestStatus(t *testing.T) {
 		t.Errorf("status --json without a system: %+v", got)
 	}
 }
+
+// Commands that take several paths go on after one for which they fail, say why for each such, and fail as a whole.
+func TestGoesOn(t *testing.T) {
+	f := newFake(t)
+	f.ok("mkdir", "/d")
+	for _, p := range []string{"/a", "/b", "/d/c"} {
+		f.with([]byte(p), "put", "-", p)
+	}
+	both := func(r result, out ...string) {
+		t.Helper()
+		want(t, r, 1, r.out, "/none1: not found")
+		want(t, r, 1, r.out, "/none2: not found")
+		for _, o := range out {
+			if !strings.Contains(r.out, o) {
+				t.Errorf("got %q, which has no %q", r.out, o)
+			}
+		}
+	}
+	both(f.sigma("cat", "/a", "/none1", "/b", "/none2"), "/a/b")
+	both(f.sigma("ls", "/none1", "/d", "/none2", "/a"), "/a", "c")
+	both(f.sigma("stat", "/none1", "/a", "/none2"), "path       /a")
+	r := f.sigma("stat", "--json", "/none1", "/a")
+	if r.code != 1 || !strings.Contains(r.out, `"path": "/a"`) {
+		t.Errorf("stat --json: %+v", r)
+	}
+	both(f.sigma("rm", "/none1", "/a", "/none2", "/b"))
+	want(t, f.sigma("rm", "/d", "/none"), 1, "", "rm -r")
+	if got := f.ok("ls", "-d", "/?"); got != "/d\n" {
+		t.Errorf("rm left %q", got)
+	}
+	want(t, f.sigma("put", "/dev/null", "/x"), 1, "", "put - PATH")
+}

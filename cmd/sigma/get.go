@@ -19,7 +19,7 @@ import (
 func newGetCommand(a *app) *cobra.Command {
 	recursive := false
 	cmd := &cobra.Command{
-		Use:   "get [-r] PATH... [LOCAL]",
+		Use:   "get [-r] [--stale] PATH... [LOCAL]",
 		Short: "Fetch files of the realm",
 		Long: `Fetch a file of the realm into a local file, or, if LOCAL ends with / or is a directory
 (default: this one), below it with its own name; "-" is standard output. With -r, fetch what
@@ -32,14 +32,14 @@ skipped and counted.`,
   sudo sigma get -r /s3/out results
   sudo sigma get /s3/in/a.txt - | wc`,
 		Args: between(1, -1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			local, last := "./", len(args)-1
-			if last > 0 {
-				args, local = args[:last], args[last]
-			}
-			return a.get(cmd.Context(), args, local, moving{recursive: recursive})
-		},
 	}
+	a.reading(cmd, func(ctx context.Context, args []string, _ *sigma.Age) error {
+		local, last := "./", len(args)-1
+		if last > 0 {
+			args, local = args[:last], args[last]
+		}
+		return a.get(ctx, args, local, moving{recursive: recursive})
+	})
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "fetch directories")
 	return cmd
 }

@@ -216,7 +216,7 @@ func (m machine) pressure() finding {
 
 func (m machine) fuse() finding {
 	if !m.exists("/dev/fuse") {
-		return weak("fuse", "no /dev/fuse", "programs are fetched whole before they start, not page by page: modprobe fuse")
+		return weak("fuse", "no /dev/fuse", "programs are fetched whole before they start, not page by page, and sigma mount does not work: modprobe fuse")
 	}
 	return ok("fuse", "/dev/fuse")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,8 +27,18 @@ type fileJSON struct {
 	Modified  *time.Time `json:"modified,omitempty"`
 	Owner     string     `json:"owner,omitempty"`
 	Ephemeral bool       `json:"ephemeral,omitempty"`
-	Target    string     `json:"target,omitempty"` // of a symlink or endpoint
+	Target    string     `json:"target,omitempty"`   // of a symlink or endpoint
+	StaleMS   int64      `json:"stale_ms,omitempty"` // more than 0: the name service did not answer, and this was known so long ago
 	target    error
+}
+
+// marked notes in files that they are what was known long ago, if they are.
+func marked(files []fileJSON, age *sigma.Age) {
+	for i := range files {
+		if age != nil {
+			files[i].StaleMS = age.Most().Milliseconds()
+		}
+	}
 }
 
 func (f *fileJSON) fill(st sigma.Stat) {
@@ -43,7 +54,7 @@ type lsOptions struct{ long, recursive, itself, watch bool }
 func newLsCommand(a *app) *cobra.Command {
 	var o lsOptions
 	cmd := &cobra.Command{
-		Use:   "ls [-l] [-R] [-d] [-w] [PATH...]",
+		Use:   "ls [-l] [-R] [-d] [-w] [--stale] [PATH...]",
 		Short: "List directories of the realm",
 		Long: `List directories of the realm, / if none is given; of a file, print its path. With -l
 also kind, mode bits, size, time of change, and where links lead. -R lists the directories
@@ -55,8 +66,8 @@ On a terminal, names that a shell would not read as one word are quoted.`,
   sudo sigma ls -l --json /s3/in
   sudo sigma ls -d '/s3/in/*.txt'
   sudo sigma ls -w /s3/in`,
-		RunE: func(cmd *cobra.Command, args []string) error { return a.ls(cmd.Context(), args, o) },
 	}
+	a.reading(cmd, func(ctx context.Context, args []string, age *sigma.Age) error { return a.ls(ctx, args, o, age) })
 	f := cmd.Flags()
 	f.BoolVarP(&o.long, "long", "l", false, "print details")
 	f.BoolVarP(&o.recursive, "recursive", "R", false, "list directories below too")
@@ -71,7 +82,7 @@ type listed struct {
 	files []fileJSON
 }
 
-func (a *app) ls(ctx context.Context, paths []string, o lsOptions) error {
+func (a *app) ls(ctx context.Context, paths []string, o lsOptions, age *sigma.Age) error {
 	if o.watch && o.recursive {
 		return usageError(nil, "name the directories to watch", "-w does not go with -R")
 	}
@@ -92,13 +103,21 @@ func (a *app) ls(ctx context.Context, paths []string, o lsOptions) error {
 	if o.watch {
 		return a.lsAndWatch(ctx, c, paths, o)
 	}
-	lists, err := listAll(ctx, c, paths, o)
-	if err != nil {
+	lists, errs := listAll(ctx, c, paths, o)
+	if len(errs) == len(paths) || ctx.Err() != nil {
+		return a.failed(errs)
+	}
+	if err := a.printListed(lists, o, age); err != nil {
 		return err
 	}
+	return a.failed(errs)
+}
+
+func (a *app) printListed(lists []listed, o lsOptions, age *sigma.Age) error {
 	if a.json {
 		all := []fileJSON{}
 		for _, l := range lists {
+			marked(l.files, age)
 			all = append(all, l.files...)
 		}
 		return a.printJSON(all)
@@ -106,13 +125,14 @@ func (a *app) ls(ctx context.Context, paths []string, o lsOptions) error {
 	return a.printLists(lists, o.long)
 }
 
-// listAll lists the files that were named first, as people expect, then the directories.
-func listAll(ctx context.Context, c sigma.Namespace, paths []string, o lsOptions) ([]listed, error) {
-	named, lists := listed{}, []listed{}
+// listAll lists the files that were named first, as people expect, then the directories, and says why what cannot be listed.
+func listAll(ctx context.Context, c sigma.Namespace, paths []string, o lsOptions) (lists []listed, errs []error) {
+	named := listed{}
 	for i := 0; i < len(paths); i++ {
 		l, err := listOne(ctx, c, paths[i], o)
 		if err != nil {
-			return nil, err
+			errs = append(errs, err)
+			continue
 		}
 		if l.dir == "" {
 			named.files = append(named.files, l.files...)
@@ -122,7 +142,7 @@ func listAll(ctx context.Context, c sigma.Namespace, paths []string, o lsOptions
 		if o.recursive {
 			below, err := listBelow(ctx, c, l, o)
 			if err != nil {
-				return nil, err
+				errs = append(errs, err)
 			}
 			lists = append(lists, below...)
 		}
@@ -130,7 +150,7 @@ func listAll(ctx context.Context, c sigma.Namespace, paths []string, o lsOptions
 	if len(named.files) > 0 {
 		lists = append([]listed{named}, lists...)
 	}
-	return lists, nil
+	return lists, errs
 }
 
 // listBelow lists the directories in l and what is below, each before those in it.
@@ -265,6 +285,33 @@ feed:
 	close(next)
 	wg.Wait()
 	return context.Cause(ctx)
+}
+
+// forAll does something for each of the paths that the user named, some at once. It goes on after one for which it fails: the errors are printed in the order of the paths, and the exit code is that of the first.
+func (a *app) forAll(ctx context.Context, paths []string, do func(ctx context.Context, i int) error) error {
+	errs := make([]error, len(paths))
+	if err := each(ctx, len(paths), func(ctx context.Context, i int) error {
+		errs[i] = do(ctx, i)
+		return ctx.Err()
+	}); err != nil {
+		return err
+	}
+	return a.failed(errs)
+}
+
+// failed prints errors, but for one that is alone, which is returned.
+func (a *app) failed(errs []error) error {
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	switch len(errs) {
+	case 0:
+		return nil
+	case 1:
+		return errs[0]
+	}
+	for _, err := range errs {
+		a.printError(err)
+	}
+	return exitCode(codeOf(errs[0]))
 }
 
 // printFiles prints entries of a directory by their names, files that were named by their paths.

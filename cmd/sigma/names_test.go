@@ -121,13 +121,13 @@ func TestCopy(t *testing.T) {
 	f.ok("cp", "a", "/d/")
 	f.ok("cp", "./a", "/x")
 	f.ok("cp", "file:"+filepath.Join(dir, "a"), "/d/abs")
-	want(t, f.sigma("cp", "-r", "sub", "/d"), 0, "", "stored 1 files")
+	want(t, f.sigma("cp", "-r", "sub", "/d"), 0, "", "stored 1 file,")
 	f.ok("ln", "-s", "b", "/d/sub/l")
 	want(t, f.sigma("cp", "-r", "/d", "/copy"), 0, "", "copied 3 files")
 	if got := f.ok("ls", "-lR", "/copy"); !strings.Contains(got, "l -> b") || !strings.Contains(got, "0750") {
 		t.Errorf("the copy: %s", got)
 	}
-	want(t, f.sigma("cp", "-r", "/copy/sub", "/d"), 0, "", "copied 1 files") // over the one that is there
+	want(t, f.sigma("cp", "-r", "/copy/sub", "/d"), 0, "", "copied 1 file,") // over the one that is there
 	want(t, f.sigma("cp", "-r", "/copy", "./out"), 0, "", "fetched 3 files")
 	if st, err := os.Stat("out/sub/b"); err != nil || st.Mode().Perm() != 0o750 {
 		t.Errorf("%v %v", st, err)

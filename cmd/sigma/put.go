@@ -80,6 +80,8 @@ func (a *app) put(ctx context.Context, args []string, o moving) error {
 			return localError(err)
 		} else if local != "-" && st.IsDir() && !o.recursive {
 			return &sigma.Error{Op: "sigma.put", Path: local, Kind: sigma.KindIsDir, Hint: "store all of it with: sigma put -r " + local + " " + typed}
+		} else if local != "-" && !st.IsDir() && !st.Mode().IsRegular() {
+			return &sigma.Error{Op: "sigma.put", Path: local, Kind: sigma.KindInvalid, Msg: "is neither a file nor a directory", Hint: "store what can be read from it with: sigma put - PATH < " + local}
 		}
 	}
 	c, err := a.connect(ctx)
@@ -238,7 +240,7 @@ func (a *app) sayMoved(what string, p plan, bytes int64, took time.Duration) err
 		return nil
 	}
 	rate := sigma.Bytes(float64(bytes) / max(took.Seconds(), 1e-6))
-	a.remark("%s %d files, %v in %v (%v/s)", what, files, sigma.Bytes(bytes), took.Round(time.Millisecond), rate)
+	a.remark("%s %s, %v in %v (%v/s)", what, count(files, "file"), sigma.Bytes(bytes), took.Round(time.Millisecond), rate)
 	return nil
 }
 

@@ -15,7 +15,7 @@ import (
 func newRealmCommand(a *app) *cobra.Command {
 	return a.group("realm", "Make, list, change and remove realms (tenants)", `A realm is a tenant: one tree of names, one set of procs, separated from all others.
 The realm "default" exists as soon as the system is up.`,
-		newRealmCreateCommand(a), newRealmLsCommand(a), newRealmSetCommand(a), newRealmRmCommand(a))
+		newRealmCreateCommand(a), newRealmLsCommand(a), newRealmInspectCommand(a), newRealmSetCommand(a), newRealmRmCommand(a))
 }
 
 func newRealmCreateCommand(a *app) *cobra.Command {
@@ -39,12 +39,14 @@ func newRealmSetCommand(a *app) *cobra.Command {
 	shares := uint32(0)
 	limits := map[string]*string{}
 	cmd := &cobra.Command{
-		Use:   "set [--shares N] [--limit-names N] [--limit-bytes N] [--limit-watches N] [--limit-leases N] NAME...",
+		Use:   "set [--shares N] [--limit-names N] [--limit-bytes N] [--limit-watches N] [--limit-leases N] [--limit-sessions N] [--limit-handles N] NAME...",
 		Short: "Change the shares and the limits of realms",
 		Long: `Change the shares of realms, which takes effect within about a second, or how much their
 trees of names may hold, which takes effect at once: how many names and leases, bytes of
-small files' data (K, M, G), and watches that wait at one time. "default" gives a limit
-back its default. What a realm has already stays. "sigma realm ls --json" shows limits.`,
+small files' data (K, M, G), and watches that wait at one time. Of each machine, how many
+sessions its procs may have (one each), and handles of files in these: within seconds.
+"default" gives a limit back its default. What a realm has already stays. "sigma realm
+inspect" shows limits and what is used of them.`,
 		Example: `  sudo sigma realm set --shares 2 team-a
   sudo sigma realm set --limit-names 5000000 --limit-bytes 1G team-a`,
 		Args: between(1, -1),
@@ -57,7 +59,7 @@ back its default. What a realm has already stays. "sigma realm ls --json" shows 
 		},
 	}
 	cmd.Flags().Uint32Var(&shares, "shares", shares, "`N` of what realms share; 1 to 10000")
-	for _, what := range []string{"names", "bytes", "watches", "leases"} {
+	for _, what := range []string{"names", "bytes", "watches", "leases", "sessions", "handles"} {
 		limits[what] = cmd.Flags().String("limit-"+what, "", "`N` "+what+" at most, or default")
 	}
 	return cmd
@@ -74,7 +76,7 @@ func checkShares(n uint32) error {
 func (a *app) realmSet(ctx context.Context, names []string, shares uint32, setShares bool, limits sigma.RealmLimits) error {
 	switch {
 	case !setShares && limits == sigma.RealmLimits{}:
-		return &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: "nothing to set", Hint: "name them with: --shares N, or a limit: --limit-names N, --limit-bytes N, --limit-watches N, --limit-leases N"}
+		return &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: "nothing to set", Hint: "name them with: --shares N, or a limit: --limit-names N, --limit-bytes N, --limit-watches N, --limit-leases N, --limit-sessions N, --limit-handles N"}
 	case !setShares:
 		shares = 1 // for the check; it is not set
 	}
@@ -115,7 +117,7 @@ func parseLimits(flags map[string]*string) (l sigma.RealmLimits, err error) {
 		}
 		return n
 	}
-	l = sigma.RealmLimits{Names: parse("names"), Bytes: sigma.Bytes(parse("bytes")), Watches: parse("watches"), Leases: parse("leases")}
+	l = sigma.RealmLimits{Names: parse("names"), Bytes: sigma.Bytes(parse("bytes")), Watches: parse("watches"), Leases: parse("leases"), Sessions: parse("sessions"), Handles: parse("handles")}
 	if err == nil {
 		err = l.Check()
 	}

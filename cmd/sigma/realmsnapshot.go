@@ -153,7 +153,7 @@ func eachEntry(ctx context.Context, r io.Reader, workers int, do func(e archive.
 	}
 	_, err := archive.Read(r, func(e archive.Entry) error {
 		switch top, _, _ := strings.Cut(e.Path, "/"); top {
-		case sigma.NameSys, sigma.NameProc, sigma.NameS3, sigma.NameUX:
+		case sigma.NameSys, sigma.NameProc, sigma.NameS3, sigma.NameDB, sigma.NameUX:
 			return nil
 		}
 		select {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -51,6 +52,22 @@ func (a *app) connectTo(ctx context.Context, realm sigma.RealmID) (*sdk.Client, 
 			Hint: "list realms with: sigma realm ls; make this one with: sigma realm create " + string(realm)}
 	}
 	return c, err
+}
+
+// reading gives cmd the flag --stale, and runs it as that says. age is nil without.
+func (a *app) reading(cmd *cobra.Command, run func(ctx context.Context, args []string, age *sigma.Age) error) {
+	stale := cmd.Flags().Bool("stale", false, "read what this machine remembers while the name service is away")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx, age := cmd.Context(), (*sigma.Age)(nil)
+		if *stale {
+			ctx, age = sigma.WithStale(ctx)
+		}
+		err := run(ctx, args, age)
+		if age != nil && age.Most() > 0 {
+			a.remark("warning: the name service does not answer; this is what was known %v ago", age.Most().Round(100*time.Millisecond))
+		}
+		return err
+	}
 }
 
 // socket is where sigmad answers programs outside.

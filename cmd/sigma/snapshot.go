@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -103,15 +104,11 @@ func (a *app) snapshotSave(ctx context.Context, file string, realm sigma.RealmID
 		return err
 	}
 	defer c.Close()
-	f, _, err := c.Root().Walk(ctx, []string{sigma.NameSys, sigmap.FileNames})
+	names, done, err := namesFile(ctx, c)
 	if err != nil {
 		return err
 	}
-	names, ok := f.(sigma.Caller)
-	if !ok {
-		return sigma.PathError("sigma.snapshot", sigma.KindNotFound, "/sys/"+sigmap.FileNames)
-	}
-	defer f.Close()
+	defer done()
 	var keys uint64
 	var size int64
 	for try := 1; ; try++ {
@@ -135,6 +132,20 @@ func (a *app) snapshotSave(ctx context.Context, file string, realm sigma.RealmID
 	}
 	fmt.Fprintf(a.out, "%s: %s, %s\n", file, count(int(keys), what), sigma.Bytes(size))
 	return nil
+}
+
+// namesFile is what the name service answers operators by. done ends its use.
+func namesFile(ctx context.Context, c *sdk.Client) (names sigma.Caller, done func(), err error) {
+	f, _, err := c.Root().Walk(ctx, []string{sigma.NameSys, sigmap.FileNames})
+	if err != nil {
+		return nil, nil, err
+	}
+	names, ok := f.(sigma.Caller)
+	if !ok {
+		f.Close()
+		return nil, nil, sigma.PathError("sigma.namesFile", sigma.KindNotFound, "/sys/"+sigmap.FileNames)
+	}
+	return names, f.Close, nil
 }
 
 // snapshotOnce writes one snapshot beside file, and puts it there when it is whole.

@@ -14,20 +14,20 @@ import (
 func newStatCommand(a *app) *cobra.Command {
 	link := false
 	cmd := &cobra.Command{
-		Use:   "stat [--link] PATH...",
+		Use:   "stat [--link] [--stale] PATH...",
 		Short: "Describe files of the realm",
 		Long: `Describe files of the realm: kind, size, mode bits, version, time of change. Links are
 followed; with --link they are described themselves.`,
 		Example: `  sudo sigma stat /s3/in/a.txt
   sudo sigma stat --json '/s3/in/*.txt'`,
 		Args: between(1, -1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.stat(cmd.Context(), args, link) },
 	}
+	a.reading(cmd, func(ctx context.Context, args []string, age *sigma.Age) error { return a.stat(ctx, args, link, age) })
 	cmd.Flags().BoolVar(&link, "link", false, "describe a link, not what it leads to")
 	return cmd
 }
 
-func (a *app) stat(ctx context.Context, paths []string, link bool) error {
+func (a *app) stat(ctx context.Context, paths []string, link bool, age *sigma.Age) error {
 	if err := cleanPaths(paths); err != nil {
 		return err
 	}
@@ -39,26 +39,40 @@ func (a *app) stat(ctx context.Context, paths []string, link bool) error {
 	if paths, err = expand(ctx, c, paths); err != nil {
 		return err
 	}
-	files := make([]fileJSON, len(paths))
-	for i, p := range paths {
-		f := &files[i]
-		f.Path, f.Name = p, path.Base(p)
-		if link {
-			if err := describe(ctx, c, f); err != nil {
-				return err
-			}
-			continue
+	var files []fileJSON
+	var errs []error
+	for _, p := range paths {
+		f := fileJSON{Path: p, Name: path.Base(p)}
+		err := describeOrFollow(ctx, c, &f, link)
+		if errs = append(errs, err); err == nil {
+			files = append(files, f)
 		}
-		st, err := c.Stat(ctx, p)
-		if err != nil {
-			return err
-		}
+	}
+	if len(files) == 0 || ctx.Err() != nil {
+		return a.failed(errs)
+	}
+	marked(files, age)
+	if a.json {
+		err = a.printJSON(files)
+	} else {
+		err = a.printStats(files)
+	}
+	if err != nil {
+		return err
+	}
+	return a.failed(errs)
+}
+
+// describeOrFollow fills in what is known of a file, or of the link itself.
+func describeOrFollow(ctx context.Context, c sigma.Namespace, f *fileJSON, link bool) error {
+	if link {
+		return describe(ctx, c, f)
+	}
+	st, err := c.Stat(ctx, f.Path)
+	if err == nil {
 		f.fill(st)
 	}
-	if a.json {
-		return a.printJSON(files)
-	}
-	return a.printStats(files)
+	return err
 }
 
 func (a *app) printStats(files []fileJSON) error {

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/state"
+)
+
+func newRealmInspectCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "inspect NAME",
+		Short: "Show a realm, its limits and how much of them is used",
+		Long: `Show a realm: its age, procs and shares, which machine's named leads the names of all
+realms, and each limit of the realm with how much of it is used, as far as that is known
+at this machine. Limits of sessions, handles and procs are of this machine.`,
+		Example: `  sudo sigma realm inspect team-a
+  sudo sigma realm inspect --json team-a`,
+		Args: between(1, 1),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.realmInspect(cmd.Context(), args[0]) },
+	}
+}
+
+// realmJSON is a realm as inspect prints it.
+type realmJSON struct {
+	state.Realm
+	Leader string      `json:"names_leader,omitempty"` // the machine whose named leads; absent if none does
+	Quotas []quotaJSON `json:"quotas"`
+}
+
+type quotaJSON struct {
+	Limit string  `json:"limit"`
+	Max   uint64  `json:"max"`
+	Used  *uint64 `json:"used,omitempty"`
+}
+
+func (a *app) realmInspect(ctx context.Context, name string) error {
+	if err := checkRealms([]string{name}); err != nil {
+		return err
+	}
+	c, err := a.connectTo(ctx, sigma.RealmID(name))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	r := realmJSON{Quotas: []quotaJSON{}}
+	realms, err := lines[state.Realm](ctx, c, "/sys/"+sigmap.FileRealms)
+	if err != nil {
+		return err
+	}
+	for _, x := range realms {
+		if x.ID == name {
+			r.Realm = x
+		}
+	}
+	limits, err := lines[state.Limit](ctx, c, "/sys/limits")
+	if err != nil {
+		return err
+	}
+	for _, l := range limits {
+		if l.Realm == name {
+			r.Quotas = append(r.Quotas, quotaJSON{l.Limit, l.Max, l.Used})
+		}
+	}
+	if r.Leader, err = namesLeader(ctx, c); err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(r)
+	}
+	return a.printRealm(&r)
+}
+
+func (a *app) printRealm(r *realmJSON) error {
+	t := newTable(a.out)
+	t.row("realm", r.ID)
+	t.row("created", r.Created.Local().Format(time.RFC3339))
+	t.row("procs", r.Procs)
+	t.row("shares", r.Shares)
+	t.row("names led by", orElse(r.Leader, "-"))
+	if err := t.print(); err != nil {
+		return err
+	}
+	fmt.Fprintln(a.out)
+	t = a.table("LIMIT", "MAX", "USED")
+	for _, q := range r.Quotas {
+		shown := func(n uint64) any {
+			if strings.HasSuffix(q.Limit, "_bytes") {
+				return sigma.Bytes(n)
+			}
+			return n
+		}
+		used := any("-")
+		if q.Used != nil {
+			used = shown(*q.Used)
+		}
+		t.row(q.Limit, shown(q.Max), used)
+	}
+	return t.print()
+}
+
+// lines reads a file of lines of JSON.
+func lines[T any](ctx context.Context, c *sdk.Client, path string) (out []T, err error) {
+	var text bytes.Buffer
+	if err := download(ctx, c, path, &text, nothing{}); err != nil {
+		return nil, err
+	}
+	for d := json.NewDecoder(&text); ; {
+		var x T
+		if err := d.Decode(&x); errors.Is(err, io.EOF) {
+			return out, nil
+		} else if err != nil {
+			return nil, sigma.Wrap("sigma.lines", path, err)
+		}
+		out = append(out, x)
+	}
+}
+
+// namesLeader asks named which member leads.
+func namesLeader(ctx context.Context, c *sdk.Client) (string, error) {
+	names, done, err := namesFile(ctx, c)
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	reply, _, err := names.Call(ctx, sigmap.CallMembers, nil, nil)
+	var ms []sigmap.NamesMember
+	if err == nil {
+		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.NamesMembers(&ms) })
+	}
+	for _, m := range ms {
+		if m.Leads {
+			return string(m.Machine), err
+		}
+	}
+	return "", err
+}

@@ -1,0 +1,258 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/namespace"
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/treekit"
+)
+
+const (
+	// serveMax is how many clients are served at once. Each has a connection to sigmad of its own, so that none can use up what another needs.
+	serveMax = 64
+	// attachMax is how long a client that came over TCP may take to show the token.
+	attachMax = 10 * time.Second
+	// acceptPause is the pause after an accept that failed, for want of descriptors or memory.
+	acceptPause = 100 * time.Millisecond
+)
+
+// unixPrefix begins an address that is a file.
+const unixPrefix = "unix:"
+
+func newServeCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve the realm's tree to programs that know nothing of sigmaOS",
+		Long: `Serve the realm's tree by a protocol of others, until ^C. For the programs of this host
+"sigma mount" needs no protocol.`,
+		Example: `  sudo sigma serve 9p --listen unix:/run/sigma-9p.sock`,
+		Args:    a.unknownCommand,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newServe9PCommand(a))
+	return cmd
+}
+
+func newServe9PCommand(a *app) *cobra.Command {
+	listen := ""
+	cmd := &cobra.Command{
+		Use:   "9p --listen ADDRESS [PATH]",
+		Short: "Serve PATH of the realm to 9P2000.L clients, until ^C",
+		Long: `Serve PATH of the realm (default /) to clients of 9P2000.L, such as the Linux kernel
+(mount -t 9p), diod's tools, QEMU and WSL, until ^C. ADDRESS is
+
+  unix:FILE   a socket that only its owner may use (mode 0600, and checked)
+  HOST:PORT   TCP. A client shows the token, which is printed, as the name that it attaches
+              to (aname). The bytes are neither encrypted nor protected: use it on this
+              host, or over a network that you trust
+
+The name and user that a client says it is decide nothing: all act as whoever runs this
+command. What is behind endpoints is served too.`,
+		Example: `  sudo sigma serve 9p --listen unix:/run/sigma-9p.sock
+  sudo sigma serve 9p --listen 127.0.0.1:5640 /ux/~local`,
+		Args: between(0, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			at := "/"
+			if len(args) == 1 {
+				var err error
+				if at, err = plainPath(args[0]); err != nil {
+					return err
+				}
+			}
+			return a.serve9P(cmd.Context(), listen, at)
+		},
+	}
+	cmd.Flags().StringVarP(&listen, "listen", "l", "", "`ADDRESS` to listen on: unix:FILE or HOST:PORT")
+	return cmd
+}
+
+// gate says who may attach.
+type gate struct {
+	at    string // the path that is served
+	token string // "" = whoever can connect
+}
+
+func (a *app) serve9P(ctx context.Context, address, at string) error {
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = c.Stat(ctx, at)
+	c.Close()
+	if err != nil {
+		return err
+	}
+	l, err := listen9P(address)
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	g := gate{at: at}
+	said := struct {
+		Address string `json:"address"`
+		Token   string `json:"token,omitempty"`
+	}{Address: l.Addr().String()}
+	if l.Addr().Network() == "tcp" {
+		g.token = rand.Text()
+		said.Token = g.token
+	}
+	switch {
+	case a.json:
+		err = a.printJSON(said)
+	case g.token != "":
+		_, err = fmt.Fprintf(a.out, "serving %s of realm %s on %s with token %s\n", at, a.realm, said.Address, g.token)
+	default:
+		_, err = fmt.Fprintf(a.out, "serving %s of realm %s on %s\n", at, a.realm, said.Address)
+	}
+	if err != nil {
+		l.Close()
+		return err
+	}
+	a.accept9P(ctx, l, g)
+	return nil
+}
+
+func listen9P(address string) (net.Listener, error) {
+	switch file, isFile := strings.CutPrefix(address, unixPrefix); {
+	case address == "":
+		return nil, usageError(nil, "sigma serve 9p --listen unix:/run/sigma-9p.sock", "--listen is needed")
+	case isFile:
+		if err := removeSocket(file); err != nil {
+			return nil, err
+		}
+		old := unix.Umask(0o177)
+		l, err := net.Listen("unix", file)
+		unix.Umask(old)
+		return l, sigma.Wrap("sigma.listen9P", file, err)
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, &sigma.Error{Op: "sigma.listen9P", Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("cannot listen on %.200q", address), Err: err, Hint: "write unix:FILE, or HOST:PORT as in 127.0.0.1:5640"}
+	}
+	return l, nil
+}
+
+// removeSocket takes a socket away that nobody listens on any more; anything else of that name stays.
+func removeSocket(file string) error {
+	st, err := os.Lstat(file)
+	if err != nil {
+		return nil // most likely there is none; else listening says what is wrong
+	}
+	if st.Mode().Type() != os.ModeSocket {
+		return &sigma.Error{Op: "sigma.listen9P", Path: file, Kind: sigma.KindExists, Msg: "is there, and is no socket", Hint: "choose another name"}
+	}
+	if c, err := net.Dial("unix", file); err == nil {
+		c.Close()
+		return &sigma.Error{Op: "sigma.listen9P", Path: file, Kind: sigma.KindExists, Msg: "another program listens there", Hint: "choose another name"}
+	}
+	return localError(os.Remove(file))
+}
+
+// accept9P serves until ctx ends, and then until the last client is gone.
+func (a *app) accept9P(ctx context.Context, l net.Listener, g gate) {
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	slots := make(chan struct{}, serveMax)
+	for ctx.Err() == nil {
+		c, err := l.Accept()
+		if err != nil {
+			select {
+			case <-time.After(acceptPause):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		select {
+		case slots <- struct{}{}:
+		default: // better none than one that waits without knowing why
+			c.Close()
+			continue
+		}
+		clients.Go(func() {
+			defer func() { <-slots }()
+			if err := a.serveClient(ctx, c, g); err != nil && ctx.Err() == nil {
+				a.remark("client %s: %v", c.RemoteAddr(), err)
+			}
+		})
+	}
+}
+
+// serveClient serves one connection, which it owns.
+func (a *app) serveClient(ctx context.Context, c net.Conn, g gate) error {
+	defer c.Close()
+	if u, ok := c.(*net.UnixConn); ok {
+		if err := ownPeer(u); err != nil {
+			return err
+		}
+	} else {
+		c.SetDeadline(time.Now().Add(attachMax))
+	}
+	s, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	go func() {
+		select {
+		case <-s.Done(): // sigmad is gone: a client finds out at once, and connects again
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return treekit.Serve(ctx, session.NewStreamConn(c), treekit.Config{Tree: &gated{gate: g, client: s, conn: c}})
+}
+
+// ownPeer refuses who is neither this user nor root, should the socket's mode have been changed.
+func ownPeer(c *net.UnixConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil || cerr != nil {
+		return errors.Join(err, cerr)
+	}
+	if cred.Uid != 0 && cred.Uid != uint32(os.Getuid()) {
+		return &sigma.Error{Op: "sigma.serve9P", Kind: sigma.KindPermission, Msg: fmt.Sprintf("user %d may not connect", cred.Uid)}
+	}
+	return nil
+}
+
+// gated is the tree that is served to one client.
+type gated struct {
+	gate
+	client *sdk.Client
+	conn   net.Conn
+}
+
+// Attach gives the root. name is the token where one is needed, and means nothing otherwise.
+func (g *gated) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
+	if g.token != "" && subtle.ConstantTimeCompare([]byte(g.token), []byte(name)) != 1 {
+		g.conn.SetReadDeadline(time.Now()) // there is no second guess on a connection
+		return nil, sigma.Errorf("sigma.serve9P", sigma.KindPermission, "the name that is attached to is not the token")
+	}
+	root, err := namespace.Through{Tree: g.client.Tree, At: g.at}.Attach(ctx, p, "")
+	if err == nil {
+		g.conn.SetDeadline(time.Time{})
+	}
+	return root, err
+}
