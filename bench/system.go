@@ -146,7 +146,7 @@ type process struct {
 
 // daemon tells by the name; procs of a bench have others.
 func (p process) daemon() bool {
-	return slices.Contains([]string{"sigmad", "named", "besched", "s3d", "machined"}, p.name)
+	return slices.Contains([]string{"sigmad", "named", "besched", "s3d", "machined", "dbd"}, p.name)
 }
 
 func readProcess(pid int) (process, bool) {

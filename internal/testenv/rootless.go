@@ -43,9 +43,11 @@ func (s *System) RequireLimits(tb testing.TB) {
 	}
 }
 
-// rootlessScript gives a command a mount namespace in which /etc/subuid and /etc/subgid lend uids to the ordinary user, as which it runs then. Nothing of the host is changed.
+// rootlessScript gives a command a mount namespace in which /etc/subuid and /etc/subgid lend uids to the ordinary user, as which it runs then, and
+// everybody may open /dev/fuse, as udev sees to on hosts that have it. Nothing of the host is changed.
 const rootlessScript = `
 mount --bind "$1" /etc/subuid && mount --bind "$1" /etc/subgid || exit 99
+mknod -m 666 "$1.fuse" c 10 229 && mount --bind "$1.fuse" /dev/fuse
 setpriv --reuid "$2" --regid "$2" --clear-groups unshare --user true || exit 97
 [ -z "$3" ] || echo $$ >"$3/tests/cgroup.procs" || exit 98
 user=$2

@@ -138,7 +138,7 @@ func Root() (string, error) {
 }
 
 // systemPrograms are what a system consists of.
-var systemPrograms = []string{"sigma", "launcher", "sigmad", "named", "besched", "s3d", "machined"}
+var systemPrograms = []string{"sigma", "launcher", "sigmad", "named", "besched", "s3d", "machined", "dbd"}
 
 func binDir() (string, error) {
 	dir := os.Getenv("SIGMA_TEST_BIN")

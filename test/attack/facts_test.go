@@ -35,8 +35,11 @@ func TestContainment(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
 	defer cancel()
 	a := newArena(ctx, t, build(t), testenv.Options{})
+	if _, err := a.own.ReadDir(ctx, "/db"); err != nil { // dbd runs once it is used
+		t.Fatal(err)
+	}
 	processes := map[string]int{"a proc": a.hostPID(t, a.sibling), "a proc of another realm": a.hostPID(t, a.stranger)}
-	for _, name := range []string{"sigmad", "named", "besched", "s3d", "machined"} {
+	for _, name := range []string{"sigmad", "named", "besched", "s3d", "machined", "dbd"} {
 		processes[name] = a.PID(name)
 	}
 	uids := map[string]string{}

@@ -44,6 +44,6 @@ func treeConforms(t *testing.T, c *testenv.Cluster) {
 		}
 	}
 	treetest.Run(t, treetest.Config{New: func(*testing.T) sigma.Tree { return placeTree{from, "/conform-tree"} }, Principal: sigma.Principal{System: true}, Dir: "conform", ListEntries: 300, SizeMax: 100 << 10, Depth: 100,
-		Lacks: []treetest.Capability{treetest.PassFiles}})
+		Lacks: []treetest.Capability{treetest.Hidden, treetest.PassFiles}})
 	must(t, client.Kill(ctx, ids[0]))
 }

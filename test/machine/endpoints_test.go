@@ -35,6 +35,19 @@ func TestDial(t *testing.T) {
 	r.s.NoLeaks(t, before)
 }
 
+// Two procs carry a connection in memory that they share, within what the filter and their memory limits allow, and leave nothing.
+func TestRing(t *testing.T) {
+	r := connect(t, defaultRealm)
+	r.serve("echo-ring", "/echo-ring")
+	before := r.s.Census()
+	for range 2 {
+		if st, out := r.run("goprobe", "ring", "/echo-ring"); !st.OK() || out != "1000 answers in memory\n" {
+			t.Errorf("got %+v, %q", st, out)
+		}
+	}
+	r.s.NoLeaks(t, before)
+}
+
 func TestHTTP(t *testing.T) {
 	r := connect(t, defaultRealm)
 	r.serve("http", "/web")

@@ -100,7 +100,9 @@ func TestExternalEtcd(t *testing.T) {
 	stays := r.spawn(r.descriptor("probe.c", "stay"))[0]
 	r.started(stays)
 
+	r.remembered("/kept", "words\n")
 	kill()
+	r.away("/kept", "words\n")
 	put := func(path string) error {
 		soon, cancel := context.WithTimeout(ctx, 20*time.Second)
 		defer cancel()

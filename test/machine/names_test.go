@@ -113,7 +113,7 @@ func TestNamesOfProcs(t *testing.T) {
 func TestEphemeral(t *testing.T) {
 	r := connect(t, defaultRealm)
 	for _, how := range []string{"evict", "kill"} {
-		d := r.descriptor("goprobe", "ephemeral", "/ephemeral-"+how)
+		d := r.descriptor("goprobe", "ephemeral", "/ephemeral-"+how, "1m")
 		d.Start = sigma.StartedByCall
 		id := r.spawn(d)[0]
 		r.started(id)

@@ -31,6 +31,9 @@ func TestWallsOfOrdinaryUser(t *testing.T) {
 		t.Skip("skipped: run by TestRootless")
 	}
 	r := connect(t, defaultRealm)
+	if _, err := r.ReadDir(r.ctx, "/db"); err != nil { // dbd runs once it is used
+		t.Fatal(err)
+	}
 	for range 2 {
 		r.wrote(r.spawn(r.descriptor("probe.c", "leave"))[0], "ready")
 	}
@@ -54,7 +57,7 @@ func TestWallsOfOrdinaryUser(t *testing.T) {
 			}
 		}
 		var all []string
-		for _, name := range []string{"sigmad", "named", "besched", "s3d", "machined"} {
+		for _, name := range []string{"sigmad", "named", "besched", "s3d", "machined", "dbd"} {
 			if len(uids[name]) != 1 {
 				return fmt.Errorf("there are %d of %s", len(uids[name]), name)
 			}
@@ -65,8 +68,8 @@ func TestWallsOfOrdinaryUser(t *testing.T) {
 			all = append(all, procs...)
 		}
 		slices.Sort(all)
-		if distinct := len(slices.Compact(slices.Clone(all))); distinct != len(all) || distinct != 7 {
-			return errors.New("the uids of five services and two procs are " + strings.Join(all, ", "))
+		if distinct := len(slices.Compact(slices.Clone(all))); distinct != len(all) || distinct != 8 {
+			return errors.New("the uids of six services and two procs are " + strings.Join(all, ", "))
 		}
 		return nil
 	})

@@ -7,11 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sdk"
@@ -237,5 +239,71 @@ func TestKillSigmadWhilePaging(t *testing.T) {
 	var fetched int
 	if _, err := fmt.Sscan(after, &fetched); err != nil || fetched == 0 || fetched >= 16<<20 || !strings.Contains(text, "\nsigma_binfs_corrupt_stored_chunks_total 0\n") {
 		t.Errorf("%d bytes were fetched, %v: nothing was missing, or what was there was not used:\n%s", fetched, err, text)
+	}
+}
+
+// Leases of procs outlive named and sigmad, killed without warning, as long as who holds them renews them; when the holder has died together with named they are over within their time after the restart, and so are its files.
+func TestLeasesOverKills(t *testing.T) {
+	const ttl = 4 * time.Second // a restart takes less, on a busy host too
+	s := testenv.Boot(t, testenv.Options{})
+	ctx := testContext(t)
+	c := s.Connect(ctx, t, defaultRealm)
+	goprobe := s.Install(ctx, t, c, program(t, "goprobe"))
+	hold := func(path string) sigma.ProcID {
+		t.Helper()
+		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: goprobe, Args: []string{"ephemeral", path, ttl.String()}, Start: sigma.StartedByCall})
+		if err == nil {
+			err = c.WaitStart(ctx, ids[0])
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ids[0]
+	}
+	is := func(path string) error {
+		if st, err := c.Stat(sigma.WithSync(ctx), path); err != nil || !st.Ephemeral {
+			return fmt.Errorf("%s is %+v, %w", path, st, err)
+		}
+		return nil
+	}
+	stays, dies := hold("/stays"), hold("/dies")
+	keptAll(ctx, t, c, 2)
+	s.Kill9(t, "named")
+	if err := is("/stays"); err != nil {
+		t.Fatal(err)
+	}
+	old := s.PID("sigmad")
+	s.Kill9(t, "sigmad")
+	killed := time.Now()
+	c = again(ctx, t, s, old)
+	testenv.Eventually(t, "the lease's time is over", func() error { // it is looked at all the time, for longer than it would live unless it was renewed
+		if err := is("/stays"); err != nil {
+			t.Fatal(err)
+		}
+		if left := ttl + time.Second - time.Since(killed); left > 0 {
+			return fmt.Errorf("%v are left", left)
+		}
+		return nil
+	})
+	if err := is("/dies"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Kill(ctx, dies); err != nil {
+		t.Fatal(err)
+	}
+	s.Kill9(t, "named")
+	killed = time.Now()
+	testenv.Eventually(t, "the file of a dead holder is gone", func() error {
+		if err := is("/dies"); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("it is not: %w", err)
+		}
+		return nil
+	})
+	t.Logf("the file of a holder that died with named, and with a sigmad between, was gone after %v; its lease was of %v", time.Since(killed), ttl)
+	if err := is("/stays"); err != nil {
+		t.Error(err)
+	}
+	if err := c.Kill(ctx, stays); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -47,6 +47,9 @@ func (x *soak) services() map[string]sigmap.Service {
 func (x *soak) calm() bool {
 	list := x.services()
 	for name, s := range list {
+		if s.State == "unused" { // until somebody asks for it
+			continue
+		}
 		if before, killed := x.killed[name]; s.State != "running" || killed && s.Restarts <= before {
 			return false
 		}

@@ -1,9 +1,9 @@
 // Command connection is both sides of the benches dial and endpoint, over an endpoint as a proc, and over a UNIX or TCP socket as an ordinary process:
 //
-//	connection serve sigma|unix|tcp ADDRESS
-//	connection dial|echo|stream sigma|unix|tcp ADDRESS COUNT
+//	connection serve sigma|socket|ring|unix|tcp ADDRESS
+//	connection dial|echo|first|stream sigma|socket|ring|unix|tcp ADDRESS COUNT
 //
-// The address of sigma is a path. A server prints where it listens. A client prints one figure for each dial or round trip in nanoseconds, or for a stream the nanoseconds that COUNT blocks took.
+// socket and ring are sigma with a transport forced. The address of all three is a path; first prints the nanoseconds from dialling until each of the first COUNT answers was there. A server prints where it listens. A client prints one figure for each dial or round trip in nanoseconds, or for a stream the nanoseconds that COUNT blocks took.
 package main
 
 import (
@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"time"
 
+	"sigmaos.dev/ring"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -24,6 +25,9 @@ const (
 	messageBytes = 64
 	blockBytes   = 64 << 10
 )
+
+// transports are the networks that are endpoints.
+var transports = map[string]ring.Transport{"sigma": ring.Automatic, "socket": ring.Socket, "ring": ring.Shared}
 
 func main() {
 	if err := run(context.Background(), os.Args[1], os.Args[2], os.Args[3]); err != nil {
@@ -40,11 +44,12 @@ func run(ctx context.Context, what, network, address string) error {
 		return err
 	}
 	dial := func() (net.Conn, error) { return net.Dial(network, address) }
-	if network == "sigma" {
+	if transport, ours := transports[network]; ours {
 		c, err := sdk.Open(ctx)
 		if err != nil {
 			return err
 		}
+		c.UseTransport(transport)
 		text, err := c.ReadLink(ctx, address)
 		if err != nil {
 			return err
@@ -70,6 +75,8 @@ func run(ctx context.Context, what, network, address string) error {
 		return nil
 	case "echo":
 		return echo(dial, count, out)
+	case "first":
+		return first(dial, count, out)
 	case "stream":
 		return stream(dial, count, out)
 	}
@@ -111,6 +118,31 @@ func echo(dial func() (net.Conn, error), count int, out io.Writer) error {
 	return nil
 }
 
+func first(dial func() (net.Conn, error), count int, out io.Writer) error {
+	began := time.Now()
+	_, conn, err := connect(dial)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	message := make([]byte, messageBytes)
+	message[0] = 'e'
+	at := make([]time.Duration, count)
+	for i := range at {
+		if _, err := conn.Write(message); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(conn, message); err != nil {
+			return err
+		}
+		at[i] = time.Since(began)
+	}
+	for _, d := range at {
+		fmt.Fprintln(out, d.Nanoseconds())
+	}
+	return nil
+}
+
 func stream(dial func() (net.Conn, error), count int, out io.Writer) error {
 	_, conn, err := connect(dial)
 	if err != nil {
@@ -138,11 +170,12 @@ func stream(dial func() (net.Conn, error), count int, out io.Writer) error {
 func serve(ctx context.Context, network, address string) error {
 	var l net.Listener
 	var err error
-	if network == "sigma" {
+	if transport, ours := transports[network]; ours {
 		c, err := sdk.Open(ctx)
 		if err != nil {
 			return err
 		}
+		c.UseTransport(transport)
 		own, err := c.Listen(ctx, sigma.FormStream)
 		if err != nil {
 			return err

@@ -108,6 +108,17 @@ func fileOf(c any) (*os.File, error) {
 	if s, is := c.(interface{ NetConn() net.Conn }); !ok && is {
 		u, ok = s.NetConn().(interface{ File() (*os.File, error) })
 	}
+	if s, is := c.(syscall.Conn); !ok && is { // a connection that may be in a ring gives its socket, not a copy
+		raw, err := s.SyscallConn()
+		if err != nil {
+			return nil, err
+		}
+		fd, dupErr := -1, error(nil)
+		if err := raw.Control(func(own uintptr) { fd, dupErr = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) }); err != nil || dupErr != nil {
+			return nil, errors.Join(err, dupErr)
+		}
+		return os.NewFile(uintptr(fd), "connection"), nil
+	}
 	if !ok {
 		return nil, fmt.Errorf("%T has no descriptor", c)
 	}

@@ -37,7 +37,7 @@ func run(t *testing.T, c *sdk.Client, what []string) {
 	at := func(path string) func(*testing.T) sigma.Tree {
 		return func(*testing.T) sigma.Tree { return place{c, path} }
 	}
-	cfg := treetest.Config{Principal: c.Info().Principal, Dir: "conform", ListEntries: 300, SizeMax: 60 << 10, Depth: 20, Lacks: []treetest.Capability{treetest.PassFiles}}
+	cfg := treetest.Config{Principal: c.Info().Principal, Dir: "conform", ListEntries: 300, SizeMax: 60 << 10, Depth: 20, Lacks: []treetest.Capability{treetest.Hidden, treetest.PassFiles}}
 	switch what[0] {
 	case "all":
 		cfg.New = at("/")

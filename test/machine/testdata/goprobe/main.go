@@ -2,6 +2,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -11,10 +12,12 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"sigmaos.dev/memfs"
+	"sigmaos.dev/ring"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -65,11 +68,18 @@ func run(ctx context.Context, c *sdk.Client, what string, args []string) error {
 		fmt.Print(ids[0])
 		return c.WaitStart(ctx, ids[0])
 	case "ephemeral":
-		return ephemeral(ctx, c, args[0])
+		return ephemeral(ctx, c, args[0], args[1])
+	case "watches":
+		return watches(ctx, c, args[0])
 	case "names":
 		return names(ctx, c, args[0])
 	case "echo":
 		return echo(ctx, c, args[0])
+	case "echo-ring":
+		c.UseTransport(ring.Shared)
+		return echo(ctx, c, args[0])
+	case "ring":
+		return inRing(ctx, c, args[0])
 	case "say":
 		return say(ctx, c, args[0], args[1])
 	case "dial":
@@ -100,8 +110,12 @@ func late(ctx context.Context, c *sdk.Client) error {
 	return nil
 }
 
-func ephemeral(ctx context.Context, c *sdk.Client, path string) error {
-	lease, _, err := c.Lease(ctx, time.Minute)
+func ephemeral(ctx context.Context, c *sdk.Client, path, text string) error {
+	ttl, err := time.ParseDuration(text)
+	if err != nil {
+		return err
+	}
+	lease, _, err := c.Lease(ctx, ttl)
 	if err != nil {
 		return err
 	}
@@ -111,6 +125,33 @@ func ephemeral(ctx context.Context, c *sdk.Client, path string) error {
 	if err := c.Started(ctx); err != nil {
 		return err
 	}
+	select {}
+}
+
+// watches asks for watches of a file that never changes, more and more of them, until as many wait as may, and goes on waiting.
+func watches(ctx context.Context, c *sdk.Client, path string) error {
+	const askers, each = 6000, 10 // a session takes 4,096 requests
+	var busy, other atomic.Int64
+	var last atomic.Value
+	refused := make(chan struct{}, askers)
+	for range askers {
+		go func() {
+			for range each {
+				_, err := c.Watch(ctx, path, 1<<60)
+				if kind := sigma.KindOf(err); kind == sigma.KindBusy || kind == sigma.KindNoSpace {
+					busy.Add(1)
+				} else {
+					other.Add(1)
+					last.Store(fmt.Sprint(err))
+				}
+			}
+			refused <- struct{}{}
+		}()
+	}
+	for range askers - 4096 {
+		<-refused
+	}
+	fmt.Printf("%d refused, %d others %v\n", busy.Load(), other.Load(), last.Load())
 	select {}
 }
 
@@ -208,6 +249,39 @@ func say(ctx context.Context, c *sdk.Client, path, words string) error {
 		return err
 	}
 	_, err = os.Stdout.Write(bytes.Replace(b, []byte(c.Info().Principal.Proc), []byte("ME"), 1))
+	return err
+}
+
+// inRing has an echo server's answers until both directions of the connection are in memory, and then some more.
+func inRing(ctx context.Context, c *sdk.Client, path string) error {
+	c.UseTransport(ring.Shared)
+	nc, err := c.DialPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	conn := nc.(*sdk.Conn)
+	lines := bufio.NewReader(conn)
+	if _, err := lines.ReadString('\n'); err != nil {
+		return err
+	}
+	for n, left := 0, 1000; left > 0; n++ {
+		if _, err := fmt.Fprintln(conn, n); err != nil {
+			return err
+		}
+		if line, err := lines.ReadString('\n'); err != nil || line != fmt.Sprintln(n) {
+			return fmt.Errorf("got %q, %v for %d", line, err, n)
+		}
+		if st := conn.Stats(); st.Reading == ring.Shared && st.Writing == ring.Shared {
+			left--
+		}
+	}
+	if err := conn.CloseWrite(); err != nil {
+		return err
+	}
+	if b, err := io.ReadAll(lines); err != nil || len(b) > 0 {
+		return fmt.Errorf("got %q, %v after the last answer", b, err)
+	}
+	_, err = fmt.Println("1000 answers in memory")
 	return err
 }
 

@@ -1,0 +1,66 @@
+// Command hidden is a proc that writes hidden files: "limit PATH" tries how large it can make one by a descriptor, "die PATH" ends half-way.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+func main() {
+	signal.Ignore(syscall.SIGXFSZ)
+	c, err := sdk.Open(context.Background())
+	if err == nil {
+		err = run(context.Background(), c, os.Args[1], os.Args[2])
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, c *sdk.Client, what, path string) error {
+	h, err := c.Create(ctx, path, sigma.OpenReadWrite|sigma.OpenHidden, 0o644)
+	if err != nil {
+		return err
+	}
+	block := bytes.Repeat([]byte("hidden "), 30_000)
+	if _, err := h.Write(block); err != nil {
+		return err
+	}
+	if what == "die" {
+		os.Exit(3)
+	}
+	f, err := h.File()
+	if err != nil {
+		return err
+	}
+	if _, err := f.WriteAt([]byte{1}, int64(sigma.WriteDescriptorMax)-1); err != nil {
+		return fmt.Errorf("up to the limit: %w", err)
+	}
+	if _, err := f.WriteAt([]byte{1}, int64(sigma.WriteDescriptorMax)); !errors.Is(err, syscall.EFBIG) {
+		return fmt.Errorf("beyond the limit: %w", err)
+	}
+	if err := h.Close(); sigma.KindOf(err) != sigma.KindBusy {
+		return fmt.Errorf("published with the descriptor open: %w", err)
+	}
+	f.Close()
+	// Beyond the limit the handle goes on by messages.
+	if h, err = c.Create(ctx, path, sigma.OpenWrite|sigma.OpenHidden, 0o644); err != nil {
+		return err
+	}
+	if _, err := h.Write(block); err != nil {
+		return err
+	}
+	if _, err := h.WriteAt(block, int64(sigma.WriteDescriptorMax)-7); err != nil {
+		return err
+	}
+	return h.Close()
+}
