@@ -9,7 +9,7 @@ import (
 )
 
 // hostile are the packages that read bytes somebody else wrote.
-var hostile = []string{"sigma", "sigmap", "session", "treekit", "fence", "namespace", "named", "s3", "ux", "launch", "schedd", "dialproxy", "binfs", "besched", "kernel", "identity", "machines", "link", "call", "apps"}
+var hostile = []string{"sigma", "sigmap", "session", "treekit", "fence", "namespace", "named", "s3", "ux", "launch", "schedd", "dialproxy", "binfs", "besched", "lcsched", "kernel", "identity", "machines", "link", "call", "apps"}
 
 var decoderName = regexp.MustCompile(`^(Decode|Parse|Unmarshal)`)
 
