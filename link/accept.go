@@ -73,7 +73,19 @@ func (n *Node) accept(ctx context.Context, raw net.Conn, ready func()) {
 	defer stop()
 	tune(raw)
 	raw.SetDeadline(time.Now().Add(handshakeMax))
-	conn := tls.Server(whole{raw}, n.cfg.Identity.ServerConfig())
+	begun := make([]byte, len(directMagic))
+	if _, err := io.ReadFull(raw, begun); err != nil {
+		raw.Close()
+		n.refused(raw, sigma.Wrap("link.accept", "", err))
+		return
+	}
+	if string(begun) == directMagic {
+		if err := n.acceptDirect(raw, ready, stop); err != nil {
+			n.refused(raw, err)
+		}
+		return
+	}
+	conn := tls.Server(&whole{raw, begun}, n.cfg.Identity.ServerConfig())
 	defer conn.Close()
 	if err := conn.HandshakeContext(ctx); err != nil {
 		n.refused(raw, sigma.Wrap("link.accept", "", err))
@@ -92,6 +104,11 @@ func (n *Node) accept(ctx context.Context, raw net.Conn, ready func()) {
 	}
 	ready()
 	defer l.Close()
+	if l.Target.Kind == ToDirect {
+		l.release()
+		n.serveKey(l)
+		return
+	}
 	if n.cfg.Serve == nil {
 		l.release()
 		return
@@ -154,6 +171,15 @@ func (n *Node) judge(conn *tls.Conn, payload []byte) (*Link, error) {
 		return nil, sigma.Errorf(op, sigma.KindPermission, "machine %s speaks for a proc of machine %s", peer.Machine, h.From.Machine)
 	}
 	l := &Link{Conn: conn, Peer: peer, From: h.From, Target: h.Target, Version: version, node: n}
+	if l.Target.Kind == ToDirect {
+		if err := n.offersDirect(l.From); err != nil {
+			return nil, err
+		}
+		cs := conn.ConnectionState()
+		if l.key, err = exportKey(l, cs.ExportKeyingMaterial); err != nil {
+			return nil, err
+		}
+	}
 	if n.cfg.Authorise != nil {
 		if err := n.cfg.Authorise(l); err != nil {
 			return nil, err
@@ -162,6 +188,9 @@ func (n *Node) judge(conn *tls.Conn, payload []byte) (*Link, error) {
 	if err := n.enter(l); err != nil {
 		l.release()
 		return nil, err
+	}
+	if l.key != nil { // before the peer has the answer
+		n.holdKey(l.key)
 	}
 	return l, nil
 }
@@ -240,11 +269,19 @@ func (n *Node) decide(ctx context.Context, payload []byte) (*identity.Grant, err
 
 // whole makes an end of the TCP stream that TLS did not announce an error. crypto/tls takes it for an orderly end, as browsers do; but then whoever can forge a TCP segment could cut
 // a stream short without notice (RFC 8446 §6.1).
-type whole struct{ net.Conn }
+type whole struct {
+	net.Conn
+	begun []byte // that was read before TLS began
+}
 
 var errCut = errors.New("the connection was cut off")
 
-func (w whole) Read(b []byte) (int, error) {
+func (w *whole) Read(b []byte) (int, error) {
+	if len(w.begun) > 0 {
+		n := copy(b, w.begun)
+		w.begun = w.begun[n:]
+		return n, nil
+	}
 	n, err := w.Conn.Read(b)
 	if err == io.EOF {
 		err = errCut
@@ -269,7 +306,7 @@ func tune(conn net.Conn) {
 // abort makes the coming Close drop what was not sent yet and wait for nothing.
 func abort(conn net.Conn) {
 	if t, ok := conn.(*tls.Conn); ok {
-		conn = t.NetConn().(whole).Conn
+		conn = t.NetConn().(*whole).Conn
 	}
 	if t, ok := conn.(*net.TCPConn); ok {
 		t.SetLinger(0)

@@ -50,7 +50,7 @@ func (n *Node) Dial(ctx context.Context, m sigma.MachineID, target Target, from 
 	defer context.AfterFunc(ctx, func() { raw.Close() })()
 	tune(raw)
 	raw.SetDeadline(time.Now().Add(handshakeMax))
-	conn := tls.Client(whole{raw}, n.cfg.Identity.ClientConfig(m))
+	conn := tls.Client(&whole{Conn: raw}, n.cfg.Identity.ClientConfig(m))
 	l, err := n.greet(ctx, conn, m, target, from)
 	if err != nil {
 		raw.Close()
@@ -220,7 +220,7 @@ func Enrol(ctx context.Context, j Join) (*identity.Grant, identity.Met, error) {
 	defer raw.Close()
 	defer context.AfterFunc(ctx, func() { raw.Close() })()
 	raw.SetDeadline(time.Now().Add(handshakeMax))
-	conn := tls.Client(whole{raw}, identity.EnrolConfig(j.Authority, j.Now, &met))
+	conn := tls.Client(&whole{Conn: raw}, identity.EnrolConfig(j.Authority, j.Now, &met))
 	if err := conn.HandshakeContext(ctx); err != nil {
 		var said *sigma.Error
 		if errors.As(err, &said) {

@@ -31,6 +31,7 @@ const (
 	ToEndpoint TargetKind = 2 // a connection to an endpoint of that machine, by its text
 	ToStream   TargetKind = 3 // bytes for a socket of a service, by name: etcd's members among themselves
 	ToBeat     TargetKind = 4 // heartbeats, which have a pace of their own: no back-off keeps them back
+	ToDirect   TargetKind = 5 // nothing is said: the link gives the key of direct connections (direct.go)
 )
 
 // Target is what the machine that dials wants to reach.
@@ -41,7 +42,7 @@ type Target struct {
 
 // String is for people.
 func (t Target) String() string {
-	kinds := [...]string{"?", "service", "endpoint", "stream", "beat"}
+	kinds := [...]string{"?", "service", "endpoint", "stream", "beat", "direct"}
 	return fmt.Sprintf("%s %.80s", kinds[min(int(t.Kind), len(kinds)-1)], t.Name)
 }
 
@@ -72,12 +73,28 @@ func (h *Hello) encode() ([]byte, error) {
 
 func (h *Hello) rest(c *sigmap.Coder) {
 	c.Time(&h.Clock)
-	c.RealmID(&h.From.Realm)
-	c.ProcID(&h.From.Proc)
-	c.Str((*string)(&h.From.Machine))
-	c.Bool(&h.From.System)
-	c.U8((*uint8)(&h.Target.Kind))
-	c.Str(&h.Target.Name)
+	codeAsk(c, &h.From, &h.Target)
+}
+
+// codeAsk codes who wants what.
+func codeAsk(c *sigmap.Coder, from *sigma.Principal, to *Target) {
+	c.RealmID(&from.Realm)
+	c.ProcID(&from.Proc)
+	c.Str((*string)(&from.Machine))
+	c.Bool(&from.System)
+	c.U8((*uint8)(&to.Kind))
+	c.Str(&to.Name)
+}
+
+// checkAsk says whether there can be such.
+func checkAsk(op string, from sigma.Principal, to Target) error {
+	switch {
+	case to.Kind < ToService || to.Kind > ToDirect || to.Name == "" || len(to.Name) > targetMax:
+		return sigma.Errorf(op, sigma.KindInvalid, "the hello names no target")
+	case from.Realm != "" && from.Realm.Check() != nil || len(from.Proc) > 64 || from.Machine.Check() != nil:
+		return sigma.Errorf(op, sigma.KindInvalid, "the hello says not on whose behalf it comes")
+	}
+	return nil
 }
 
 // ParseHello decodes a hello. A peer that speaks no version of ours gets an error that says which both speak.
@@ -94,13 +111,7 @@ func ParseHello(payload []byte) (Hello, error) {
 	if err := sigmap.Parse(payload[8:], h.rest); err != nil {
 		return h, sigma.Wrap(op, "", err)
 	}
-	switch {
-	case h.Target.Kind < ToService || h.Target.Kind > ToBeat || h.Target.Name == "" || len(h.Target.Name) > targetMax:
-		return h, sigma.Errorf(op, sigma.KindInvalid, "the hello names no target")
-	case h.From.Realm != "" && h.From.Realm.Check() != nil || len(h.From.Proc) > 64 || h.From.Machine.Check() != nil:
-		return h, sigma.Errorf(op, sigma.KindInvalid, "the hello says not on whose behalf it comes")
-	}
-	return h, nil
+	return h, checkAsk(op, h.From, h.Target)
 }
 
 // common is the version that both sides speak: the highest.
@@ -185,10 +196,10 @@ func (w *welcome) code(c *sigmap.Coder) {
 	c.Data(&w.Challenge)
 }
 
-// writeFrame sends a payload with its length before it.
-func writeFrame(w io.Writer, payload []byte) error {
-	b := binary.LittleEndian.AppendUint32(make([]byte, 0, 4+len(payload)), uint32(len(payload)))
-	_, err := w.Write(append(b, payload...))
+// writeFrame sends a payload with its length before it, and what comes after it, at once.
+func writeFrame(w io.Writer, payload []byte, after ...byte) error {
+	b := binary.LittleEndian.AppendUint32(make([]byte, 0, 4+len(payload)+len(after)), uint32(len(payload)))
+	_, err := w.Write(append(append(b, payload...), after...))
 	return err
 }
 

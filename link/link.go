@@ -5,6 +5,8 @@
 // roster no longer holds its peer; that strangers cost a bounded number of sockets for a bounded time, however they behave, and keep no member of another address out; and that a machine that does not answer is not
 // dialled without end. A refusal travels in words.
 //
+// Besides, it makes direct connections (direct.go): TCP sockets of their own for what two machines' programs say to each other, in the clear, with the same promises about who has one at the time it is made.
+//
 // It assumes that a member's sigmad tells the truth about which of its procs asks: it runs them. What else a member may do is for Config.Serve to judge. Users: kernel, machined, sigma join.
 //
 // Locks: Node.mu; nothing is called under it.
@@ -62,7 +64,9 @@ type Config struct {
 	// Authorise says whether a link may be made; nil = yes. Its error's kind, message and hint are told to the peer. It must not block for long. What it opens for the link it puts in
 	// Link.Held.
 	Authorise func(l *Link) error
-	Enrol     Enroller // nil = this machine takes none in
+	// Reserve says whether a direct connection may be made, and holds a place for it; nil = this machine makes none, and its own links carry what is said. Its error is told to the peer, as Authorise's. It must not block for long.
+	Reserve func(d Direct) (Place, error)
+	Enrol   Enroller // nil = this machine takes none in
 	// Connect makes the TCP connection; nil = a net.Dialer's. For tests.
 	Connect func(ctx context.Context, address string) (net.Conn, error)
 	Events  Events
@@ -87,6 +91,7 @@ type Link struct {
 
 	node *Node
 	once sync.Once
+	key  *directKey // of target ToDirect that the peer dialled
 }
 
 // Session carries sigmaP over the link. No file descriptors travel.
@@ -112,6 +117,10 @@ type Node struct {
 	links map[sigma.MachineID]map[*Link]bool // mu
 	dials map[sigma.MachineID]*dialling      // mu; machines that did not answer last time
 	turns map[sigma.MachineID]chan struct{}  // mu; dialsMost places for each machine that was dialled
+	keys  map[[keyName]byte]*directKey       // mu; of machines that may make direct connections here
+	warm  map[sigma.MachineID]*warmth        // mu; machines that direct connections are made to
+	life  context.Context                    // mu; while Watch runs
+	tasks sync.WaitGroup                     // Watch waits for them; begun under mu while life lasts
 }
 
 // New checks the configuration. Nothing runs yet.
@@ -127,12 +136,21 @@ func New(cfg Config) (*Node, error) {
 			return (&net.Dialer{Timeout: connectMax}).DialContext(ctx, "tcp", address)
 		}
 	}
-	return &Node{cfg: cfg, slots: newSlots(), enrolments: make(chan struct{}, enrolmentsMax), links: map[sigma.MachineID]map[*Link]bool{}, dials: map[sigma.MachineID]*dialling{}, turns: map[sigma.MachineID]chan struct{}{}}, nil
+	return &Node{cfg: cfg, slots: newSlots(), enrolments: make(chan struct{}, enrolmentsMax), links: map[sigma.MachineID]map[*Link]bool{}, dials: map[sigma.MachineID]*dialling{}, turns: map[sigma.MachineID]chan struct{}{}, keys: map[[keyName]byte]*directKey{}, warm: map[sigma.MachineID]*warmth{}}, nil
 }
 
 // Watch closes the links of peers as soon as the roster no longer holds them, until ctx ends. It must run as long as the Node is used.
 func (n *Node) Watch(ctx context.Context) {
 	roster := n.cfg.Identity.Roster()
+	defer n.tasks.Wait()
+	n.mu.Lock()
+	n.life = ctx
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		n.life = nil
+		n.mu.Unlock()
+	}()
 	for {
 		changed := roster.Changed()
 		for _, l := range n.all() {
@@ -220,10 +238,13 @@ func (n *Node) standing(peer identity.Subject, to Target) error {
 
 func (n *Node) forget(l *Link) {
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	ls := n.links[l.Peer.Machine]
 	delete(ls, l)
 	if len(ls) == 0 {
 		delete(n.links, l.Peer.Machine)
+	}
+	n.mu.Unlock()
+	if l.key != nil {
+		n.forgetKey(l.key)
 	}
 }
