@@ -70,8 +70,9 @@ const (
 	ListingMax = 64 * sigma.MiB
 	// ActiveMax is how many realms keep their directories open while nobody uses them: with three each, well below what a server may open.
 	ActiveMax = 1024
-	// EntryCost is charged to the quota for each entry besides the size of a file: about an inode and a name.
-	EntryCost = 512
+	// EntryCost is charged to the quota for each entry besides the size of a file: a block of the disk, as much as an inode, a name, and what the last block of the file has in excess are at most. So no number of small
+	// files takes more of a disk than is charged.
+	EntryCost = 4096
 )
 
 // parkTries bounds what one Attach does for the room of all: with two, the number of open directories falls whenever it is too high and realms are idle.
@@ -84,9 +85,39 @@ type Config struct {
 	// QuotaBytes bounds the sizes of a realm's files plus EntryCost for each entry; sparse parts count. 0 means no quota.
 	// With one, the first Attach of a realm reads all its directories.
 	QuotaBytes sigma.Bytes
-	OpenMax    int // descriptors per realm; 0 means OpenMaxDefault
+	Quota      *Quota // instead, for quotas that differ and change; nil if all are QuotaBytes
+	OpenMax    int    // descriptors per realm; 0 means OpenMaxDefault
 	// Board is where changes are counted, for those on this machine who remember what they found; nil means nowhere.
 	Board *changeboard.Board
+}
+
+// Quota is who knows the realms' quotas. Its functions are called by many at once.
+type Quota struct {
+	// Of gives a realm's quota; 0 means none. It is asked whenever a realm takes more, and must not wait. With ask, before something is refused, it may find out whether the quota is another now, and wait for that.
+	Of func(realm sigma.RealmID, ask bool) sigma.Bytes
+	// Refused makes the error of a realm that has held bytes of a quota and needs more.
+	Refused func(realm sigma.RealmID, held, more, quota sigma.Bytes) *sigma.Error
+}
+
+// quota is a realm's quota; see Quota.Of.
+func (t *Tree) quota(realm sigma.RealmID, ask bool) uint64 {
+	if t.cfg.Quota == nil {
+		return uint64(t.cfg.QuotaBytes)
+	}
+	return uint64(t.cfg.Quota.Of(realm, ask))
+}
+
+// Used tells what is charged to a realm's quota, with what descriptors that are open for writing may still add; false if nobody used the realm's files yet.
+func (t *Tree) Used(realm sigma.RealmID) (sigma.Bytes, bool) {
+	t.mu.Lock()
+	sp := t.spaces[realm]
+	t.mu.Unlock()
+	if sp == nil {
+		return 0, false
+	}
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	return sigma.Bytes(sp.used), sp.root != nil
 }
 
 // Tree serves the directory. Safe for concurrent use.

@@ -3,6 +3,7 @@ package dirtree
 import (
 	"container/list"
 	"context"
+	"fmt"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -124,7 +125,7 @@ func (sp *space) loadNow() (err error) {
 		return err
 	}
 	used := uint64(0)
-	if sp.t.cfg.QuotaBytes > 0 {
+	if sp.t.cfg.Quota != nil || sp.t.cfg.QuotaBytes > 0 {
 		used, err = usage(fd)
 	}
 	in, attr := info{}, attributes{}
@@ -301,18 +302,40 @@ func (sp *space) aliveLocked(op string) error {
 
 // charge accounts for more bytes, or answers KindNoSpace.
 func (sp *space) charge(op string, more uint64) error {
+	held, quota := sp.chargeWithin(more, sp.t.quota(sp.realm, false))
+	if quota > 0 {
+		held, quota = sp.chargeWithin(more, sp.t.quota(sp.realm, true))
+	}
+	if quota > 0 {
+		return sp.refused(op, held, more, quota)
+	}
+	return nil
+}
+
+// chargeWithin charges if the quota allows it; otherwise it tells what is charged, and of what.
+func (sp *space) chargeWithin(more, quota uint64) (held, of uint64) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	quota := uint64(sp.t.cfg.QuotaBytes)
 	full := func() bool { return quota > 0 && (more > quota || sp.used > quota-more) }
 	if full() {
 		sp.sweepLocked()
 	}
 	if full() {
-		return &sigma.Error{Op: op, Realm: sp.realm, Kind: sigma.KindNoSpace, Msg: "the realm's quota is used up", Hint: "remove files, or ask the provider for more"}
+		return sp.used, quota
 	}
 	sp.used += more
-	return nil
+	return 0, 0
+}
+
+func (sp *space) refused(op string, held, more, quota uint64) error {
+	var err *sigma.Error
+	if q := sp.t.cfg.Quota; q != nil {
+		err = q.Refused(sp.realm, sigma.Bytes(held), sigma.Bytes(more), sigma.Bytes(quota))
+	} else {
+		err = &sigma.Error{Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the realm's quota is used up: it has %v of %v, and this takes %v", sigma.Bytes(held), sigma.Bytes(quota), sigma.Bytes(more)), Hint: "remove files, or ask the provider for more"}
+	}
+	err.Op, err.Realm = op, sp.realm
+	return err
 }
 
 func (sp *space) uncharge(less uint64) {
@@ -350,7 +373,7 @@ func (f *file) space(ctx context.Context) (sigma.Space, error) {
 	}
 	block := uint64(st.Frsize)
 	room := sigma.Space{Total: sigma.Bytes(st.Blocks * block), Free: sigma.Bytes(st.Bavail * block), Files: st.Files, Room: st.Ffree}
-	if quota := sp.t.cfg.QuotaBytes; quota > 0 {
+	if quota := sigma.Bytes(sp.t.quota(sp.realm, false)); quota > 0 {
 		sp.mu.Lock()
 		used := sigma.Bytes(sp.used)
 		sp.mu.Unlock()

@@ -90,6 +90,7 @@ type Kernel struct {
 	proxy     *dialproxy.Proxy
 	bin       *binfs.Cache
 	ux        *ux.Tree
+	uxQuotas  *scratchQuotas
 	services  map[string]*service
 	sched     *scheduler
 	metrics   metrics
@@ -181,14 +182,20 @@ func New(cfg Config) (*Kernel, error) {
 	if err := os.RemoveAll(filepath.Join(cfg.Data, "logs")); err != nil {
 		return nil, err
 	}
-	scratch, err := ux.New(ux.Config{Dir: filepath.Join(cfg.Data, "ux")})
+	uxDir := filepath.Join(cfg.Data, "ux")
+	uxQuotas, err := newScratchQuotas(uxDir)
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, services: map[string]*service{}, meters: newQuestions(metersMax), freezes: newQuestions(1), start: time.Now(), startMono: monotonic(),
+	scratch, err := ux.New(ux.Config{Dir: uxDir, Quota: uxQuotas.quota()})
+	if err != nil {
+		return nil, err
+	}
+	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, uxQuotas: uxQuotas, services: map[string]*service{}, meters: newQuestions(metersMax), freezes: newQuestions(1), start: time.Now(), startMono: monotonic(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{}, recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
+	uxQuotas.k = k
 	if k.nothing, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}

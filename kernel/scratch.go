@@ -139,6 +139,7 @@ func (s *scratch) remove(ctx context.Context, realm sigma.RealmID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.checked, realm)
+	s.k.uxQuotas.forget(realm)
 	if _, ok := s.made[realm]; !ok {
 		return nil
 	}

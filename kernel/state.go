@@ -243,6 +243,10 @@ func (k *Kernel) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []s
 		return &u
 	}
 	sessions, handles := k.held(i.ID)
+	var scratch *uint64 // not known before the realm's files are used
+	if n, known := k.ux.Used(i.ID); known {
+		scratch = (*uint64)(&n)
+	}
 	u, live := k.useOf(i.ID), uint64(k.procsOf(i.ID))
 	ended := uint64(u.Ended)
 	for _, l := range []struct {
@@ -256,6 +260,7 @@ func (k *Kernel) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []s
 		{"leases", i.Limits.Leases, of(func(l *sigma.RealmLimits) uint64 { return l.Leases })},
 		{"sessions", i.Limits.Sessions, &sessions},
 		{"handles", i.Limits.Handles, &handles},
+		{"scratch_bytes", uint64(k.uxQuotas.inForce(i.Limits.Scratch)), scratch},
 		{"procs", schedd.QueuedMax, &live},
 		{"ended_procs", schedd.EndedMax, &ended},
 		{"spawn_procs", sigma.BurstMax, nil},

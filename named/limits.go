@@ -21,13 +21,14 @@ const (
 
 // limits are the defaults.
 func (cfg Config) limits() sigma.RealmLimits {
-	return sigma.RealmLimits{Names: uint64(cfg.EntriesMax), Bytes: cfg.BytesMax, Watches: watchesDefault, Leases: leasesDefault, Sessions: sigma.LimitSessionsDefault, Handles: sigma.LimitHandlesDefault}
+	return sigma.RealmLimits{Names: uint64(cfg.EntriesMax), Bytes: cfg.BytesMax, Watches: watchesDefault, Leases: leasesDefault, Sessions: sigma.LimitSessionsDefault, Handles: sigma.LimitHandlesDefault,
+		Scratch: sigma.LimitScratchDefault}
 }
 
 // overlay gives the defaults d for what l leaves open.
 func overlay(d, l sigma.RealmLimits) sigma.RealmLimits {
 	return sigma.RealmLimits{Names: cmp.Or(l.Names, d.Names), Bytes: cmp.Or(l.Bytes, d.Bytes), Watches: cmp.Or(l.Watches, d.Watches), Leases: cmp.Or(l.Leases, d.Leases),
-		Sessions: cmp.Or(l.Sessions, d.Sessions), Handles: cmp.Or(l.Handles, d.Handles)}
+		Sessions: cmp.Or(l.Sessions, d.Sessions), Handles: cmp.Or(l.Handles, d.Handles), Scratch: cmp.Or(l.Scratch, d.Scratch)}
 }
 
 func (s *step) limits() sigma.RealmLimits { return overlay(s.base.limits, s.rec.limits) }
@@ -96,20 +97,21 @@ func (o limitsOp) apply(s *step, _ time.Time) reply {
 			*to = n
 		}
 	}
-	bytes := uint64(l.Bytes)
+	bytes, scratch := uint64(l.Bytes), uint64(l.Scratch)
 	set(&l.Names, o.limits.Names)
 	set(&bytes, uint64(o.limits.Bytes))
 	set(&l.Watches, o.limits.Watches)
 	set(&l.Leases, o.limits.Leases)
 	set(&l.Sessions, o.limits.Sessions)
 	set(&l.Handles, o.limits.Handles)
-	l.Bytes = sigma.Bytes(bytes)
+	set(&scratch, uint64(o.limits.Scratch))
+	l.Bytes, l.Scratch = sigma.Bytes(bytes), sigma.Bytes(scratch)
 	s.rec.limits, s.stored = l, true
 	o.at.limits.Store(&l)
 	return reply{}
 }
 
-func (o limitsOp) size() int { return 32 }
+func (o limitsOp) size() int { return 40 }
 
 // limitsInForce are those that are stored, and the defaults of the others.
 func (s *slot) limitsInForce() sigma.RealmLimits {

@@ -85,7 +85,7 @@ func TestRealmLimits(t *testing.T) {
 	if _, err := root.Lease(t.Context(), time.Hour); err != nil {
 		t.Error(err)
 	}
-	if err := s.SetLimits(t.Context(), testRealm, sigma.RealmLimits{Names: 5, Watches: sigma.LimitDefault, Handles: 7}); err != nil {
+	if err := s.SetLimits(t.Context(), testRealm, sigma.RealmLimits{Names: 5, Watches: sigma.LimitDefault, Handles: 7, Scratch: 9}); err != nil {
 		t.Fatal(err)
 	}
 	put(t, root, "more", "x")
@@ -95,7 +95,7 @@ func TestRealmLimits(t *testing.T) {
 	if n, files := l.watching.Load(), len(l.watches); n != 0 || files != 0 {
 		t.Errorf("%d watches of %d files are left", n, files)
 	}
-	want := sigma.RealmLimits{Names: 5, Bytes: 100, Watches: watchesDefault, Leases: 3, Sessions: sigma.LimitSessionsDefault, Handles: 7}
+	want := sigma.RealmLimits{Names: 5, Bytes: 100, Watches: watchesDefault, Leases: 3, Sessions: sigma.LimitSessionsDefault, Handles: 7, Scratch: 9}
 	check := func() {
 		t.Helper()
 		if infos, err := s.List(t.Context()); err != nil || len(infos) != 2 || infos[0].Limits != want || infos[1].Limits != s.cfg.limits() {

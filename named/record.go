@@ -155,6 +155,9 @@ func (r *realmRecord) encode() []byte {
 		if l.Sessions|l.Handles != 0 {
 			b[1] |= flagMoreLimits
 		}
+		if l.Scratch != 0 {
+			b[1] |= flagScratch
+		}
 	}
 	for _, v := range []uint64{r.number, uint64(r.created), r.claims, r.nextID, r.seq} {
 		b = binary.AppendUvarint(b, v)
@@ -169,6 +172,9 @@ func (r *realmRecord) encode() []byte {
 		if b[1]&flagMoreLimits != 0 {
 			b = binary.AppendUvarint(binary.AppendUvarint(b, l.Sessions), l.Handles)
 		}
+		if b[1]&flagScratch != 0 {
+			b = binary.AppendUvarint(b, uint64(l.Scratch))
+		}
 	}
 	return b
 }
@@ -179,6 +185,8 @@ const (
 	flagShares   // they follow
 	flagLimits   // they follow
 	flagMoreLimits
+	flagScratch
+	flagsEnd
 )
 
 func decodeRealm(b []byte) (realmRecord, error) {
@@ -196,8 +204,11 @@ func decodeRealm(b []byte) (realmRecord, error) {
 		if flags&flagMoreLimits != 0 {
 			r.limits.Sessions, r.limits.Handles = d.bounded(sigma.LimitSessionsMax), d.bounded(sigma.LimitHandlesMax)
 		}
+		if flags&flagScratch != 0 {
+			r.limits.Scratch = sigma.Bytes(d.bounded(uint64(sigma.LimitScratchMax)))
+		}
 	}
-	if flags > 2*flagMoreLimits-1 || flags&flagMoreLimits != 0 && r.limits.Sessions|r.limits.Handles == 0 || flags&flagLimits != 0 && r.limits == (sigma.RealmLimits{}) || flags&flagShares != 0 && r.shares == 0 || r.number == 0 || r.nextID < 2 {
+	if flags >= flagsEnd || flags&flagMoreLimits != 0 && r.limits.Sessions|r.limits.Handles == 0 || flags&flagScratch != 0 && r.limits.Scratch == 0 || flags&flagLimits != 0 && r.limits == (sigma.RealmLimits{}) || flags&flagShares != 0 && r.shares == 0 || r.number == 0 || r.nextID < 2 {
 		d.fail("impossible values")
 	}
 	return r, d.end("realm")

@@ -40,6 +40,7 @@ type RealmLimits struct {
 
 	Sessions uint64 // of procs, at each machine
 	Handles  uint64 // of files, in all these sessions together, at each machine
+	Scratch  Bytes  // of files in ux, at each machine
 }
 
 // LimitDefault gives a limit back its default.
@@ -54,12 +55,14 @@ const (
 
 	LimitSessionsMax = 1_000_000
 	LimitHandlesMax  = 20_000_000
+	LimitScratchMax  = 1 << 20 * GiB
 )
 
-// Defaults of limits of each machine, which sees to them. A session costs some 30 KiB there, a handle some 300 bytes; four sessions may be full of handles.
+// Defaults of limits of each machine, which sees to them. A session costs some 30 KiB there, a handle some 300 bytes; four sessions may be full of handles. The default of scratch files is less on a small disk: half of it.
 const (
 	LimitSessionsDefault = 20_000
 	LimitHandlesDefault  = 262_144
+	LimitScratchDefault  = 64 * GiB
 )
 
 // Check says which limit cannot be set, or nil.
@@ -68,7 +71,7 @@ func (l RealmLimits) Check() error {
 		what    string
 		n, most uint64
 	}{{"names", l.Names, LimitNamesMax}, {"bytes", uint64(l.Bytes), uint64(LimitBytesMax)}, {"watches", l.Watches, LimitWatchesMax}, {"leases", l.Leases, LimitLeasesMax},
-		{"sessions", l.Sessions, LimitSessionsMax}, {"handles", l.Handles, LimitHandlesMax}} {
+		{"sessions", l.Sessions, LimitSessionsMax}, {"handles", l.Handles, LimitHandlesMax}, {"bytes of scratch files", uint64(l.Scratch), uint64(LimitScratchMax)}} {
 		if c.n > c.most && c.n != LimitDefault {
 			return Errorf("sigma.RealmLimits", KindInvalid, "a realm may be limited to %d %s at most, not %d", c.most, c.what, c.n)
 		}

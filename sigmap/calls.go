@@ -252,17 +252,18 @@ func (c *Coder) Endpoint(e *sigma.Endpoint) {
 	}
 }
 
-// RealmLimits are six numbers.
+// RealmLimits are seven numbers.
 func (c *Coder) RealmLimits(l *sigma.RealmLimits) {
-	bytes := uint64(l.Bytes)
+	bytes, scratch := uint64(l.Bytes), uint64(l.Scratch)
 	c.U64(&l.Names)
 	c.U64(&bytes)
 	c.U64(&l.Watches)
 	c.U64(&l.Leases)
 	c.U64(&l.Sessions)
 	c.U64(&l.Handles)
+	c.U64(&scratch)
 	if c.decoding {
-		l.Bytes = sigma.Bytes(bytes)
+		l.Bytes, l.Scratch = sigma.Bytes(bytes), sigma.Bytes(scratch)
 	}
 }
 

@@ -103,7 +103,7 @@ func fillPayloads(ps map[string]payload) {
 	*ps["Principal"].value.(*sigma.Principal) = who
 	*ps["Info"].value.(*Info) = Info{Principal: who, Version: "v1"}
 	*ps["Endpoint"].value.(*sigma.Endpoint) = sigma.Endpoint{Realm: "tenant", Machine: "m1", Proc: proc, ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormStream}
-	*ps["RealmInfos"].value.(*[]sigma.RealmInfo) = []sigma.RealmInfo{{ID: "tenant", Created: time.Unix(1, 0).UTC(), Procs: 2, Shares: 4, Limits: sigma.RealmLimits{Names: 1, Bytes: 2, Watches: 3, Leases: 4, Sessions: 5, Handles: 6}}}
+	*ps["RealmInfos"].value.(*[]sigma.RealmInfo) = []sigma.RealmInfo{{ID: "tenant", Created: time.Unix(1, 0).UTC(), Procs: 2, Shares: 4, Limits: sigma.RealmLimits{Names: 1, Bytes: 2, Watches: 3, Leases: 4, Sessions: 5, Handles: 6, Scratch: 7}}}
 	*ps["Caps"].value.(*Caps) = Caps{ID: proc, Realm: "tenant", Machine: "m1", Profile: sigma.ProfileSigma, View: d.View, Kin: []sigma.ProcID{proc}, Entered: 1, Leases: []sigma.LeaseID{7}, Memory: 64 * sigma.MiB, Tasks: 512, Files: 4096}
 	*ps["Services"].value.(*[]Service) = []Service{{Name: "named", Proc: proc, State: "running", Since: time.Unix(1, 0).UTC(), Restarts: 1}}
 }

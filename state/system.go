@@ -68,11 +68,12 @@ type RealmLimits struct {
 
 	Sessions uint64 `json:"sessions"`
 	Handles  uint64 `json:"handles"`
+	Scratch  uint64 `json:"scratch"`
 }
 
 // OfRealm describes a realm.
 func OfRealm(r sigma.RealmInfo) Realm {
-	return Realm{string(r.ID), r.Created, r.Procs, max(1, r.Shares), RealmLimits{r.Limits.Names, uint64(r.Limits.Bytes), r.Limits.Watches, r.Limits.Leases, r.Limits.Sessions, r.Limits.Handles}}
+	return Realm{string(r.ID), r.Created, r.Procs, max(1, r.Shares), RealmLimits{r.Limits.Names, uint64(r.Limits.Bytes), r.Limits.Watches, r.Limits.Leases, r.Limits.Sessions, r.Limits.Handles, uint64(r.Limits.Scratch)}}
 }
 
 // Queue is a line of /sys/queues: what of a realm waits at the scheduler for a machine with room.

@@ -16,8 +16,9 @@ import (
 // Config says where the files are and what bounds them; see dirtree.Config.
 type Config struct {
 	Dir        string
-	QuotaBytes sigma.Bytes // per realm; 0 means none
-	OpenMax    int         // descriptors per realm; 0 means dirtree.OpenMaxDefault
+	QuotaBytes sigma.Bytes    // per realm; 0 means none
+	Quota      *dirtree.Quota // instead; nil if all are QuotaBytes
+	OpenMax    int            // descriptors per realm; 0 means dirtree.OpenMaxDefault
 }
 
 // Tree is a dirtree.Tree: Attach, RemoveRealm, Close.
@@ -25,7 +26,7 @@ type Tree struct{ *dirtree.Tree }
 
 // New opens or makes the scratch storage in cfg.Dir.
 func New(cfg Config) (*Tree, error) {
-	t, err := dirtree.New(dirtree.Config{Dir: cfg.Dir, QuotaBytes: cfg.QuotaBytes, OpenMax: cfg.OpenMax, Policy: dirtree.Policy{Links: true, Attributes: true}})
+	t, err := dirtree.New(dirtree.Config{Dir: cfg.Dir, QuotaBytes: cfg.QuotaBytes, Quota: cfg.Quota, OpenMax: cfg.OpenMax, Policy: dirtree.Policy{Links: true, Attributes: true}})
 	if err != nil {
 		return nil, sigma.Wrap("ux.New", cfg.Dir, err)
 	}

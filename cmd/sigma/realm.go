@@ -39,12 +39,13 @@ func newRealmSetCommand(a *app) *cobra.Command {
 	shares := uint32(0)
 	limits := map[string]*string{}
 	cmd := &cobra.Command{
-		Use:   "set [--shares N] [--limit-names N] [--limit-bytes N] [--limit-watches N] [--limit-leases N] [--limit-sessions N] [--limit-handles N] NAME...",
+		Use:   "set [--shares N] [--limit-names N] [--limit-bytes N] [--limit-watches N] [--limit-leases N] [--limit-sessions N] [--limit-handles N] [--limit-scratch N] NAME...",
 		Short: "Change the shares and the limits of realms",
 		Long: `Change the shares of realms, which takes effect within about a second, or how much their
 trees of names may hold, which takes effect at once: how many names and leases, bytes of
 small files' data (K, M, G), and watches that wait at one time. Of each machine, how many
-sessions its procs may have (one each), and handles of files in these: within seconds.
+sessions its procs may have (one each), handles of files in these, and bytes of scratch
+files: within seconds.
 "default" gives a limit back its default. What a realm has already stays. "sigma realm
 inspect" shows limits and what is used of them.`,
 		Example: `  sudo sigma realm set --shares 2 team-a
@@ -59,8 +60,12 @@ inspect" shows limits and what is used of them.`,
 		},
 	}
 	cmd.Flags().Uint32Var(&shares, "shares", shares, "`N` of what realms share; 1 to 10000")
-	for _, what := range []string{"names", "bytes", "watches", "leases", "sessions", "handles"} {
-		limits[what] = cmd.Flags().String("limit-"+what, "", "`N` "+what+" at most, or default")
+	for _, what := range []string{"names", "bytes", "watches", "leases", "sessions", "handles", "scratch"} {
+		of := what
+		if what == "scratch" {
+			of = "bytes of scratch files"
+		}
+		limits[what] = cmd.Flags().String("limit-"+what, "", "`N` "+of+" at most, or default")
 	}
 	return cmd
 }
@@ -76,7 +81,7 @@ func checkShares(n uint32) error {
 func (a *app) realmSet(ctx context.Context, names []string, shares uint32, setShares bool, limits sigma.RealmLimits) error {
 	switch {
 	case !setShares && limits == sigma.RealmLimits{}:
-		return &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: "nothing to set", Hint: "name them with: --shares N, or a limit: --limit-names N, --limit-bytes N, --limit-watches N, --limit-leases N, --limit-sessions N, --limit-handles N"}
+		return &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: "nothing to set", Hint: "name them with: --shares N, or a limit: --limit-names N, --limit-bytes N, --limit-watches N, --limit-leases N, --limit-sessions N, --limit-handles N, --limit-scratch N"}
 	case !setShares:
 		shares = 1 // for the check; it is not set
 	}
@@ -105,7 +110,7 @@ func parseLimits(flags map[string]*string) (l sigma.RealmLimits, err error) {
 		}
 		var n uint64
 		var bad error
-		if what == "bytes" {
+		if what == "bytes" || what == "scratch" {
 			var size sigma.Bytes
 			size, bad = sigma.ParseBytes(text)
 			n = uint64(size)
@@ -117,7 +122,7 @@ func parseLimits(flags map[string]*string) (l sigma.RealmLimits, err error) {
 		}
 		return n
 	}
-	l = sigma.RealmLimits{Names: parse("names"), Bytes: sigma.Bytes(parse("bytes")), Watches: parse("watches"), Leases: parse("leases"), Sessions: parse("sessions"), Handles: parse("handles")}
+	l = sigma.RealmLimits{Names: parse("names"), Bytes: sigma.Bytes(parse("bytes")), Watches: parse("watches"), Leases: parse("leases"), Sessions: parse("sessions"), Handles: parse("handles"), Scratch: sigma.Bytes(parse("scratch"))}
 	if err == nil {
 		err = l.Check()
 	}

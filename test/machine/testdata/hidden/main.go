@@ -1,4 +1,5 @@
-// Command hidden is a proc that writes hidden files: "limit PATH" tries how large it can make one by a descriptor, "die PATH" ends half-way.
+// Command hidden is a proc that writes hidden files: "limit PATH" tries how large it can make one by a descriptor, "die PATH" ends half-way, "fill DIR" has as many descriptors for writing
+// in a directory as the realm's quota gives it, makes their files as large as it can, and says how many they are.
 package main
 
 import (
@@ -27,6 +28,9 @@ func main() {
 }
 
 func run(ctx context.Context, c *sdk.Client, what, path string) error {
+	if what == "fill" {
+		return fill(ctx, c, path)
+	}
 	h, err := c.Create(ctx, path, sigma.OpenReadWrite|sigma.OpenHidden, 0o644)
 	if err != nil {
 		return err
@@ -63,4 +67,37 @@ func run(ctx context.Context, c *sdk.Client, what, path string) error {
 		return err
 	}
 	return h.Close()
+}
+
+func fill(ctx context.Context, c *sdk.Client, dir string) error {
+	var handles []sigma.Handle
+	var files []*os.File
+	for {
+		h, err := c.Create(ctx, fmt.Sprintf("%s/%d", dir, len(handles)), sigma.OpenReadWrite|sigma.OpenHidden, 0o644)
+		if err != nil {
+			return err
+		}
+		f, err := h.File()
+		if sigma.KindOf(err) == sigma.KindNoSpace {
+			h.Discard()
+			break
+		} else if err != nil {
+			return err
+		}
+		handles, files = append(handles, h), append(files, f)
+	}
+	for i, f := range files {
+		if _, err := f.WriteAt([]byte{1}, int64(sigma.WriteDescriptorMax)-1); err != nil {
+			return err
+		}
+		if _, err := f.WriteAt([]byte{1}, int64(sigma.WriteDescriptorMax)); !errors.Is(err, syscall.EFBIG) {
+			return fmt.Errorf("beyond the limit: %w", err)
+		}
+		f.Close()
+		if err := handles[i].Close(); err != nil {
+			return err
+		}
+	}
+	fmt.Println(len(files))
+	return nil
 }

@@ -1,0 +1,63 @@
+package kernel
+
+import (
+	"strings"
+	"testing"
+
+	"sigmaos.dev/namespace"
+	"sigmaos.dev/sigma"
+)
+
+// Goal: a realm has no more in ux at a machine than its limit says, whoever writes; who is refused learns the path, the machine, the limit and who raises it; other realms have all they want, and what is removed makes room.
+func TestScratchQuota(t *testing.T) {
+	m := boot(t)
+	ctx := t.Context()
+	if err := m.connect(sigma.SystemRealm).Realms().Create(ctx, "other"); err != nil {
+		t.Fatal(err)
+	}
+	names := func(realm sigma.RealmID) *namespace.Tree { return m.names(realm, sigma.NewProcID()) }
+	mine, other := names("default"), names("other")
+	if n := m.k.uxQuotas.limit("default", false); n != m.k.uxQuotas.byDefault || n == 0 || n > sigma.LimitScratchDefault {
+		t.Errorf("the default is %v", n)
+	}
+	v, _ := m.k.uxQuotas.of.Load(sigma.RealmID("default"))
+	v.(*scratchQuota).most.Store(64 << 10)
+	put := func(tree *namespace.Tree, name string, n int) error {
+		_, err := tree.Put(ctx, "/ux/~local/"+name, make([]byte, n), sigma.PutOptions{})
+		return err
+	}
+	if err := put(mine, "a", 40<<10); err != nil {
+		t.Fatal(err)
+	}
+	err := put(mine, "b", 40<<10)
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if sigma.KindOf(err) != sigma.KindNoSpace || !strings.Contains(text, "/ux/~local/b") || !strings.Contains(text, "limit of scratch files at machine m1") || !strings.Contains(sigma.HintOf(err), "--limit-scratch") {
+		t.Errorf("beyond the limit: %v (%s)", err, sigma.HintOf(err))
+	}
+	if err := put(other, "b", 40<<10); err != nil {
+		t.Errorf("another realm: %v", err)
+	}
+	limits, _, err := mine.Get(ctx, "/sys/limits")
+	if err != nil || !strings.Contains(string(limits), `"limit":"scratch_bytes"`) {
+		t.Errorf("/sys/limits is %s, %v", limits, err)
+	}
+	if err := mine.Remove(ctx, "/ux/~local/a"); err != nil {
+		t.Fatal(err)
+	}
+	if err := put(mine, "b", 40<<10); err != nil {
+		t.Errorf("after another was removed: %v", err)
+	}
+	v.(*scratchQuota).most.Store(256 << 10)
+	if err := put(mine, "a", 40<<10); err != nil {
+		t.Errorf("after the limit was raised: %v", err)
+	}
+	if err := m.k.scratch.remove(ctx, "default"); err != nil {
+		t.Fatal(err)
+	}
+	if _, there := m.k.uxQuotas.of.Load(sigma.RealmID("default")); there {
+		t.Error("the limit of a realm that was removed is remembered")
+	}
+}
