@@ -40,6 +40,7 @@ type machine struct {
 	control *net.UnixConn        // mu; of the launcher that lives
 	sched   *besched.Service     // mu; of the besched that lives
 	running map[uint64]*fakeProc // mu
+	shares  map[string]uint32    // mu; of cgroups, as sigmad has told them
 	uids    map[uint32]uint64    // mu; of running procs, to the launch
 }
 
@@ -59,10 +60,11 @@ type fakeProc struct {
 
 // memRealms keeps a tree in memory for each realm.
 type memRealms struct {
-	mu    sync.Mutex
-	trees map[sigma.RealmID]*memfs.Tree // mu
-	made  map[sigma.RealmID]time.Time   // mu
-	auto  bool                          // realms appear with their first use, as s3d's do
+	mu     sync.Mutex
+	trees  map[sigma.RealmID]*memfs.Tree // mu
+	made   map[sigma.RealmID]time.Time   // mu
+	shares map[sigma.RealmID]uint32      // mu
+	auto   bool                          // realms appear with their first use, as s3d's do
 }
 
 func (r *memRealms) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
@@ -109,13 +111,21 @@ func (r *memRealms) Remove(_ context.Context, id sigma.RealmID) error {
 
 func (r *memRealms) SetLimits(context.Context, sigma.RealmID, sigma.RealmLimits) error { return nil }
 
-func (r *memRealms) SetShares(context.Context, sigma.RealmID, uint32) error { return nil }
+func (r *memRealms) SetShares(_ context.Context, id sigma.RealmID, shares uint32) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.shares == nil {
+		r.shares = map[sigma.RealmID]uint32{}
+	}
+	r.shares[id] = shares
+	return nil
+}
 
 func (r *memRealms) List(context.Context) (out []sigma.RealmInfo, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id := range r.trees {
-		out = append(out, sigma.RealmInfo{ID: id, Created: r.made[id]})
+		out = append(out, sigma.RealmInfo{ID: id, Created: r.made[id], Shares: r.shares[id]})
 	}
 	return out, nil
 }
@@ -144,7 +154,7 @@ func tryBoot(t *testing.T, cfg Config, prepare func(*machine), services ...strin
 		t.Fatal(err)
 	}
 	m := &machine{t: t, realms: &memRealms{trees: map[sigma.RealmID]*memfs.Tree{}}, objects: &memRealms{trees: map[sigma.RealmID]*memfs.Tree{}, auto: true}, procs: make(chan *fakeProc, 1000),
-		over: make(chan error, 1), running: map[uint64]*fakeProc{}, uids: map[uint32]uint64{}}
+		over: make(chan error, 1), running: map[uint64]*fakeProc{}, shares: map[string]uint32{}, uids: map[uint32]uint64{}}
 	keeper, err := session.UnixConn(ours)
 	if err == nil {
 		m.keeper, err = session.UnixConn(theirs)
@@ -255,6 +265,10 @@ func (m *machine) launch(control *net.UnixConn) {
 			}
 			m.mu.Unlock()
 			m.send(binary.LittleEndian.AppendUint32(append([]byte{16 + b[0], 0, 1, 0}, b[4:12]...), errno))
+		case 10:
+			m.mu.Lock()
+			m.shares[string(b[18:])] = binary.LittleEndian.Uint32(b[4:])
+			m.mu.Unlock()
 		case 8:
 			metered := append([]byte{24, 0, 1, 0}, b[4:12]...)
 			for n := range uint64(4) {
@@ -285,8 +299,8 @@ func (m *machine) start(b, oob []byte) {
 	u16 := func(at int) int { return int(binary.LittleEndian.Uint16(b[at:])) }
 	p := &fakeProc{m: m, launch: binary.LittleEndian.Uint64(b[8:]), uid: binary.LittleEndian.Uint32(b[20:]), signal: make(chan syscall.Signal, 10)}
 	system := binary.LittleEndian.Uint32(b[16:]) == 1
-	argc, nfds, group := u16(48), u16(52), u16(54)
-	at := 56 + 4*nfds + group
+	argc, nfds, group := u16(52), u16(56), u16(58)
+	at := 60 + 4*nfds + group
 	if argc > 0 {
 		n := int(binary.LittleEndian.Uint32(b[at:]))
 		p.name = string(b[at+4 : at+4+n])

@@ -93,6 +93,7 @@ type Kernel struct {
 	uxQuotas  *scratchQuotas
 	services  map[string]*service
 	sched     *scheduler
+	shares    *groupShares
 	metrics   metrics
 	meters    *questions // what launches use
 	freezes   *questions // to freeze and thaw; one at a time, so that what is said of a proc is in the order of what is done to it
@@ -216,6 +217,7 @@ func New(cfg Config) (*Kernel, error) {
 		}
 	}
 	k.sched = newScheduler(k)
+	k.shares = newGroupShares()
 	k.holders = newHolders(k)
 	if k.scratch, err = newScratch(k); err != nil {
 		return nil, err
@@ -258,6 +260,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 
 	k.sessions.Go(func() { k.sched.run(ctx) })
 	k.sessions.Go(func() { k.followRoster(ctx) })
+	k.sessions.Go(func() { k.watchShares(ctx) })
 	k.sessions.Go(k.ready.Run)
 	context.AfterFunc(ctx, k.ready.Close)
 	booted := make(chan error, 1)

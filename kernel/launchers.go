@@ -32,6 +32,7 @@ func (k *Kernel) launchers(ctx context.Context) error {
 			for _, id := range unknown {
 				l.Kill(id)
 			}
+			k.shares.classes(l)
 			k.mu.Lock()
 			k.launcher = l
 			close(k.comes)

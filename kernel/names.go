@@ -320,6 +320,7 @@ func (r realms) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) 
 		return sigma.Errorf("kernel.realms", sigma.KindPermission, "the realm system is the provider's and has no shares")
 	}
 	_, err := r.ask(ctx, serviceNamed, sigmap.CallSetShares, func(e *sigmap.Coder) { e.RealmID(&id); e.U32(&shares) })
+	poke(r.k.shares.poke)
 	return err
 }
 

@@ -19,7 +19,6 @@ import (
 const (
 	pidsMax    = 512
 	noFileMax  = 4096
-	cpuShares  = 1024
 	fetchLimit = time.Minute // for a program's bytes to come
 )
 

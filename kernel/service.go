@@ -124,8 +124,8 @@ func (s *service) run(ctx context.Context) error {
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	s.k.sessions.Go(func() { s.k.serve(serving, conn, p) })
-	err = s.k.launch(ctx, launch.Request{ID: id, Profile: launch.ProfileSystem, UID: s.uid, GID: s.uid, PidsMax: 256, CPUShares: 4096, NoFile: 65536,
-		Group: "system/" + s.name, Args: append([]string{s.name}, s.args...), Program: s.program.File, Dir: s.program.Dir,
+	err = s.k.launch(ctx, launch.Request{ID: id, Profile: launch.ProfileSystem, UID: s.uid, GID: s.uid, PidsMax: 256, CPUShares: coreShares, NoFile: 65536,
+		Group: groupServices + "/" + s.name, Args: append([]string{s.name}, s.args...), Program: s.program.File, Dir: s.program.Dir,
 		Passed: []launch.Passed{{File: os.Stderr, Target: 1}, {File: os.Stderr, Target: 2}, {File: serviceEnd, Target: 3}}})
 	if err != nil {
 		return err

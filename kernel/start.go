@@ -98,10 +98,14 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 	if p.Descriptor.Profile == sigma.ProfileLinux {
 		profile = launch.ProfileLinux
 	}
-	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: profile, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: cpuShares, NoFile: noFileMax,
-		Group: string(p.Realm) + "/" + p.Class.String(), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
+	shares, slice := weightOf(p.Class, p.Descriptor.CPU)
+	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: profile, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: shares, Slice: slice, NoFile: noFileMax,
+		Group: groupOf(p.Realm, p.Class), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
 		Env:    append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm), "SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, p.Descriptor.Env...),
 		Passed: []launch.Passed{{FD: c.outW, Target: 1}, {FD: c.errW, Target: 2}, {FD: c.theirs, Target: 3}}}
+	if p.Class == sigma.BestEffort {
+		k.shares.uses(k.living(), p.Realm)
+	}
 	k.step(schedd.LaunchAsked{ID: p.ID, Launch: c.launch})
 	err = k.launch(ctx, req)
 	nowait.Close(c.outW)

@@ -48,6 +48,7 @@ type Request struct {
 	PidsMax   uint32
 	Memory    sigma.Bytes // hard limit; 0 = none
 	CPUShares uint32
+	Slice     time.Duration // how long its threads run before others have a turn, in whole microseconds; 0 = the kernel's choice
 	NoFile    uint32
 	Group     string // cgroup path, as in "default/be"
 	Args, Env []string
@@ -178,7 +179,7 @@ func (l *Launcher) Start(r Request) error {
 	b = binary.LittleEndian.AppendUint64(b, r.ID)
 	u32(uint32(r.Profile), r.UID, r.GID, r.PidsMax)
 	b = binary.LittleEndian.AppendUint64(b, uint64(r.Memory))
-	u32(r.CPUShares, r.NoFile)
+	u32(r.CPUShares, uint32(r.Slice.Microseconds()), r.NoFile)
 	u16(len(r.Args), len(r.Env), len(r.Passed), len(r.Group))
 	fds := []int{int(r.Program.Fd())}
 	if r.Profile == ProfileSystem {
@@ -214,6 +215,26 @@ func (l *Launcher) Kill(id uint64) error {
 func (l *Launcher) Signal(id uint64, sig syscall.Signal) error {
 	b := binary.LittleEndian.AppendUint64([]byte{3, 0, 1, 0}, id)
 	return l.send(binary.LittleEndian.AppendUint32(b, uint32(sig)), nil)
+}
+
+// Share is what a group of procs has beside the groups that have the same parent.
+type Share struct {
+	CPUShares uint32         // weight; 1024 is a group's that nobody has given another
+	Quota     sigma.MilliCPU // that all of it may use; 0 = no bound
+	Idle      bool           // it runs only where nothing else of its parent wants to
+}
+
+// SetShare gives a group its share from now on, whether or not any proc is in it.
+func (l *Launcher) SetShare(group string, s Share) error {
+	b := binary.LittleEndian.AppendUint32([]byte{10, 0, 1, 0}, s.CPUShares)
+	b = binary.LittleEndian.AppendUint32(b, uint32(s.Quota))
+	idle := uint32(0)
+	if s.Idle {
+		idle = 1
+	}
+	b = binary.LittleEndian.AppendUint32(b, idle)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(group)))
+	return l.send(append(b, group...), nil)
 }
 
 // Freeze stops all processes of a proc until Thaw. Exactly one Frozen answers each, while the launcher lives. It is no error if the proc is frozen. Kill ends a frozen proc.

@@ -12,7 +12,7 @@ type Class uint8
 // The classes.
 const (
 	BestEffort      Class = iota // runs in what is left
-	LatencyCritical              // has a reservation (later)
+	LatencyCritical              // has a reservation of cores and memory
 )
 
 func (c Class) String() string { return [...]string{"be", "lc"}[min(c, 1)] }
@@ -33,6 +33,7 @@ const (
 	StatusDataMax = 32 << 10 // bytes of Status.Data
 	MemoryDefault = 64 * MiB // of a descriptor that asks for 0
 	MemoryLeast   = 4 * MiB
+	CPUMost       = 1024 * 1000 // thousandths of a core that one proc can reserve; no machine has more
 )
 
 // Descriptor says what to spawn (001 §3.1, Table 1).
@@ -104,9 +105,13 @@ func (d *Descriptor) Check() error {
 			Hint: "put long input into a file of the realm and pass its path"}
 	case len(d.Name) > 64:
 		return Errorf(op, KindInvalid, "name is longer than 64 bytes")
-	case d.Class != BestEffort:
-		return Errorf(op, KindUnsupported, "only best-effort procs can be spawned in this version")
-	case d.CPU != 0:
+	case d.Class > LatencyCritical:
+		return Errorf(op, KindInvalid, "no class has the number %d", d.Class)
+	case d.Class == LatencyCritical && d.CPU == 0:
+		return &Error{Op: op, Kind: KindInvalid, Msg: "a latency-critical proc needs a reservation of cores", Hint: "set CPU to the cores that it needs, or leave the class best-effort"}
+	case d.CPU > CPUMost:
+		return Errorf(op, KindInvalid, "a reservation of %d cores; no machine has more than %d", d.CPU/1000, CPUMost/1000)
+	case d.Class == BestEffort && d.CPU != 0:
 		return Errorf(op, KindInvalid, "a best-effort proc reserves no cores")
 	case d.Memory != 0 && d.Memory < MemoryLeast:
 		return Errorf(op, KindInvalid, "memory %v is less than %v", d.Memory, MemoryLeast)

@@ -328,3 +328,16 @@ func (s *System) CPUTime(name string) string {
 	}
 	return strings.Join(out, ", ")
 }
+
+// GroupFiles reads a file of the cgroups that match a pattern below the instance's, as in "lc/*"; without those that have none.
+func (s *System) GroupFiles(pattern, file string) (out []string) {
+	for _, root := range s.cgroupRoots() {
+		paths, _ := filepath.Glob(filepath.Join(root, pattern, file))
+		for _, path := range paths {
+			if text, err := os.ReadFile(path); err == nil {
+				out = append(out, strings.TrimSpace(string(text)))
+			}
+		}
+	}
+	return out
+}

@@ -20,6 +20,7 @@ mod freezer;
 mod gauges;
 pub mod meter;
 mod place;
+mod share;
 
 pub use place::Place;
 
@@ -354,7 +355,7 @@ struct Setting {
 
 /// Which file takes which value to get from one set of limits to another, in the order of writing.
 fn settings(version: Version, from: &Limits, to: &Limits) -> Vec<Setting> {
-    use Controller::{Cpu, Memory, Pids};
+    use Controller::{Memory, Pids};
     let mut out = Vec::new();
     let mut set = |controller, file, value: String, optional| out.push(Setting { controller, file, value, optional });
     if from.pids != to.pids {
@@ -382,16 +383,18 @@ fn settings(version: Version, from: &Limits, to: &Limits) -> Vec<Setting> {
         }
     }
     if from.cpu_shares != to.cpu_shares {
-        match version {
-            Version::V1 => set(Cpu, c"cpu.shares", to.cpu_shares.to_string(), false),
-            Version::V2 => {
-                // The kernel's own mapping of shares 2..262144 to weights 1..10000.
-                let weight = 1 + (to.cpu_shares as u64 - 2) * 9999 / 262_142;
-                set(Cpu, c"cpu.weight", weight.to_string(), false);
-            }
-        }
+        out.push(shares_of(version, to.cpu_shares));
     }
     out
+}
+
+/// Shares as the kernel's file takes them: 1024 is what a new cgroup has, which version 2 calls 100.
+fn shares_of(version: Version, shares: u32) -> Setting {
+    let (file, value) = match version {
+        Version::V1 => (c"cpu.shares", shares as u64),
+        Version::V2 => (c"cpu.weight", (shares as u64 * 100 / 1024).clamp(1, 10_000)),
+    };
+    Setting { controller: Controller::Cpu, file, value: value.to_string(), optional: false }
 }
 
 /// The weight of so many thousandths of a core: a whole one is what a cgroup has by default.
@@ -528,7 +531,7 @@ mod tests {
         let v1 =
             ["pids.max=11", "memory.limit_in_bytes=1048576", "memory.memsw.limit_in_bytes=1048576", "cpu.shares=512"];
         assert_eq!(show(Version::V1, &fresh, &small), v1);
-        let v2 = ["pids.max=11", "memory.max=1048576", "memory.swap.max=0", "cpu.weight=20"];
+        let v2 = ["pids.max=11", "memory.max=1048576", "memory.swap.max=0", "cpu.weight=50"];
         assert_eq!(show(Version::V2, &fresh, &small), v2);
         // Upwards the limit of memory and swap goes first, since it may not be the lower one.
         let up = ["memory.memsw.limit_in_bytes=1073741824", "memory.limit_in_bytes=1073741824"];

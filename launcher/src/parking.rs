@@ -46,6 +46,7 @@ pub struct Purpose {
     pub gid: u32,
     pub pids: u32,
     pub nofile: u32,
+    pub slice_us: u32,
 }
 
 impl Purpose {
@@ -59,6 +60,7 @@ impl Purpose {
             gid: plan.gid,
             pids: plan.limits.pids,
             nofile: plan.nofile,
+            slice_us: plan.slice_us,
         })
     }
 
@@ -74,6 +76,7 @@ impl Purpose {
             leaf: String::new(),
             limits: Limits { pids: self.pids, ..limits.clone() },
             nofile: self.nofile,
+            slice_us: self.slice_us,
             targets: Vec::new(),
             binfs: None,
             argv: Vec::new(),

@@ -18,6 +18,8 @@ const SHARES_DEFAULT: u32 = 1024;
 /// Far above use, below what would let a proc exhaust the machine's process ids or file table.
 const PIDS_LIMIT: u32 = 65_536;
 const NOFILE_LIMIT: u32 = 1 << 20;
+/// The longest slice that the kernel takes, in microseconds.
+const SLICE_LIMIT: u32 = 100_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Profile {
@@ -73,6 +75,8 @@ pub struct Plan {
     pub leaf: String,
     pub limits: Limits,
     pub nofile: u32,
+    /// How long its threads run before others have a turn, in microseconds; 0: the kernel's choice.
+    pub slice_us: u32,
     pub targets: Vec<i32>,
     /// The target that is the root of binfs, beneath which sigmad may read.
     pub binfs: Option<i32>,
@@ -126,7 +130,11 @@ pub fn plan(start: Start, bounds: Bounds) -> Result<Plan, Error> {
     check_ids(profile, start.uid, start.gid, bounds)?;
     let group = check_group(&start.group)?;
     let targets = check_targets(&start.targets)?;
-    if start.argv.is_empty() || start.pids_max > PIDS_LIMIT || start.nofile > NOFILE_LIMIT {
+    if start.argv.is_empty()
+        || start.pids_max > PIDS_LIMIT
+        || start.nofile > NOFILE_LIMIT
+        || start.slice_us > SLICE_LIMIT
+    {
         return refuse(libc::EINVAL);
     }
     Ok(Plan {
@@ -140,15 +148,20 @@ pub fn plan(start: Start, bounds: Bounds) -> Result<Plan, Error> {
         limits: Limits {
             pids: or_default(start.pids_max, PIDS_DEFAULT),
             memory: (start.memory_max != 0).then_some(start.memory_max),
-            // The kernel refuses shares outside of this range, which must not fail a start.
-            cpu_shares: or_default(start.cpu_shares, SHARES_DEFAULT).clamp(2, 262_144),
+            cpu_shares: legal_shares(start.cpu_shares),
         },
         nofile: or_default(start.nofile, NOFILE_DEFAULT),
+        slice_us: start.slice_us,
         targets,
         binfs: None,
         argv: c_strings(start.argv)?,
         envp: c_strings(start.envp)?,
     })
+}
+
+/// The kernel refuses shares outside of this range, which must not fail a start.
+pub fn legal_shares(shares: u32) -> u32 {
+    or_default(shares, SHARES_DEFAULT).clamp(2, 262_144)
 }
 
 impl Limits {
@@ -171,6 +184,7 @@ pub fn sigmad(bounds: Bounds, index: u32, targets: Vec<i32>, binfs: Option<i32>,
         limits: Limits { pids: PIDS_DEFAULT, memory: None, cpu_shares: SHARES_DEFAULT },
         // sigmad holds sockets of every proc of the machine.
         nofile: NOFILE_LIMIT,
+        slice_us: 0,
         targets,
         binfs,
         argv,
@@ -214,7 +228,7 @@ fn check_ids(profile: Profile, uid: u32, gid: u32, bounds: Bounds) -> Result<(),
     if legal { Ok(()) } else { refuse(libc::ERANGE) }
 }
 
-fn check_group(group: &[u8]) -> Result<String, Error> {
+pub fn check_group(group: &[u8]) -> Result<String, Error> {
     let legal = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-';
     let elements: Vec<&[u8]> = group.split(|byte| *byte == b'/').collect();
     let each = |element: &&[u8]| (1..=63).contains(&element.len()) && element.iter().all(legal);

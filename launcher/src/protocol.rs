@@ -23,11 +23,23 @@ pub struct Start {
     pub pids_max: u32,
     pub memory_max: u64,
     pub cpu_shares: u32,
+    pub slice_us: u32,
     pub nofile: u32,
     pub targets: Vec<u32>,
     pub group: Vec<u8>,
     pub argv: Vec<Vec<u8>>,
     pub envp: Vec<Vec<u8>>,
+}
+
+/// A GROUP as it came. It holds from now on, whether or not there are leaves in the group yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupShare {
+    pub cpu_shares: u32,
+    /// Processor time that all of it may use, in thousandths of a core; 0: no limit.
+    pub quota_milli: u32,
+    /// 1: it runs only where nothing else of its parent wants to.
+    pub idle: u32,
+    pub group: Vec<u8>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +61,8 @@ pub enum Request {
     Meter {
         id: u64,
     },
+    /// What a group of leaves has, beside its siblings.
+    Group(GroupShare),
     /// With descriptors. Without any it brings another label for a proc that is kept already.
     Keep {
         id: u64,
@@ -130,6 +144,10 @@ pub fn decode(message: &[u8]) -> Result<Request, Error> {
             let (id, len) = (r.u64()?, r.u16()?);
             Request::Keep { id, label: r.bytes(len as usize)?.to_vec() }
         }
+        10 => {
+            let (cpu_shares, quota_milli, idle, len) = (r.u32()?, r.u32()?, r.u32()?, r.u16()?);
+            Request::Group(GroupShare { cpu_shares, quota_milli, idle, group: r.bytes(len as usize)?.to_vec() })
+        }
         _ => return Err(Error::Malformed("unknown type")),
     };
     if !r.0.is_empty() {
@@ -148,6 +166,7 @@ fn decode_start(r: &mut Reader) -> Result<Start, Error> {
         pids_max: r.u32()?,
         memory_max: r.u64()?,
         cpu_shares: r.u32()?,
+        slice_us: r.u32()?,
         nofile: r.u32()?,
         ..Start::default()
     };
@@ -266,6 +285,7 @@ mod tests {
         m.extend(32u32.to_le_bytes()); // pids_max
         m.extend(1_000_000u64.to_le_bytes()); // memory_max
         m.extend(512u32.to_le_bytes()); // cpu_shares
+        m.extend(300u32.to_le_bytes()); // slice_us
         m.extend(256u32.to_le_bytes()); // nofile
         for count in [1u16, 2, 2, 10] {
             m.extend(count.to_le_bytes());
@@ -292,6 +312,7 @@ mod tests {
             pids_max: 32,
             memory_max: 1_000_000,
             cpu_shares: 512,
+            slice_us: 300,
             nofile: 256,
             targets: vec![1, 3],
             group: b"default/be".to_vec(),

@@ -325,6 +325,12 @@ impl Supervisor {
                 self.on_signal_request(id, signo as i32);
                 Ok(())
             }
+            Request::Group(share) => {
+                if let Err(errno) = self.factory.cgroups.share_group(&share) {
+                    log(&format!("cannot give the group {} its share: {errno}", String::from_utf8_lossy(&share.group)));
+                }
+                Ok(())
+            }
             Request::Freeze { id } => {
                 let errno = self.hold(id, Factory::freeze);
                 self.send(&Reply::Frozen { id, errno });

@@ -28,8 +28,9 @@ func TestAbsurdDescriptors(t *testing.T) {
 		"a byte of memory":         {sigma.Descriptor{Memory: 1}, sigma.KindInvalid},
 		"cores for best effort":    {sigma.Descriptor{CPU: 1000}, sigma.KindInvalid},
 		"a million cores":          {sigma.Descriptor{CPU: 1_000_000_000}, sigma.KindInvalid},
-		"a million reserved cores": {sigma.Descriptor{Class: sigma.LatencyCritical, CPU: 1_000_000_000}, sigma.KindUnsupported},
-		"a class that is none":     {sigma.Descriptor{Class: 200}, sigma.KindUnsupported},
+		"a million reserved cores": {sigma.Descriptor{Class: sigma.LatencyCritical, CPU: 1_000_000_000}, sigma.KindInvalid},
+		"a reservation of nothing": {sigma.Descriptor{Class: sigma.LatencyCritical}, sigma.KindInvalid},
+		"a class that is none":     {sigma.Descriptor{Class: 200}, sigma.KindInvalid},
 		"a profile that is none":   {sigma.Descriptor{Profile: "root"}, sigma.KindInvalid},
 		"the services' profile":    {sigma.Descriptor{Profile: "system"}, sigma.KindPermission},
 	} {

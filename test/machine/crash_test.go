@@ -154,7 +154,7 @@ func TestKillKeeper(t *testing.T) {
 	})
 	s.Restart(t)
 	for what := range s.Census() {
-		if strings.Contains(what, "default/be") {
+		if strings.Contains(what, "be/default") {
 			t.Errorf("the dead instance has left %s", what)
 		}
 	}

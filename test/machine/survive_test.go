@@ -93,7 +93,7 @@ func TestKillSigmad(t *testing.T) {
 	// What each round does to the parent's output is told by it once; the others stay over two rounds.
 	processes := func() (out []string) {
 		for what := range s.Census() {
-			if strings.Contains(what, "process default/be") {
+			if strings.Contains(what, "process be/default") {
 				out = append(out, what)
 			}
 		}

@@ -52,6 +52,7 @@ impl Start<'_> {
         }
         m.extend(self.memory_max.to_le_bytes());
         m.extend(1024u32.to_le_bytes());
+        m.extend(0u32.to_le_bytes());
         m.extend(self.nofile.to_le_bytes());
         for count in [self.argv.len(), self.envp.len(), self.targets.len(), self.group.len()] {
             m.extend((count as u16).to_le_bytes());
