@@ -45,6 +45,9 @@ func (b *body) change(op string, e edit) error {
 	if sp.t.cfg.Policy.Objects && b.temp == "" {
 		return sigma.Errorf(op, sigma.KindUnsupported, "a published object cannot be changed")
 	}
+	if b.fixed {
+		return unix.EROFS
+	}
 	if err := b.reclaimLocked(op); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -245,11 +246,23 @@ func checkTimes(dir int) error {
 
 // wrap turns errors of the kernel into sigma errors; nil stays nil.
 func wrap(op, path string, err error) error {
+	var no syscall.Errno
 	if err == nil {
 		return nil
 	}
-	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
-		return &sigma.Error{Op: op, Path: path, Kind: sigma.KindBusy, Msg: "the server has too many files open", Err: err}
+	if _, told := err.(*sigma.Error); told || !errors.As(err, &no) {
+		return sigma.Wrap(op, path, err)
 	}
-	return sigma.Wrap(op, path, err)
+	e := &sigma.Error{Op: op, Path: path, Kind: sigma.KindOf(no), Err: err}
+	switch no { // the cause stays here, and the kind alone would not tell
+	case unix.EMFILE, unix.ENFILE:
+		e.Kind, e.Msg = sigma.KindBusy, "the server has too many files open"
+	case unix.ENOSPC, unix.EDQUOT:
+		e.Msg, e.Hint = "the disk of the server is full", "remove files, or ask the provider for room"
+	case unix.EROFS:
+		e.Kind, e.Msg, e.Hint = sigma.KindPermission, "the disk of the server can only be read", "ask the provider: the disk may be failing"
+	case unix.EIO:
+		e.Msg, e.Hint = "the disk of the server fails", "ask the provider; what it last kept may be lost"
+	}
+	return e
 }

@@ -254,6 +254,10 @@ func (sp *space) openBody(op string, n *node) (*body, error) {
 		flags = unix.O_RDONLY
 	}
 	fd, err := openAt(n.parent.fd, n.name, flags|unix.O_NONBLOCK) // never waits, should it be no file after all
+	fixed := err == unix.EROFS
+	if fixed {
+		fd, err = openAt(n.parent.fd, n.name, unix.O_RDONLY|unix.O_NONBLOCK)
+	}
 	var st unix.Stat_t
 	if err == nil {
 		if err = unix.Fstat(fd, &st); err == nil && st.Ino != n.ino {
@@ -271,7 +275,7 @@ func (sp *space) openBody(op string, n *node) (*body, error) {
 		n.body.refs++
 		return n.body, nil
 	}
-	n.body = &body{sp: sp, fd: fd, ino: n.ino, id: n.id, size: uint64(st.Size), version: n.version, node: n, refs: 1}
+	n.body = &body{sp: sp, fd: fd, ino: n.ino, id: n.id, size: uint64(st.Size), version: n.version, node: n, refs: 1, fixed: fixed}
 	return n.body, nil
 }
 

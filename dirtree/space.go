@@ -76,6 +76,8 @@ type body struct {
 	fd  int
 	ino uint64
 	id  uint64
+	// fixed: the disk could only be read when it was opened.
+	fixed bool
 
 	mu   sync.Mutex // one change of the bytes at a time
 	size uint64     // guarded by mu for writing and by space.mu for both

@@ -37,6 +37,7 @@ func TestDiskFull(t *testing.T) {
 	s := smallDisk(t, "size=200m")
 	unharmed(t, s)
 	x := newTenant(t, s)
+	s.Must(t, "realm", "set", "--limit-scratch", "1000G", string(sigma.DefaultRealm)) // so that it is the disk that ends it
 	x.works()
 	x.running()
 	block := bytes.Repeat([]byte("x"), 1<<20)
