@@ -17,9 +17,10 @@ type serverCall struct {
 	at     time.Time // deadline; zero: none
 	began  time.Time
 	trace  *Trace
-	arg    []byte // of a call with a goroutine of its own
-	total  int    // of its argument
-	more   int    // conn.mu; bytes of the argument that are still to come
+	arg    []byte  // of a call with a goroutine of its own
+	room   *[]byte // that arg was put into, of buffers
+	total  int     // of its argument
+	more   int     // conn.mu; bytes of the argument that are still to come
 
 	mu     sync.Mutex
 	real   context.Context         // mu
@@ -146,13 +147,28 @@ func (c *serverCall) pieceLocked(f frame) error {
 	return nil
 }
 
+// bufferMost is the largest buffer that is kept.
+const bufferMost = 2 * pieceMax
+
+// buffers are for arguments and answers of calls with goroutines of their own.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// release gives a buffer back, of which b is what it has grown to, unless that is too much to keep.
+func release(room *[]byte, b []byte) {
+	if cap(b) <= bufferMost {
+		*room = b[:0]
+		buffers.Put(room)
+	}
+}
+
 // run handles a unary call in a goroutine of its own.
 func (c *serverCall) run() {
 	var reply []byte
+	room := buffers.Get().(*[]byte)
 	began := time.Now()
 	err := c.Err()
 	if err == nil {
-		reply, err = c.method.unary(c, c.arg, nil)
+		reply, err = c.method.unary(c, c.arg, (*room)[:0])
 	} else {
 		err = lackOf(err)
 	}
@@ -160,6 +176,11 @@ func (c *serverCall) run() {
 	c.method.learn(took)
 	c.method.stats.count(took, c.total, len(reply), err)
 	c.answer(reply, err)
+	if n := len(reply); n > cap(*room) && n <= bufferMost { // it may be a part of the argument, so it is not kept itself
+		*room = make([]byte, 0, n)
+	}
+	release(room, *room)
+	release(c.room, c.arg)
 }
 
 func (c *serverCall) runStream() {
@@ -187,7 +208,12 @@ func (c *serverCall) answer(reply []byte, err error) {
 	if err == nil && len(reply) > conn.server.cfg.MessageMax {
 		err = tooBig("the answer", len(reply), conn.server.cfg.MessageMax)
 	}
-	w := newWaiter()
+	p := pendings.Get().(*pending)
+	defer func() {
+		*p = pending{waiter: waiter{wake: p.wake}}
+		pendings.Put(p)
+	}()
+	w := &p.waiter
 	conn.mu.Lock()
 	defer conn.mu.Unlock()
 	live := func() bool { return c.wanted() }
@@ -198,11 +224,11 @@ func (c *serverCall) answer(reply []byte, err error) {
 	case c.stream != nil:
 		conn.queueLocked(frame{kind: frameReply, call: c.id})
 	default:
-		if conn.takeLocked(c, &w, len(reply)) != nil || !live() {
+		if conn.takeLocked(c, w, len(reply)) != nil || !live() {
 			break
 		}
 		rest := conn.queueMessageLocked(frame{kind: frameReply, call: c.id}, nil, reply)
-		conn.piecesLocked(c, &w, c.id, rest, live)
+		conn.piecesLocked(c, w, c.id, rest, live)
 	}
 	conn.forgetLocked(c)
 	conn.flushLocked()

@@ -324,7 +324,8 @@ func (c *serverConn) beginLocked(m *method, call *serverCall, f frame) error {
 		c.tasks.Go(call.runStream)
 		return nil
 	}
-	call.arg = append(make([]byte, 0, len(piece)), piece...)
+	call.room = buffers.Get().(*[]byte)
+	call.arg = append((*call.room)[:0], piece...)
 	if call.more = total - len(piece); call.more == 0 {
 		c.tasks.Go(call.run)
 	}
