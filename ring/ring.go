@@ -136,12 +136,13 @@ func errCorrupt(what string) error {
 // producer writes one direction. What it wrote last it knows itself; of the shared memory it believes nothing but where the reader is, within bounds.
 type producer struct {
 	*direction
-	data []byte
-	tail uint64
-	head uint64 // as last seen
+	data   []byte
+	tail   uint64
+	head   uint64 // as last seen
+	writes uint64 // while it had the memory
 }
 
-// put copies as much of p as there is room for.
+// put copies as much of p as there is room for. What the reader looks at all the time is written at once, and last: each time that it changes, its processor has to fetch it.
 func (w *producer) put(p []byte) (int, error) {
 	free := Bytes - (w.tail - w.head)
 	if free < uint64(len(p)) {
@@ -156,6 +157,7 @@ func (w *producer) put(p []byte) (int, error) {
 	at := int(w.tail % Bytes)
 	copy(w.data, p[copy(w.data[at:], p[:n]):n])
 	w.tail += uint64(n)
+	w.messages.Store(w.writes)
 	w.direction.tail.Store(w.tail)
 	return n, nil
 }

@@ -13,15 +13,14 @@ import (
 
 // writer is the half of a Conn that writes.
 type writer struct {
-	mu             sync.Mutex
-	to             producer
-	phase          uint32
-	sent           uint64 // bytes of the socket, doorbells among them
-	judge          judge
-	spin           spinner
-	shut           bool // nothing may be written any more
-	woke, entering bool // the reader was woken for the last bytes; it is still to be told that an odd phase has begun
-	idle, held     bool // nothing was written since the last round; pages of the ring are in use
+	mu         sync.Mutex
+	to         producer
+	phase      uint32
+	sent       uint64 // bytes of the socket, doorbells among them
+	spin       spinner
+	shut       bool // nothing may be written any more
+	entering   bool // the reader is still to be told that an odd phase has begun
+	idle, held bool // nothing was written since the last round; pages of the ring are in use
 
 	from   []byte // of the call under way; what is left of it
 	failed error  // in it
@@ -67,7 +66,7 @@ func (c *Conn) put(p []byte) (n int, err error) {
 	if out.to.direction == nil {
 		out.to = producer{direction: &m.directions[c.side], data: m.bytes(c.side)}
 	}
-	out.to.messages.Add(1)
+	out.to.writes++
 	for {
 		if m.revoked.Load() != 0 {
 			return n, net.ErrClosed
@@ -76,6 +75,7 @@ func (c *Conn) put(p []byte) (n int, err error) {
 			return n, syscall.EPIPE
 		}
 		if out.phase%2 == 0 && !c.toRing() {
+			out.to.messages.Store(out.to.writes)
 			k, err := c.send(p[n:])
 			return n + k, err
 		}
@@ -89,9 +89,6 @@ func (c *Conn) put(p []byte) (n int, err error) {
 			}
 		}
 		if n == len(p) {
-			if out.judge.wrote(out.woke) && Transport(c.wanted.Load()) == Automatic {
-				c.toSocket()
-			}
 			return n, nil
 		}
 		if !c.spinWrite(m) {
@@ -100,10 +97,10 @@ func (c *Conn) put(p []byte) (n int, err error) {
 	}
 }
 
-// toRing begins an odd phase if the peer follows and it is worth it.
+// toRing begins an odd phase if the peer follows and nobody wants the socket.
 func (c *Conn) toRing() bool {
 	out, d := &c.out, c.out.to.direction
-	if d.ready.Load() == 0 || d.reached.Load() != out.phase || !c.wants() {
+	if d.ready.Load() == 0 || d.reached.Load() != out.phase || Transport(c.wanted.Load()) == Socket {
 		return false
 	}
 	d.toRing.Store(out.sent)
@@ -128,8 +125,8 @@ func (c *Conn) toSocket() {
 // wake puts a byte on the socket if the reader sleeps, or may wait there for the bytes of the phase before.
 func (c *Conn) wake() error {
 	out := &c.out
-	out.woke = out.to.waits.Load() != 0 && out.to.waits.CompareAndSwap(1, 0)
-	if !out.woke && !out.entering {
+	asleep := out.to.waits.Load() != 0 && out.to.waits.CompareAndSwap(1, 0)
+	if !asleep && !out.entering {
 		return nil
 	}
 	out.entering = false
@@ -147,17 +144,6 @@ func (c *Conn) ringBell(fd uintptr) {
 	var n int
 	n, c.out.failed = nowait.Write(int(fd), []byte{0})
 	c.out.sent += uint64(n)
-}
-
-// wants reports whether the next write is one for the ring.
-func (c *Conn) wants() bool {
-	switch Transport(c.wanted.Load()) {
-	case Socket:
-		return false
-	case Shared:
-		return true
-	}
-	return c.out.judge.wants()
 }
 
 // send writes to the socket.
