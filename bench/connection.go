@@ -1,171 +1,151 @@
 package bench
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sigmaos.dev/sigma"
 )
 
-// endpointBench: what does a connection between two procs of one machine cost, once it is there, beside plain sockets? The same program, programs/connection, is server and client of all arms: as procs over an endpoint, and as
-// ordinary processes over a UNIX and over a TCP socket of the host's loopback. Round trips are of 64 bytes, one after another; streams are of 64 KiB blocks, until the server has read all. Each block starts a client of each arm
-// anew. Endpoints are measured with each transport forced, and with the automatic choice; first_N_us is what a connection and its first N round trips cost together (002 Fig 7). Expected: on the socket an endpoint is as fast as a UNIX socket,
-// since sigmad is not on its way; in the ring it is ten times as fast while both sides have a processor each, and as fast where they share one. On a busy host the medians say which of the two prevailed.
+// endpointBench: what does a connection between two procs cost, once it is there, beside plain sockets? The same program, programs/connection, is server and client of all arms (connectionarms.go). Round trips are of 64 bytes, one after another; streams are of 64 KiB blocks, until the server
+// has read all. Each block starts a client of each arm anew, placed by the bench: both sides where the scheduler has them, each on a processor of its own, or both on one. Endpoints are measured with each transport forced, and with the automatic choice; first_N_us is what a connection and its first N
+// round trips cost together (002 Fig 7); cpu_us is the processor time of both sides for a round trip; many_us is a message to and from each of 1,000 connections, divided by 1,000. Expected: on the socket an endpoint is as fast as a UNIX socket between two processes in cgroups as deep as ours, which is
+// slower than one between processes in none; in the ring it is ten times as fast while both sides have a processor each, and no slower where they share one. Between machines it is as fast as TCP on the same way once no sigmad relays.
 func endpointBench() Bench {
-	return Bench{Name: "endpoint", Question: "how fast are connections between procs of one machine, beside plain sockets?", Metrics: []string{"ring_rtt_us", "unix_rtt_us", "auto_rtt_us", "ring_bytes_per_s", "unix_bytes_per_s", "auto_bytes_per_s", "first_1_us", "first_64_us", "first_1024_us", "first_10000_us", "auto_beside_best"}, run: runEndpoint}
+	return Bench{Name: "endpoint", Question: "how fast are connections between procs, beside plain sockets, containers and overlays?", Metrics: []string{"ring_rtt_us", "unix_rtt_us", "auto_rtt_us", "ring_apart_rtt_us", "ring_together_rtt_us", "ring_bytes_per_s", "unix_bytes_per_s", "auto_bytes_per_s", "ring_cpu_us",
+		"first_1_us", "first_64_us", "first_1024_us", "first_10000_us", "auto_beside_best", "auto_many_us", "machines_rtt_us", "machines_bytes_per_s"}, run: runEndpoint}
 }
 
 // dialBench: how long does it take to be connected? From the call of Dial until the first byte of a server that sends one when it has accepted; the endpoint is known, as the address of the peers is. Arms as in endpointBench.
-// Expected: slower than connect(2) by the two calls to sigmad, which passes each side its socket.
+// Expected: slower than connect(2) by the way through sigmad, which passes each side its socket.
 func dialBench() Bench {
-	return Bench{Name: "dial", Question: "how long does it take to connect to a proc of the same machine, beside plain connect and accept?", Metrics: []string{"dial_p50_us", "dial_p99_us"}, run: runDial}
+	return Bench{Name: "dial", Question: "how long does it take to connect to a proc, beside plain connect and accept?", Metrics: []string{"dial_p50_us", "dial_p99_us", "machines_dial_p50_us", "machines_dial_p99_us"}, run: runDial}
 }
 
-// connections are servers of all arms, and the program that is their client.
-type connections struct {
-	r       *Run
-	s       *system
-	local   string
-	path    string               // in the realm
-	arms    []string             // networks that are measured
-	address map[string]string    // by network
-	ends    []func()             // of the servers
-	figures map[string][]float64 // one for each block, by arm and metric
-}
-
-// ours are the networks that are endpoints, with the name of each in metrics.
+// ours are the networks that are endpoints on one machine, with the name of each in metrics.
 var ours = map[string]string{"sigma": "auto", "ring": "ring", "socket": "unix"}
-
-// peers of all of them.
-var plain = [...]string{"unix", "tcp"}
 
 const connectionMemory = 64 * sigma.MiB
 
-func (r *Run) newConnections(ctx context.Context, own ...string) (a *connections, err error) {
-	a = &connections{r: r, local: filepath.Join(r.dir, "connection"), arms: append(own, plain[:]...), address: map[string]string{}, figures: map[string][]float64{}}
-	defer func() {
-		if err != nil {
-			a.end()
-		}
-	}()
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", a.local, "./bench/programs/connection")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return a, fmt.Errorf("cannot build the program (run it in a clone): %w\n%s", err, out)
-	}
-	if a.s, err = r.boot(ctx); err != nil {
-		return a, err
-	}
-	if a.path, err = a.s.install(ctx, a.local, "connection"); err != nil {
-		return a, err
-	}
-	for _, network := range own {
-		a.address[network] = "/connection-" + network
-		ids, err := a.s.Spawn(ctx, sigma.Descriptor{Program: a.path, Args: []string{"serve", network, a.address[network]}, Start: sigma.StartedByCall, Memory: connectionMemory})
-		if err == nil {
-			err = a.s.WaitStart(ctx, ids[0])
-		}
-		if err != nil {
-			return a, err
-		}
-	}
-	if err = a.serve(ctx, "unix", filepath.Join(r.dir, "socket")); err == nil {
-		err = a.serve(ctx, "tcp", "127.0.0.1:0")
-	}
-	return a, err
+// figure finds a block's figures.
+type figure struct{ arm, placement, metric string }
+
+// connections are the arms, and what they gave.
+type connections struct {
+	r       *Run
+	local   string // the program
+	all     unix.CPUSet
+	arms    []*arm
+	turn    int                  // of the last client
+	ends    []func()             // of servers and what they run in
+	figures map[figure][]float64 // one for each block
 }
 
 func (a *connections) end() {
-	for _, f := range a.ends {
-		f()
-	}
-	if a.s != nil {
-		a.s.down()
+	for i := range a.ends {
+		a.ends[len(a.ends)-1-i]()
 	}
 }
 
-// serve starts a peer's server.
-func (a *connections) serve(ctx context.Context, network, address string) error {
-	cmd := exec.CommandContext(ctx, a.local, "serve", network, address)
-	cmd.Stderr = a.r.Notes
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
+// prefix is a placement as part of a metric's name.
+func prefix(placement string) string {
+	if placement == free {
+		return ""
 	}
-	if err != nil {
-		return err
+	return placement + "_"
+}
+
+// client runs a client and gives its figures, and last the processor time of both sides for each of count.
+func (a *connections) client(ctx context.Context, what string, on *arm, placement string, count, want int) ([]float64, error) {
+	args := []string{what, on.network, on.address, strconv.Itoa(count)}
+	server, client := a.all, a.all
+	switch placement {
+	case apart:
+		server, client = nth(a.all, 0), nth(a.all, 1)
+	case together:
+		server, client = nth(a.all, 0), nth(a.all, 0)
 	}
-	a.ends = append(a.ends, func() {
-		cmd.Process.Kill()
-		cmd.Wait()
+	a.turn++
+	mark := fmt.Sprintf("placed-%d", a.turn)
+	if placement != free {
+		args = append(args, mark)
+	}
+	if on.server != server {
+		if err := place(server, "serve", on.network, on.listens); err != nil {
+			return nil, err
+		}
+		on.server = server
+	}
+	text, err := on.run(ctx, args, func() error {
+		if placement == free {
+			return nil
+		}
+		return place(client, mark)
 	})
-	line, err := bufio.NewReader(out).ReadString('\n')
-	a.address[network] = strings.TrimSpace(line)
-	return err
-}
-
-// client runs a client and gives its figures.
-func (a *connections) client(ctx context.Context, what, network string, count int) ([]float64, error) {
-	args := []string{what, network, a.address[network], strconv.Itoa(count)}
-	var out []byte
-	var err error
-	if ours[network] == "" {
-		out, err = exec.CommandContext(ctx, a.local, args...).Output()
-	} else {
-		out, err = a.s.output(ctx, sigma.Descriptor{Program: a.path, Args: args, Memory: connectionMemory})
-	}
 	if err != nil {
-		return nil, fmt.Errorf("%s over %s: %w", what, network, err)
+		return nil, fmt.Errorf("%s over %s: %w", what, on.name, err)
 	}
 	var figures []float64
-	for word := range strings.FieldsSeq(string(out)) {
+	for word := range strings.FieldsSeq(string(text)) {
 		ns, err := strconv.ParseFloat(word, 64)
 		if err != nil {
-			return nil, fmt.Errorf("%s over %s: %w", what, network, err)
+			return nil, fmt.Errorf("%s over %s: %w", what, on.name, err)
 		}
 		figures = append(figures, ns)
 	}
-	if want := count; len(figures) != want && what != "stream" || len(figures) == 0 {
-		return nil, fmt.Errorf("%s over %s: %d figures, not %d", what, network, len(figures), want)
+	if len(figures) != want+1 {
+		return nil, fmt.Errorf("%s over %s: %d figures, not %d", what, on.name, len(figures), want+1)
 	}
+	figures[want] /= float64(count)
 	return figures, nil
 }
 
-// measure runs blocks of one kind of client over all arms; use makes a block's figures of what it printed.
-func (a *connections) measure(ctx context.Context, blocks, count int, what string, use func([]float64) map[string]float64) error {
+// measure runs blocks of one kind of client over all arms, want figures each beside the processor time; use makes a block's figures of what it printed.
+func (a *connections) measure(ctx context.Context, blocks, count, want int, what, placement string, use func([]float64) map[string]float64) error {
 	var arms []func() error
-	for _, network := range a.arms {
+	for _, on := range a.arms {
+		if placement != free && on.unplaced {
+			continue
+		}
 		arms = append(arms, func() error {
-			ns, err := a.client(ctx, what, network, count)
+			ns, err := a.client(ctx, what, on, placement, count, want)
 			if err != nil {
 				return err
 			}
-			for metric, v := range use(ns) {
-				a.figures[network+" "+metric] = append(a.figures[network+" "+metric], a.r.sample(network, metric, v))
+			add := func(metric string, v float64) {
+				at := figure{on.name, placement, metric}
+				a.figures[at] = append(a.figures[at], a.r.sample(on.name, prefix(placement)+metric, v))
 			}
+			for metric, v := range use(ns[:want]) {
+				add(metric, v)
+			}
+			add(what+"_cpu_us", ns[want]/1e3)
 			return nil
 		})
 	}
 	return interleave(blocks, arms...)
 }
 
-// print puts out a figure of one of ours as a metric beside each peer; more says that more is better.
-func (a *connections) print(network, figure, metric, unit string, more bool, n int) error {
-	ours := a.figures[network+" "+figure]
-	for _, peer := range plain {
-		theirs := a.figures[peer+" "+figure]
+// print puts out a figure of one of ours as a metric beside each of the peers that was measured so; more says that more is better.
+func (a *connections) print(name, placement, metric, as, unit string, more bool, n int, peers ...string) error {
+	ours := a.figures[figure{name, placement, metric}]
+	for _, peer := range peers {
+		theirs := a.figures[figure{peer, placement, metric}]
+		if len(ours) == 0 || len(theirs) == 0 {
+			continue
+		}
 		rs := ratios(theirs, ours)
 		if more {
 			rs = ratios(ours, theirs)
 		}
-		if err := a.r.print(Line{Metric: metric, Unit: unit, Ours: median(ours), Peer: peer, Theirs: pointer(median(theirs)), N: n * len(ours)}.between(rs)); err != nil {
+		if err := a.r.print(Line{Metric: as, Unit: unit, Ours: median(ours), Peer: peer, Theirs: pointer(median(theirs)), N: n * len(ours)}.between(rs)); err != nil {
 			return err
 		}
 	}
@@ -179,64 +159,134 @@ func microseconds(p50, p99 string) func([]float64) map[string]float64 {
 	}
 }
 
+// The peers that a metric of ours stands beside.
+var (
+	onHost       = []string{"unix", "contained", "tcp"}
+	betweenHosts = []string{"veth", "vxlan", "docker"}
+)
+
 func runEndpoint(ctx context.Context, r *Run) error {
 	blocks, trips, streamed := 20, 5000, 4096
 	if r.Quick {
-		blocks, trips, streamed = 5, 3000, 1024
+		blocks, trips, streamed = 5, 2000, 512
 	}
 	a, err := r.newConnections(ctx, "ring", "socket", "sigma")
 	if err != nil {
 		return err
 	}
 	defer a.end()
-	if err := a.measure(ctx, blocks, trips, "echo", microseconds("rtt_us", "rtt_p99_us")); err != nil {
+	if err := a.trips(ctx, blocks, trips, streamed); err != nil {
 		return err
 	}
-	bytes := float64(streamed) * 64 * 1024
-	err = a.measure(ctx, blocks, streamed, "stream", func(ns []float64) map[string]float64 {
-		return map[string]float64{"bytes_per_s": bytes / time.Duration(ns[0]).Seconds()}
-	})
+	if err := a.firsts(ctx, blocks); err != nil {
+		return err
+	}
+	if err := a.many(ctx, blocks); err != nil {
+		return err
+	}
+	b, err := r.newMachines(ctx, a.local)
 	if err != nil {
 		return err
 	}
-	for _, network := range []string{"ring", "socket", "sigma"} {
-		for _, figure := range []string{"rtt_us", "rtt_p99_us"} {
-			if err := a.print(network, figure, ours[network]+"_"+figure, "us", false, trips); err != nil {
-				return err
-			}
-		}
-		if err := a.print(network, "bytes_per_s", ours[network]+"_bytes_per_s", "B/s", true, 1); err != nil {
+	defer b.end()
+	if err := b.measure(ctx, blocks, trips, trips, "echo", free, microseconds("rtt_us", "rtt_p99_us")); err != nil {
+		return err
+	}
+	if err := b.measure(ctx, blocks, streamed, 1, "stream", free, perSecond(streamed)); err != nil {
+		return err
+	}
+	for _, metric := range []string{"rtt_us", "rtt_p99_us", "echo_cpu_us", "stream_cpu_us"} {
+		if err := b.print("sigma", free, metric, "machines_"+metric, "us", false, trips, betweenHosts...); err != nil {
 			return err
 		}
 	}
-	return a.firsts(ctx, blocks)
+	return b.print("sigma", free, "bytes_per_s", "machines_bytes_per_s", "B/s", true, 1, betweenHosts...)
+}
+
+// perSecond makes the throughput of a stream's block.
+func perSecond(streamed int) func([]float64) map[string]float64 {
+	return func(ns []float64) map[string]float64 {
+		return map[string]float64{"bytes_per_s": float64(streamed) * 64 * 1024 / time.Duration(ns[0]).Seconds()}
+	}
+}
+
+// trips measures round trips and streams in all placements.
+func (a *connections) trips(ctx context.Context, blocks, trips, streamed int) error {
+	for _, placement := range a.placements() {
+		if err := a.measure(ctx, blocks, trips, trips, "echo", placement, microseconds("rtt_us", "rtt_p99_us")); err != nil {
+			return err
+		}
+		if err := a.measure(ctx, blocks, streamed, 1, "stream", placement, perSecond(streamed)); err != nil {
+			return err
+		}
+		for _, network := range []string{"ring", "socket", "sigma"} {
+			name := ours[network] + "_" + prefix(placement)
+			for _, metric := range []string{"rtt_us", "rtt_p99_us", "echo_cpu_us", "stream_cpu_us"} {
+				if err := a.print(network, placement, metric, name+metric, "us", false, trips, onHost...); err != nil {
+					return err
+				}
+			}
+			if err := a.print(network, placement, "bytes_per_s", name+"bytes_per_s", "B/s", true, 1, onHost...); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// placements are those that this machine can show.
+func (a *connections) placements() []string {
+	if a.all.Count() < 2 {
+		a.r.note("SKIPPED: no placement of both sides on processors of their own, since there is only one")
+		return []string{free, together}
+	}
+	return []string{free, apart, together}
 }
 
 // firsts measures what a connection and its first messages cost together, and the automatic choice beside the better of the two transports at each number of messages.
 func (a *connections) firsts(ctx context.Context, blocks int) error {
 	numbers := []int{1, 64, 256, 1024, 10000}
+	most := numbers[len(numbers)-1]
 	metric := func(n int) string { return fmt.Sprintf("first_%d_us", n) }
-	err := a.measure(ctx, blocks, numbers[len(numbers)-1], "first", func(ns []float64) map[string]float64 {
-		out := map[string]float64{}
-		for _, n := range numbers {
-			out[metric(n)] = ns[n-1] / 1e3
+	for _, placement := range a.placements() {
+		err := a.measure(ctx, blocks, most, most, "first", placement, func(ns []float64) map[string]float64 {
+			out := map[string]float64{}
+			for _, n := range numbers {
+				out[metric(n)] = ns[n-1] / 1e3
+			}
+			return out
+		})
+		if err != nil {
+			return err
 		}
-		return out
+		for _, n := range numbers {
+			if err := a.print("sigma", placement, metric(n), prefix(placement)+metric(n), "us", false, 1, onHost...); err != nil {
+				return err
+			}
+			of := func(name string) []float64 { return a.figures[figure{name, placement, metric(n)}] }
+			best := "ring"
+			if median(of("socket")) < median(of("ring")) {
+				best = "socket"
+			}
+			if err := a.r.print(Line{Metric: "auto_beside_best", Unit: prefix(placement) + metric(n), Ours: median(of("sigma")), Peer: best, Theirs: pointer(median(of(best))), N: blocks}.between(ratios(of(best), of("sigma")))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// many measures a message on each of many connections.
+func (a *connections) many(ctx context.Context, blocks int) error {
+	const conns, rounds = 1000, 20 // as programs/connection has it
+	err := a.measure(ctx, min(blocks, 5), conns, rounds, "many", free, func(ns []float64) map[string]float64 {
+		return map[string]float64{"many_us": quantile(ns, 0.5) / conns / 1e3}
 	})
 	if err != nil {
 		return err
 	}
-	for _, n := range numbers {
-		if err := a.print("sigma", metric(n), metric(n), "us", false, 1); err != nil {
-			return err
-		}
-		auto, inRing, onSocket := a.figures["sigma "+metric(n)], a.figures["ring "+metric(n)], a.figures["socket "+metric(n)]
-		best := "ring"
-		theirs := inRing
-		if median(onSocket) < median(inRing) {
-			best, theirs = "socket", onSocket
-		}
-		if err := a.r.print(Line{Metric: "auto_beside_best", Unit: metric(n), Ours: median(auto), Peer: best, Theirs: pointer(median(theirs)), N: len(auto)}.between(ratios(theirs, auto))); err != nil {
+	for _, network := range []string{"socket", "sigma"} {
+		if err := a.print(network, free, "many_us", ours[network]+"_many_us", "us", false, rounds, onHost...); err != nil {
 			return err
 		}
 	}
@@ -253,11 +303,49 @@ func runDial(ctx context.Context, r *Run) error {
 		return err
 	}
 	defer a.end()
-	if err := a.measure(ctx, blocks, dials, "dial", microseconds("dial_p50_us", "dial_p99_us")); err != nil {
+	if err := a.measure(ctx, blocks, dials, dials, "dial", free, microseconds("dial_p50_us", "dial_p99_us")); err != nil {
 		return err
 	}
-	if err := a.print("sigma", "dial_p50_us", "dial_p50_us", "us", false, dials); err != nil {
+	for _, metric := range []string{"dial_p50_us", "dial_p99_us", "dial_cpu_us"} {
+		if err := a.print("sigma", free, metric, metric, "us", false, dials, onHost...); err != nil {
+			return err
+		}
+	}
+	b, err := r.newMachines(ctx, a.local)
+	if err != nil {
 		return err
 	}
-	return a.print("sigma", "dial_p99_us", "dial_p99_us", "us", false, dials)
+	defer b.end()
+	if err := b.measure(ctx, blocks/2, dials, dials, "dial", free, microseconds("dial_p50_us", "dial_p99_us")); err != nil {
+		return err
+	}
+	for _, metric := range []string{"dial_p50_us", "dial_p99_us"} {
+		if err := b.print("sigma", free, metric, "machines_"+metric, "us", false, dials, betweenHosts...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// buildConnection makes the program that is server and client.
+func (r *Run) buildConnection(ctx context.Context) (string, error) {
+	local := filepath.Join(r.dir, "connection")
+	return local, r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", local, "./bench/programs/connection")
+}
+
+// output is what a command prints; placed is called when it runs.
+func output(cmd *exec.Cmd, placed func() error) ([]byte, error) {
+	var out, errs strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	err := placed()
+	if err != nil {
+		cmd.Process.Kill()
+	}
+	if e := cmd.Wait(); err == nil && e != nil {
+		err = fmt.Errorf("%w: %.300s", e, errs.String())
+	}
+	return []byte(out.String()), err
 }

@@ -39,10 +39,7 @@ func (r *Run) bootIn(ctx context.Context, dir string, flags ...string) (*system,
 		err = s.command(ctx, "realm", "create", realm)
 	}
 	if err == nil {
-		var lock []byte
-		if lock, err = os.ReadFile(filepath.Join(s.data, "lock")); err == nil {
-			s.pid, err = strconv.Atoi(strings.TrimSpace(string(lock)))
-		}
+		s.pid, err = s.keeper()
 	}
 	if err == nil {
 		s.Client, err = sdk.Connect(ctx, filepath.Join(s.data, "sigmad", "admin.sock"), realm)
@@ -52,6 +49,15 @@ func (r *Run) bootIn(ctx context.Context, dir string, flags ...string) (*system,
 		return nil, err
 	}
 	return s, nil
+}
+
+// keeper reads which process is the parent of everything.
+func (s *system) keeper() (int, error) {
+	lock, err := os.ReadFile(filepath.Join(s.data, "lock"))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(lock)))
 }
 
 // command runs the sigma command on this system.
@@ -73,7 +79,8 @@ func (s *system) down() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if _, err := os.Stat(filepath.Join(s.data, "lock")); err != nil {
+	_, one := s.keeper()
+	if _, many := os.Stat(filepath.Join(s.data, "cluster")); one != nil && many != nil {
 		return
 	}
 	if err := s.command(ctx, "down"); err != nil {
@@ -94,7 +101,15 @@ func (s *system) install(ctx context.Context, local, name string) (string, error
 
 // output runs a proc to its end and gives what it printed.
 func (s *system) output(ctx context.Context, d sigma.Descriptor) ([]byte, error) {
+	return s.outputOf(ctx, d, func() error { return nil })
+}
+
+// outputOf is output that calls begun when the proc has been spawned.
+func (s *system) outputOf(ctx context.Context, d sigma.Descriptor, begun func() error) ([]byte, error) {
 	ids, err := s.Spawn(ctx, d)
+	if err == nil {
+		err = begun()
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -1,14 +1,16 @@
 // Command connection is both sides of the benches dial and endpoint, over an endpoint as a proc, and over a UNIX or TCP socket as an ordinary process:
 //
 //	connection serve sigma|socket|ring|unix|tcp ADDRESS
-//	connection dial|echo|first|stream sigma|socket|ring|unix|tcp ADDRESS COUNT
+//	connection dial|echo|first|stream|many sigma|socket|ring|unix|tcp ADDRESS COUNT [PLACED]
 //
-// socket and ring are sigma with a transport forced. The address of all three is a path; first prints the nanoseconds from dialling until each of the first COUNT answers was there. A server prints where it listens. A client prints one figure for each dial or round trip in nanoseconds, or for a stream the nanoseconds that COUNT blocks took.
+// socket and ring are sigma with a transport forced. The address of all three is a path. With a last word, by which the bench finds it, a client waits until it has been placed on a processor. A server prints where it listens. A client prints nanoseconds: one figure for each dial or round
+// trip; of first those from dialling until each of the first COUNT answers was there; of a stream those that COUNT blocks took; of many those of each round of a message on each of COUNT connections. At last it prints the processor time of both sides.
 package main
 
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"net"
@@ -24,6 +26,14 @@ import (
 const (
 	messageBytes = 64
 	blockBytes   = 64 << 10
+	rounds       = 20 // of many
+)
+
+// What a connection is for, as its first byte says.
+const (
+	opEcho   = 'e'
+	opStream = 's'
+	opTime   = 't' // how much processor time has the server used?
 )
 
 // transports are the networks that are endpoints.
@@ -43,14 +53,15 @@ func run(ctx context.Context, what, network, address string) error {
 	if err != nil {
 		return err
 	}
-	dial := func() (net.Conn, error) { return net.Dial(network, address) }
+	c := &client{count: count, out: bufio.NewWriter(os.Stdout), dial: func() (net.Conn, error) { return net.Dial(network, address) }}
+	defer c.out.Flush()
 	if transport, ours := transports[network]; ours {
-		c, err := sdk.Open(ctx)
+		sys, err := sdk.Open(ctx)
 		if err != nil {
 			return err
 		}
-		c.UseTransport(transport)
-		text, err := c.ReadLink(ctx, address)
+		sys.UseTransport(transport)
+		text, err := sys.ReadLink(ctx, address)
 		if err != nil {
 			return err
 		}
@@ -58,101 +69,178 @@ func run(ctx context.Context, what, network, address string) error {
 		if err != nil {
 			return err
 		}
-		dial = func() (net.Conn, error) { return c.Dial(ctx, e) }
+		c.dial = func() (net.Conn, error) { return sys.Dial(ctx, e) }
 	}
-	out := bufio.NewWriter(os.Stdout)
-	defer out.Flush()
-	switch what {
-	case "dial":
-		for range count {
-			d, conn, err := connect(dial)
-			if err != nil {
-				return err
-			}
-			conn.Close()
-			fmt.Fprintln(out, d.Nanoseconds())
+	if len(os.Args) > 5 {
+		if err := awaitPlace(); err != nil {
+			return err
 		}
-		return nil
-	case "echo":
-		return echo(dial, count, out)
-	case "first":
-		return first(dial, count, out)
-	case "stream":
-		return stream(dial, count, out)
 	}
-	return fmt.Errorf("no such word: %s", what)
-}
-
-// connect dials and waits until the server has accepted.
-func connect(dial func() (net.Conn, error)) (time.Duration, net.Conn, error) {
-	began := time.Now()
-	conn, err := dial()
-	if err != nil {
-		return 0, nil, err
-	}
-	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
-		conn.Close()
-		return 0, nil, err
-	}
-	return time.Since(began), conn, nil
-}
-
-func echo(dial func() (net.Conn, error), count int, out io.Writer) error {
-	_, conn, err := connect(dial)
+	began, err := c.time()
 	if err != nil {
 		return err
 	}
+	switch what {
+	case "dial":
+		err = c.dials()
+	case "echo":
+		err = c.echo()
+	case "first":
+		err = c.first()
+	case "stream":
+		err = c.stream()
+	case "many":
+		err = c.many()
+	default:
+		err = fmt.Errorf("no such word: %s", what)
+	}
+	if err != nil {
+		return err
+	}
+	ended, err := c.time()
+	fmt.Fprintln(c.out, (ended - began).Nanoseconds())
+	return err
+}
+
+// client measures.
+type client struct {
+	dial  func() (net.Conn, error)
+	count int
+	out   *bufio.Writer
+}
+
+// connect dials and waits until the server has accepted.
+func (c *client) connect() (net.Conn, error) {
+	conn, err := c.dial()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// time is the processor time that both sides have used.
+func (c *client) time() (time.Duration, error) {
+	conn, err := c.connect()
+	if err != nil {
+		return 0, err
+	}
 	defer conn.Close()
-	message := make([]byte, messageBytes)
-	message[0] = 'e'
-	for range count {
+	if _, err := conn.Write([]byte{opTime}); err != nil {
+		return 0, err
+	}
+	var answer [8]byte
+	_, err = io.ReadFull(conn, answer[:])
+	return used() + time.Duration(binary.LittleEndian.Uint64(answer[:])), err
+}
+
+func (c *client) dials() error {
+	for range c.count {
 		began := time.Now()
-		if _, err := conn.Write(message); err != nil {
+		conn, err := c.connect()
+		if err != nil {
 			return err
 		}
-		if _, err := io.ReadFull(conn, message); err != nil {
-			return err
-		}
-		fmt.Fprintln(out, time.Since(began).Nanoseconds())
+		fmt.Fprintln(c.out, time.Since(began).Nanoseconds())
+		conn.Close()
 	}
 	return nil
 }
 
-func first(dial func() (net.Conn, error), count int, out io.Writer) error {
-	began := time.Now()
-	_, conn, err := connect(dial)
+// trip is one round trip.
+func trip(conn net.Conn, message []byte) error {
+	if _, err := conn.Write(message); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(conn, message)
+	return err
+}
+
+func message() []byte {
+	m := make([]byte, messageBytes)
+	m[0] = opEcho
+	return m
+}
+
+func (c *client) echo() error {
+	conn, err := c.connect()
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	message := make([]byte, messageBytes)
-	message[0] = 'e'
-	at := make([]time.Duration, count)
-	for i := range at {
-		if _, err := conn.Write(message); err != nil {
+	message := message()
+	for range c.count {
+		began := time.Now()
+		if err := trip(conn, message); err != nil {
 			return err
 		}
-		if _, err := io.ReadFull(conn, message); err != nil {
+		fmt.Fprintln(c.out, time.Since(began).Nanoseconds())
+	}
+	return nil
+}
+
+func (c *client) first() error {
+	began := time.Now()
+	conn, err := c.connect()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	message := message()
+	at := make([]time.Duration, c.count)
+	for i := range at {
+		if err := trip(conn, message); err != nil {
 			return err
 		}
 		at[i] = time.Since(began)
 	}
 	for _, d := range at {
-		fmt.Fprintln(out, d.Nanoseconds())
+		fmt.Fprintln(c.out, d.Nanoseconds())
 	}
 	return nil
 }
 
-func stream(dial func() (net.Conn, error), count int, out io.Writer) error {
-	_, conn, err := connect(dial)
+func (c *client) many() error {
+	conns := make([]net.Conn, c.count)
+	for i := range conns {
+		conn, err := c.connect()
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		conns[i] = conn
+	}
+	message := message()
+	for range rounds {
+		began := time.Now()
+		for _, conn := range conns {
+			if _, err := conn.Write(message); err != nil {
+				return err
+			}
+		}
+		for _, conn := range conns {
+			if _, err := io.ReadFull(conn, message); err != nil {
+				return err
+			}
+		}
+		fmt.Fprintln(c.out, time.Since(began).Nanoseconds())
+	}
+	return nil
+}
+
+func (c *client) stream() error {
+	conn, err := c.connect()
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	block := make([]byte, blockBytes)
-	block[0] = 's'
+	block[0] = opStream
 	began := time.Now()
-	for range count {
+	for range c.count {
 		if _, err := conn.Write(block); err != nil {
 			return err
 		}
@@ -163,7 +251,7 @@ func stream(dial func() (net.Conn, error), count int, out io.Writer) error {
 	if _, err := io.ReadFull(conn, block[:1]); err != nil { // the server has read all
 		return err
 	}
-	_, err = fmt.Fprintln(out, time.Since(began).Nanoseconds())
+	_, err = fmt.Fprintln(c.out, time.Since(began).Nanoseconds())
 	return err
 }
 
@@ -205,21 +293,25 @@ func serve(ctx context.Context, network, address string) error {
 // answer does what the first byte asks for.
 func answer(conn net.Conn) {
 	defer conn.Close()
-	block := make([]byte, blockBytes)
+	block := make([]byte, 4*messageBytes)
 	n, err := conn.Read(block)
 	if err != nil {
 		return
 	}
-	if block[0] == 's' {
+	switch block[0] {
+	case opTime:
+		conn.Write(binary.LittleEndian.AppendUint64(nil, uint64(used())))
+	case opStream:
+		block = make([]byte, blockBytes)
 		for err == nil {
 			_, err = conn.Read(block)
 		}
 		conn.Write([]byte{'k'})
-		return
-	}
-	for ; err == nil; n, err = conn.Read(block) {
-		if _, err := conn.Write(block[:n]); err != nil {
-			return
+	default:
+		for ; err == nil; n, err = conn.Read(block) {
+			if _, err := conn.Write(block[:n]); err != nil {
+				return
+			}
 		}
 	}
 }
