@@ -78,7 +78,7 @@ func (r *root) dialEtcdCall(ctx context.Context, payload []byte) ([]byte, []*os.
 	if address == "" || k.cfg.Connect == nil {
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "%.80q is no member of the etcd that keeps the names", name)
 	}
-	f, err := k.relayTo(ctx, op, address, etcdDialMax, func() {})
+	f, err := k.relayTo(ctx, op, []string{address}, etcdDialMax, func() {})
 	if err != nil {
 		if e, ok := err.(*sigma.Error); ok && e.Kind == sigma.KindUnavailable {
 			e.Msg = "no etcd answers at " + name

@@ -107,7 +107,7 @@ type Kernel struct {
 	links     *links
 	holders   *holders
 	scratch   *scratch
-	databases *databases
+	servers   *servers
 	peers     *peers
 	memo      memo
 	peerCalls map[string]peerCall                     // what other machines' sigmads may call here; complete before Run
@@ -222,7 +222,7 @@ func New(cfg Config) (*Kernel, error) {
 	if k.scratch, err = newScratch(k); err != nil {
 		return nil, err
 	}
-	if k.databases, err = newDatabases(k); err != nil {
+	if k.servers, err = newServers(k); err != nil {
 		return nil, err
 	}
 	k.peers = newPeers()

@@ -302,7 +302,10 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	if _, err := r.admin(ctx, serviceS3, sigmap.CallRemove, id); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
-	if err := r.k.databases.removeRealm(ctx, r, id); err != nil {
+	if err := r.k.servers.forgetRealm(serviceS3, id); err != nil {
+		return err
+	}
+	if err := r.k.servers.removeRealm(ctx, r, id); err != nil {
 		return err
 	}
 	_, err = r.admin(ctx, serviceNamed, sigmap.CallRemove, id) // last, so that a removal that was interrupted can be repeated

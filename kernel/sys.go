@@ -357,7 +357,9 @@ func (r *root) machineCalls() map[string]handler {
 		}
 	}
 	return map[string]handler{
-		sigmap.CallServer: provider(k.databases.setCall),
+		sigmap.CallServer:   provider(k.servers.setCall),
+		sigmap.CallSetStore: provider(k.setStoreCall),
+		sigmap.CallStores:   provider(k.storesCall),
 		sigmap.CallStatus: provider(func(context.Context, []byte) ([]byte, []*os.File, error) {
 			ss := k.status()
 			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Services(&ss) })

@@ -13,59 +13,92 @@
 // Directories exist once made, and stay when they become empty. Objects and directories can be renamed. The root holds buckets
 // only, which are directories named like S3's: 1 to 63 of a-z, 0-9 and '-', beginning and ending with a letter or digit.
 //
-// The one store of this version is the local disk. Another (a real S3) is another implementation of store.
+// Objects are on the local disk, or in a store of S3's kind on the network (package remote), by realm or for all: SetStore. What differs there, package remote says.
 package s3
 
 import (
 	"context"
+	"log/slog"
 
 	"sigmaos.dev/changeboard"
 	"sigmaos.dev/dirtree"
+	"sigmaos.dev/s3/remote"
 	"sigmaos.dev/sigma"
 )
 
 // Config says where objects are and what bounds them; see dirtree.Config.
 type Config struct {
 	Dir        string
-	QuotaBytes sigma.Bytes // per realm; 0 means none
+	QuotaBytes sigma.Bytes // per realm, on the local disk; 0 means none
 	OpenMax    int         // descriptors per realm; 0 means dirtree.OpenMaxDefault
 	Board      *changeboard.Board
-}
 
-// store keeps the buckets of all realms and serves each realm's as a tree.
-type store interface {
-	sigma.Tree
-	RemoveRealm(ctx context.Context, realm sigma.RealmID) error
-	Close()
+	Elsewhere string      // directory of what is known of stores of S3's kind, their cache and uploads; "" = none can be used
+	Cache     sigma.Bytes // of what is read from them; 0 means remote.CacheDefault
+	Dial      remote.Dial // connects to them
+	Buckets   []string    // that each realm whose objects are elsewhere is given
+	Log       *slog.Logger
 }
 
 // Tree serves the object store. Safe for concurrent use.
-type Tree struct{ store }
+type Tree struct {
+	local  *dirtree.Tree
+	stores *stores // nil = Config.Elsewhere is ""
+}
 
 var _ sigma.Tree = (*Tree)(nil)
 
 // New opens or makes a store in the directory cfg.Dir.
 func New(cfg Config) (*Tree, error) {
 	policy := dirtree.Policy{Objects: true, CheckEntry: checkEntry}
-	t, err := dirtree.New(dirtree.Config{Dir: cfg.Dir, QuotaBytes: cfg.QuotaBytes, OpenMax: cfg.OpenMax, Policy: policy, Board: cfg.Board})
+	local, err := dirtree.New(dirtree.Config{Dir: cfg.Dir, QuotaBytes: cfg.QuotaBytes, OpenMax: cfg.OpenMax, Policy: policy, Board: cfg.Board})
 	if err != nil {
 		return nil, sigma.Wrap("s3.New", cfg.Dir, err)
 	}
-	return &Tree{t}, nil
+	t := &Tree{local: local}
+	if cfg.Elsewhere != "" {
+		if t.stores, err = openStores(cfg); err != nil {
+			local.Close()
+			return nil, err
+		}
+	}
+	return t, nil
 }
 
 // Attach returns the directory of buckets of p's realm; a System principal may name another realm.
 func (t *Tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
-	return t.store.Attach(ctx, p, name)
+	const op = "s3.Attach"
+	realm := p.Realm
+	if name != "" {
+		if !p.System {
+			return nil, sigma.Errorf(op, sigma.KindPermission, "only the provider may choose a realm")
+		}
+		realm = sigma.RealmID(name)
+	}
+	if err := realm.Check(); err != nil {
+		return nil, sigma.Wrap(op, "", err)
+	}
+	if root, err := t.elsewhere(ctx, realm); root != nil || err != nil {
+		return root, err
+	}
+	return t.local.Attach(ctx, p, name)
 }
 
-// RemoveRealm removes all buckets of a realm; see dirtree.Tree.RemoveRealm.
+// RemoveRealm removes all buckets of a realm; see dirtree.Tree.RemoveRealm. What is in a store of the realm's own stays there.
 func (t *Tree) RemoveRealm(ctx context.Context, realm sigma.RealmID) error {
-	return t.store.RemoveRealm(ctx, realm)
+	if err := t.removeElsewhere(ctx, realm); err != nil {
+		return err
+	}
+	return t.local.RemoveRealm(ctx, realm)
 }
 
 // Close ends the service.
-func (t *Tree) Close() { t.store.Close() }
+func (t *Tree) Close() {
+	t.local.Close()
+	if t.stores != nil {
+		t.stores.remote.Close()
+	}
+}
 
 // checkEntry keeps objects out of the root and bad names out of the list of buckets.
 func checkEntry(top bool, name string, kind sigma.FileKind) error {

@@ -80,6 +80,11 @@ func (c *Client) DialServer(ctx context.Context, realm sigma.RealmID, name strin
 	return connOf(files, CallerAddr{c.info.Principal}, EndpointAddr{sigma.Endpoint{Realm: sigma.SystemRealm, Form: sigma.FormStream}})
 }
 
+// DialStore connects s3d to the object store of a realm, of which the provider told sigmad; of the system's, to that of all that have none of their own.
+func (c *Client) DialStore(ctx context.Context, realm sigma.RealmID) (net.Conn, error) {
+	return c.DialServer(ctx, realm, "store")
+}
+
 // DialPath dials the endpoint in the file at path.
 func (c *Client) DialPath(ctx context.Context, path string) (net.Conn, error) {
 	text, err := c.ReadLink(ctx, path)

@@ -346,6 +346,18 @@ func (c *Client) SetServer(ctx context.Context, realm sigma.RealmID, name, addre
 	return c.do(ctx, sigmap.FileMachine, sigmap.CallServer, func(e *sigmap.Coder) { e.RealmID(&realm); e.Str(&name); e.Str(&address) }, nil)
 }
 
+// SetStore has the objects of a realm, or with the system's of all realms that have no store of their own, be kept in a store of S3's kind: text tells s3d of it (s3/store.Store as JSON; "" = on the local disk again), and addresses, IP addresses
+// with a port, are where it is. It is for the provider's programs. Open objects of all realms are lost.
+func (c *Client) SetStore(ctx context.Context, realm sigma.RealmID, text string, addresses []string) error {
+	return c.do(ctx, sigmap.FileMachine, sigmap.CallSetStore, func(e *sigmap.Coder) { e.RealmID(&realm); e.Str(&text); e.Strs(&addresses) }, nil)
+}
+
+// Stores lists the stores that were set, after that of a realm, as JSON (s3/store.Info); ask has each asked how it is. It is for the provider's programs.
+func (c *Client) Stores(ctx context.Context, after sigma.RealmID, ask bool) ([]byte, error) {
+	reply, _, err := c.call(ctx, sigmap.FileMachine, sigmap.CallStores, func(e *sigmap.Coder) { e.RealmID(&after); e.Bool(&ask) })
+	return reply, err
+}
+
 // Down stops sigmaOS on this machine; only the admin socket may.
 func (c *Client) Down(ctx context.Context) error {
 	return c.do(ctx, sigmap.FileMachine, sigmap.CallDown, nil, nil)

@@ -66,6 +66,8 @@ const (
 	CallDialEtcd   = "dial-etcd"
 	CallServer     = "server"
 	CallDialServer = "dial-server"
+	CallSetStore   = "set-store"
+	CallStores     = "stores"
 	CallCreate     = "create"
 	CallRemove     = "remove"
 	CallSetShares  = "set-shares"

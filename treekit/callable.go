@@ -118,6 +118,8 @@ type Admin struct {
 	sigma.Tree
 	Realms  sigma.Realms
 	Changes func() (*os.File, error) // the server's board of changes, see changeboard; nil = none
+	// Calls are what else the provider may ask, by method.
+	Calls map[string]func(ctx context.Context, payload []byte) ([]byte, error)
 }
 
 // Attach implements sigma.Tree.
@@ -126,6 +128,10 @@ func (a Admin) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 		f := RealmsFile("realms", 1, a.Realms, true)
 		realms := f.Handle
 		f.Handle = func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
+			if call := a.Calls[method]; call != nil {
+				reply, err := call(ctx, payload)
+				return reply, nil, err
+			}
 			if method != sigmap.CallChanges || a.Changes == nil {
 				return realms(ctx, method, payload)
 			}

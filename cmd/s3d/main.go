@@ -1,43 +1,78 @@
-// Command s3d is the object store of the boot set: it serves each realm's buckets out of its data directory.
+// Command s3d is the object store of the boot set: it serves each realm's buckets out of its data directory, or out of stores of S3's kind by connections that sigmad makes for it.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
+
+	_ "golang.org/x/crypto/x509roots/fallback" // the well-known authorities: there are no files of the host here
 
 	"sigmaos.dev/changeboard"
 	"sigmaos.dev/s3"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
 )
 
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("daemon", "s3d")
-	if err := run(); err != nil {
+	if err := run(log); err != nil {
 		log.Error("s3d ends", "err", err)
 		os.Exit(1)
 	}
 }
 
-func run() error {
+func run(log *slog.Logger) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	board, err := changeboard.New()
 	if err != nil {
 		return err
 	}
-	store, err := s3.New(s3.Config{Dir: "/data/buckets", Board: board})
+	var client *sdk.Client
+	store, err := s3.New(s3.Config{Dir: "/data/buckets", Board: board, Elsewhere: "/data/elsewhere", Buckets: []string{"bin"}, Log: log,
+		Dial: func(ctx context.Context, owner sigma.RealmID) (net.Conn, error) { return client.DialStore(ctx, owner) }})
 	if err != nil {
 		return err
 	}
 	defer store.Close()
-	return sdk.Serve(ctx, func(context.Context) (sigma.Tree, error) {
-		return treekit.Admin{Tree: store, Realms: remover{store}, Changes: board.File}, nil
+	return sdk.ServeClient(ctx, func(_ context.Context, c *sdk.Client) (sigma.Tree, error) {
+		client = c
+		return treekit.Admin{Tree: store, Realms: remover{store}, Changes: board.File, Calls: map[string]func(context.Context, []byte) ([]byte, error){
+			sigmap.CallSetStore: func(ctx context.Context, payload []byte) ([]byte, error) { return setStore(ctx, store, payload) },
+			sigmap.CallStores:   func(ctx context.Context, payload []byte) ([]byte, error) { return stores(ctx, store, payload) },
+		}}, nil
 	})
+}
+
+// setStore is the call set-store: realm, a store as JSON.
+func setStore(ctx context.Context, t *s3.Tree, payload []byte) ([]byte, error) {
+	var realm sigma.RealmID
+	var text string
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.Str(&text) }); err != nil {
+		return nil, err
+	}
+	return nil, t.SetStore(ctx, realm, text)
+}
+
+// stores is the call stores: the realm after which the list begins, whether each is asked -> JSON.
+func stores(ctx context.Context, t *s3.Tree, payload []byte) ([]byte, error) {
+	var after sigma.RealmID
+	var ask bool
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&after); c.Bool(&ask) }); err != nil {
+		return nil, err
+	}
+	list, err := t.Stores(ctx, after, ask)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(list)
 }
 
 // remover is what the store knows of realms: they need no making.

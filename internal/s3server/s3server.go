@@ -37,9 +37,12 @@ const (
 )
 
 // Main runs the tests, or the store if this process was started as one. It returns the exit code.
-func Main(m *testing.M) int {
+func Main(m *testing.M) int { return Or(m.Run) }
+
+// Or is Main for packages whose tests are run by run.
+func Or(run func() int) int {
 	if os.Getenv(serveEnv) == "" {
-		return m.Run()
+		return run()
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -160,3 +163,24 @@ func (s *Server) Freeze() { s.cmd.Process.Signal(syscall.SIGSTOP) }
 
 // Thaw undoes Freeze.
 func (s *Server) Thaw() { s.cmd.Process.Signal(syscall.SIGCONT) }
+
+// Object is what the store has at a key; "" if there is nothing.
+func (s *Server) Object(t testing.TB, key string) string {
+	t.Helper()
+	if key == "" {
+		return ""
+	}
+	body, _, _, err := s.Client.GetObject(t.Context(), Bucket, key, minio.GetObjectOptions{})
+	if minio.ToErrorResponse(err).StatusCode == http.StatusNotFound {
+		return ""
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer body.Close()
+	text, err := io.ReadAll(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

@@ -8,13 +8,13 @@ import (
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -23,6 +23,7 @@ import (
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
+	"sigmaos.dev/s3/store"
 	"sigmaos.dev/sigma"
 )
 
@@ -39,79 +40,40 @@ const (
 	regionDefault = "us-east-1" // what stores without regions expect
 )
 
+// Dial opens a connection to the store of a realm; of the system's, to that of all that have none of their own. nil is TCP to the host of the URL.
+type Dial func(ctx context.Context, owner sigma.RealmID) (net.Conn, error)
+
 // Store says where objects are kept, and on whose behalf.
-type Store struct {
-	URL       string // http[s]://HOST[:PORT]/BUCKET[/PREFIX]
-	Region    string
-	AccessKey string
-	SecretKey string
-	Token     string // of temporary credentials; "" = none
-	CA        string // certificates of the authorities that are believed, in PEM; "" = the host's
-}
-
-// place is a Store's URL taken apart.
-type place struct {
-	host   string
-	secure bool
-	bucket string
-	prefix string // "" or ends with a slash
-}
-
-// parse checks a Store.
-func (s Store) parse() (place, error) {
-	wrong := func(what string) (place, error) {
-		return place{}, &sigma.Error{Op: "remote.Store", Kind: sigma.KindInvalid, Msg: what, Hint: "write for example https://s3.example.org/BUCKET/PREFIX"}
-	}
-	u, err := url.Parse(s.URL)
-	switch {
-	case err != nil || u.Host == "" || u.RawQuery != "" || u.Fragment != "":
-		return wrong("the URL of the object store is none")
-	case u.User != nil:
-		return wrong("a URL is no place for credentials")
-	case u.Scheme != "http" && u.Scheme != "https":
-		return wrong("an object store is asked by http or https")
-	case s.AccessKey == "" || s.SecretKey == "":
-		return wrong("an object store needs an access key and a secret key")
-	}
-	bucket, prefix, _ := strings.Cut(strings.Trim(u.Path, "/"), "/")
-	if bucket == "" {
-		return wrong("the URL of the object store names no bucket")
-	}
-	if prefix != "" {
-		prefix += "/"
-	}
-	if len(prefix) > keyMax/4 {
-		return wrong("the prefix is too long")
-	}
-	return place{host: u.Host, secure: u.Scheme == "https", bucket: bucket, prefix: prefix}, nil
-}
-
-// Check says whether a Store makes sense, without asking it.
-func (s Store) Check() error {
-	_, err := s.parse()
-	return err
-}
-
-// Dial opens a connection to the store.
-type Dial func(ctx context.Context, network, address string) (net.Conn, error)
+type Store = store.Store
 
 // client asks one store. Safe for concurrent use.
 type client struct {
-	place
-	core      *minio.Core
-	options   *minio.Options
-	transport *http.Transport
-	slots     chan struct{}
-	careless  atomic.Bool // the store does not know conditional writes
+	host, bucket, prefix string // see store.Place
+	secure               bool
+	core                 *minio.Core
+	options              *minio.Options
+	transport            *http.Transport
+	slots                chan struct{}
+	once                 bool        // nothing is asked again
+	careless             atomic.Bool // the store does not know conditional writes
 }
 
-func newClient(s Store, dial Dial) (*client, error) {
-	p, err := s.parse()
+func newClient(s Store, dial Dial, owner sigma.RealmID) (*client, error) {
+	p, err := s.Parse()
 	if err != nil {
 		return nil, err
 	}
-	t := &http.Transport{DialContext: dial, MaxIdleConnsPerHost: requestsMax, MaxConnsPerHost: requestsMax, IdleConnTimeout: 30 * time.Second, ResponseHeaderTimeout: bodyMax,
+	t := &http.Transport{MaxIdleConnsPerHost: requestsMax, MaxConnsPerHost: requestsMax, IdleConnTimeout: 30 * time.Second, ResponseHeaderTimeout: bodyMax,
 		TLSHandshakeTimeout: attemptMax, DisableCompression: true}
+	if dial != nil {
+		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			conn, err := dial(ctx, owner)
+			if err != nil {
+				return nil, errDial{err}
+			}
+			return conn, nil
+		}
+	}
 	if s.CA != "" {
 		pool := x509.NewCertPool()
 		if !pool.AppendCertsFromPEM([]byte(s.CA)) {
@@ -123,26 +85,38 @@ func newClient(s Store, dial Dial) (*client, error) {
 	if region == "" {
 		region = regionDefault
 	}
-	o := &minio.Options{Creds: credentials.NewStaticV4(s.AccessKey, s.SecretKey, s.Token), Secure: p.secure, Transport: t, Region: region, MaxRetries: 1}
-	core, err := minio.NewCore(p.host, o)
+	o := &minio.Options{Creds: credentials.NewStaticV4(s.AccessKey, s.SecretKey, s.Token), Secure: p.Secure, Transport: t, Region: region, MaxRetries: 1}
+	core, err := minio.NewCore(p.Host, o)
 	if err != nil {
 		return nil, &sigma.Error{Op: "remote.Store", Kind: sigma.KindInvalid, Msg: "the URL of the object store is none", Err: err}
 	}
-	return &client{place: p, core: core, options: o, transport: t, slots: make(chan struct{}, requestsMax)}, nil
+	return &client{host: p.Host, bucket: p.Bucket, prefix: p.Prefix, secure: p.Secure, core: core, options: o, transport: t, slots: make(chan struct{}, requestsMax)}, nil
 }
 
 func (c *client) close() { c.transport.CloseIdleConnections() }
 
-// try asks until it goes well, cannot go well, or the time is over.
+// try asks until it goes well, cannot go well, or the time is over: opMax, or less if ctx says so. What is said then is what went wrong last.
 func (c *client) try(ctx context.Context, op, path string, most time.Duration, ask func(ctx context.Context, attempt int) error) error {
 	within, cancel := context.WithTimeout(ctx, opMax)
 	defer cancel()
-	pause := pauseFirst
+	pause, began := pauseFirst, time.Now()
+	var last *sigma.Error
+	over := func(attempts int) error {
+		switch {
+		case errors.Is(ctx.Err(), context.Canceled):
+			return sigma.Wrap(op, path, ctx.Err())
+		case last == nil:
+			return judge(op, path, within.Err()).err
+		}
+		e := *last
+		e.Msg = fmt.Sprintf("%s, %d times in %v", e.Msg, attempts, time.Since(began).Round(100*time.Millisecond))
+		return &e
+	}
 	for attempt := 0; ; attempt++ {
 		select {
 		case c.slots <- struct{}{}:
 		case <-within.Done():
-			return judge(op, path, c.why(ctx, within)).err
+			return over(attempt)
 		}
 		one, done := context.WithTimeout(within, most)
 		err := ask(one, attempt)
@@ -151,31 +125,19 @@ func (c *client) try(ctx context.Context, op, path string, most time.Duration, a
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() != nil {
-			return sigma.Wrap(op, path, ctx.Err())
-		}
-		f := judge(op, path, err)
-		if !f.again {
-			return f.err
+		if within.Err() == nil || last == nil {
+			f := judge(op, path, err)
+			if last = f.err; (!f.again || c.once) && within.Err() == nil {
+				return f.err
+			}
 		}
 		select {
+		case <-within.Done():
+			return over(attempt + 1)
 		case <-time.After(pause/2 + rand.N(pause)):
 			pause = min(2*pause, pauseMost)
-		case <-within.Done():
-			if ctx.Err() != nil {
-				return sigma.Wrap(op, path, ctx.Err())
-			}
-			f.err.Msg = fmt.Sprintf("%s, %d times in %v", f.err.Msg, attempt+1, opMax)
-			return f.err
 		}
 	}
-}
-
-func (c *client) why(ctx, within context.Context) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return within.Err()
 }
 
 // attr is what is known of an object or directory.

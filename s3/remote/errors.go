@@ -28,15 +28,28 @@ type errGarbage struct{ what string }
 
 func (e errGarbage) Error() string { return "the object store answered " + e.what }
 
+// errDial is why there is no connection. It does not unwrap: what is wrong with the way is not what is wrong with a request.
+type errDial struct{ cause error }
+
+func (e errDial) Error() string { return "no connection: " + e.cause.Error() }
+
 // judge says what an error of the client means. The store's own words are quoted, bounded; they never hold our secret.
 func judge(op, path string, err error) fault {
 	make := func(kind sigma.Kind, msg, hint string) *sigma.Error {
 		return &sigma.Error{Op: op, Path: path, Kind: kind, Msg: msg, Hint: hint}
 	}
+	var dial errDial
 	var own *sigma.Error
 	var garbage errGarbage
 	var reply minio.ErrorResponse
 	switch {
+	case errors.As(err, &dial):
+		why := brief(dial.cause.Error())
+		if errors.As(dial.cause, &own) && own.Msg != "" {
+			why = own.Msg
+		}
+		e := make(sigma.KindUnavailable, "the object store cannot be reached: "+why, "see sigma doctor")
+		return fault{again: sigma.KindOf(dial.cause) != sigma.KindPermission, err: e}
 	case errors.As(err, &own):
 		return fault{err: own}
 	case errors.As(err, &garbage):

@@ -43,7 +43,7 @@ type Config struct {
 	Cache sigma.Bytes                                            // 0 means CacheDefault
 	Check func(top bool, name string, kind sigma.FileKind) error // whether an entry may be made; see dirtree.Policy
 	Dial  Dial
-	Board *changeboard.Board
+	Board *changeboard.Board // nil = nobody remembers what they found
 	Log   *slog.Logger
 }
 
@@ -116,7 +116,11 @@ func (t *Tree) space(realm sigma.RealmID, s Store, whole bool) (*space, error) {
 	} else if sp != nil {
 		t.endLocked(realm, sp)
 	}
-	c, err := newClient(s, t.cfg.Dial)
+	owner := sigma.SystemRealm
+	if whole {
+		owner = realm
+	}
+	c, err := newClient(s, t.cfg.Dial, owner)
 	if err != nil {
 		return nil, err
 	}
@@ -210,13 +214,14 @@ func (t *Tree) RemoveRealm(ctx context.Context, realm sigma.RealmID, s Store) er
 	}
 }
 
-// Probe asks a store for one page, and says what is wrong with it.
-func Probe(ctx context.Context, s Store, dial Dial) error {
-	c, err := newClient(s, dial)
+// Probe asks a store for one page, once, and says what is wrong with it. owner is whose store it is, for dial.
+func Probe(ctx context.Context, s Store, dial Dial, owner sigma.RealmID) error {
+	c, err := newClient(s, dial, owner)
 	if err != nil {
 		return err
 	}
 	defer c.close()
+	c.once = true
 	_, err = c.list(ctx, "", c.prefix, "/", "", "", 1)
 	return err
 }

@@ -10,13 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/internal/s3server"
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sigma"
 )
 
 var shared testenv.Shared
 
-func TestMain(m *testing.M) { os.Exit(shared.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(s3server.Or(func() int { return shared.Main(m) })) }
 
 // testMax bounds one test's dealings with the system.
 const testMax = time.Minute
