@@ -47,7 +47,7 @@ func declaredState(t *Tree, f *File, vars map[string]bool) []Finding {
 	for _, d := range f.AST.Decls {
 		switch d := d.(type) {
 		case *ast.FuncDecl:
-			if d.Recv == nil && d.Name.Name == "init" {
+			if !ast.IsGenerated(f.AST) && d.Recv == nil && d.Name.Name == "init" {
 				found = append(found, Finding{"state", f.Name, t.line(d.Pos()), "init function outside cmd/: it costs every program that links the package and cannot fail; do it in New or make it a literal"})
 			}
 		case *ast.GenDecl:

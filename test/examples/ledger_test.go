@@ -1,0 +1,51 @@
+//go:build system
+
+package examples
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// Goal: the walk-through of docs/guide/calls.md: generated code, from one proc to another, prints what the page shows; the server leaves in good order and has counted the calls.
+func TestLedger(t *testing.T) {
+	s := shared.Get(t)
+	ctx := testContext(t)
+	c := s.Connect(ctx, t, sigma.DefaultRealm)
+	m := &members{t: t, ctx: ctx, c: c, dir: "/ledgers", program: s.Install(ctx, t, c, example(t, "ledgerserver"))}
+	m.join()
+	client := m.spawn(sigma.Descriptor{Program: s.Install(ctx, t, c, example(t, "ledgerclient")), Args: []string{m.dir}})
+	if st, err := c.WaitExit(ctx, client); err != nil || !st.OK() {
+		text, _, _ := c.Get(ctx, "/proc/"+string(client)+"/stderr")
+		t.Fatalf("client ended with %+v, %v: %s", st, err, text)
+	}
+	out, _, err := c.Get(ctx, "/proc/"+string(client)+"/stdout")
+	if err != nil {
+		t.Fatal(err)
+	}
+	guide, err := os.ReadFile("../../docs/guide/calls.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(guide), "```text\n"+string(out)+"```") {
+		t.Errorf("the guide does not show\n%s", out)
+	}
+	server := m.ids[0]
+	if err := c.Evict(ctx, server, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := c.WaitExit(ctx, server); err != nil || !st.OK() {
+		t.Errorf("server ended with %+v, %v", st, err)
+	}
+	counts, _, err := c.Get(ctx, "/proc/"+string(server)+"/stderr")
+	if want := `sigma_call_duration_seconds_count{side="server",method="ledger.Ledger/Enter"} 1`; err != nil || !strings.Contains(string(counts), want) {
+		t.Errorf("no %s in %s, %v", want, counts, err)
+	}
+	if err := c.RemoveAll(ctx, m.dir); err != nil {
+		t.Error(err)
+	}
+}
