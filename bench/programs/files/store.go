@@ -23,6 +23,8 @@ import (
 func openStore(ctx context.Context, name string) (store, error) {
 	kind, address, remote := strings.Cut(name, ":")
 	switch {
+	case kind == "s3client":
+		return openObjects(ctx, address)
 	case remote:
 		return server{kind, address}, nil
 	case kind == "native":
@@ -158,6 +160,9 @@ func serve(kind, address, dir string) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return err
+	}
+	if kind == "s3client" {
+		return serveObjects(l)
 	}
 	if kind == "tls" {
 		cert, err := certificate()
