@@ -43,6 +43,7 @@ type ClusterOptions struct {
 	Seed     uint64          // of the network's losses
 	CPU      int             // cores that each machine offers; 0 = all of the host
 	Memory   sigma.Bytes     // memory that each machine offers; 0 = all of the host
+	Disk     sigma.Bytes     // size of a disk of each machine's own, in memory; 0 = all share the host's. Not of kind Local
 	Weaken   bool            // as in Options
 	// Unstarted: the test starts it itself, on Data, and then calls Started. Of kind Local only.
 	Unstarted bool
@@ -164,6 +165,8 @@ func (c *Cluster) prepareMachine(i int, number uint32) (*Machine, error) {
 	if c.o.Kind == Local {
 		home = filepath.Join(c.data, "machines", string(m.Name))
 		data = home
+	} else if err := c.giveDisk(data); err != nil {
+		return nil, err
 	} else if err := giveNumber(data, number+uint32(i)); err != nil {
 		return nil, err
 	}
@@ -440,6 +443,7 @@ func (c *Cluster) downAll() (errs []error) {
 	}
 	down(false)
 	down(true)
+	errs = append(errs, c.takeDisks()...)
 	for _, m := range c.machines {
 		if err := m.Gone(); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", m.Name, err))

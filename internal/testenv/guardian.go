@@ -19,6 +19,7 @@ done 2>/dev/null
 if test -n "$id"; then
 	for g in $(find /sys/fs/cgroup -depth -type d -path "*/sigma-$id*" -not -path "*/.*" 2>/dev/null); do rmdir "$g" 2>/dev/null; done
 fi
+umount -l "$2" 2>/dev/null # a disk of its own
 rm -rf "$3"
 rmdir "$4"
 ` // nobody reads what it prints
