@@ -27,7 +27,7 @@ const triesMax = 4
 type Client struct {
 	dial  func(ctx context.Context) (net.Conn, error)
 	cfg   Config
-	stats stats
+	stats *stats
 	turn  atomic.Uint32
 	lines []line
 	over  context.Context // ends with Close
@@ -46,7 +46,7 @@ type line struct {
 
 // NewClient makes a client of what dial connects to, which may be another server each time, as with sdk.Dialer. It starts nothing. Close it.
 func NewClient(dial func(ctx context.Context) (net.Conn, error), cfg Config) *Client {
-	c := &Client{dial: dial, cfg: cfg.filled()}
+	c := &Client{dial: dial, cfg: cfg.filled(), stats: &stats{}}
 	c.lines = make([]line, c.cfg.Connections)
 	c.over, c.end = context.WithCancel(context.Background())
 	return c
@@ -172,7 +172,7 @@ func (c *Client) dialLine(ctx context.Context) (*clientConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn := newClientConn(nc, c.cfg, &c.stats)
+	conn := newClientConn(nc, c.cfg, c.stats)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.over.Err() != nil {

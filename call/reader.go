@@ -223,6 +223,9 @@ func (r *reader) inline(m *method, call *serverCall, arg []byte) (gone bool, err
 	seq := r.seq
 	c.tending.busy.Store(seq)
 	reply, failed := m.unary(call, arg, r.batch[at:])
+	if n := len(reply); failed == nil && n > c.server.cfg.MessageMax {
+		reply, failed = nil, tooBig("the answer", n, c.server.cfg.MessageMax)
+	}
 	if !c.tending.busy.CompareAndSwap(seq, 0) {
 		m.stats.count(time.Since(r.now), len(arg), len(reply), failed)
 		call.answer(reply, failed)

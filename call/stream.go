@@ -18,7 +18,8 @@ type Stream struct {
 	server bool
 	most   int // bytes of a message
 
-	sendMu sync.Mutex // orders senders; taken before mu
+	sendMu    sync.Mutex // orders senders; taken before mu
+	buf, rest []byte     // of Read: the message that it reads, and what it has not read of it
 
 	// All of these are guarded by the connection's mu.
 	inbox   []message // that came and were not taken
@@ -166,6 +167,31 @@ func (s *Stream) Recv(buf []byte) ([]byte, error) {
 			return buf, s.waited(err)
 		}
 	}
+}
+
+// Write implements io.Writer: what is longer than a piece goes as several messages. With Read on the other side, bytes of any length go over a stream, of which neither side has more than the stream's window in memory:
+// io.Copy(stream, file).
+func (s *Stream) Write(p []byte) (n int, err error) {
+	for len(p) > 0 && err == nil {
+		piece := p[:min(len(p), pieceMax, s.most)]
+		if err = s.Send(piece); err == nil {
+			n, p = n+len(piece), p[len(piece):]
+		}
+	}
+	return n, err
+}
+
+// Read implements io.Reader: it reads the messages that come, one after another, until the last. What it has not read of a message Recv does not give.
+func (s *Stream) Read(p []byte) (n int, err error) {
+	for len(s.rest) == 0 && len(p) > 0 {
+		if s.buf, err = s.Recv(s.buf[:0]); err != nil {
+			return 0, err
+		}
+		s.rest = s.buf
+	}
+	n = copy(p, s.rest)
+	s.rest = s.rest[n:]
+	return n, nil
 }
 
 // takenLocked returns a message's part of the windows.

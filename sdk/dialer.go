@@ -122,6 +122,22 @@ func (d *Dialer) Dial(ctx context.Context, _ string) (net.Conn, error) {
 	return d.DialContext(ctx, "", "")
 }
 
+// Members gives those who can be dialled now, by name, with a way to connect to each. It is what call.NewGroup asks for. A path that leads to one endpoint has one member.
+func (d *Dialer) Members(ctx context.Context) (map[string]func(context.Context) (net.Conn, error), error) {
+	members, _, err := d.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]func(context.Context) (net.Conn, error){}
+	for _, m := range members {
+		out[m.name] = func(ctx context.Context) (net.Conn, error) {
+			c, _, err := d.try(ctx, m, tryLongest)
+			return c, err
+		}
+	}
+	return out, nil
+}
+
 func (d *Dialer) nobody(said []string) error {
 	e := &sigma.Error{Op: "sdk.Dialer", Path: d.path, Kind: sigma.KindUnavailable, Msg: "no server is published there", Hint: "has one been started, and has it joined the directory?"}
 	if n := len(said); n > 0 {

@@ -45,6 +45,32 @@ func Call(ctx context.Context, c *call.Client, m *call.Method, in, out proto.Mes
 	return Read(r.in, out)
 }
 
+// Answer is what became of a call to one member of a group.
+type Answer[Out proto.Message] struct {
+	Member  string
+	Message Out // nil if Err is not
+	Err     error
+}
+
+// All calls all members of a group, as call.Group.Call.
+func All[Out proto.Message](ctx context.Context, g *call.Group, m *call.Method, in proto.Message) ([]Answer[Out], error) {
+	arg, err := Append(nil, in, nil)
+	if err != nil {
+		return nil, err
+	}
+	answers, err := g.Call(ctx, m, arg)
+	out := make([]Answer[Out], len(answers))
+	for i, a := range answers {
+		out[i].Member, out[i].Err = a.Member, a.Err
+		if got := fresh[Out](); a.Err == nil {
+			if out[i].Err = Read(a.Reply, got); out[i].Err == nil {
+				out[i].Message = got
+			}
+		}
+	}
+	return out, err
+}
+
 // Append appends out to b, unless err says that there is none.
 func Append(b []byte, out proto.Message, err error) ([]byte, error) {
 	if err != nil {

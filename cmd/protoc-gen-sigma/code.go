@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -68,6 +69,7 @@ func code(p *protogen.Plugin, f *protogen.File) {
 	for _, s := range f.Services {
 		g.methods(s)
 		g.client(s)
+		g.group(s)
 		g.server(s)
 	}
 }
@@ -172,6 +174,35 @@ func (g writer) client(s *protogen.Service) {
 			g.P("return ", servicePackage.Ident("New"+name), "[", g.pointer(m.Input), ", ", g.pointer(m.Output), "](s), nil")
 			g.P("}")
 		}
+	}
+}
+
+// group writes what calls all members of a directory, as far as methods do not stream.
+func (g writer) group(s *protogen.Service) {
+	group := s.GoName + "Group"
+	if !slices.ContainsFunc(s.Methods, func(m *protogen.Method) bool { return kindOf(m) == unary }) {
+		return
+	}
+	g.P()
+	g.P("// ", group, " calls ", s.Desc.FullName(), " at all members of a directory at once. It is safe for concurrent use.")
+	g.P("type ", group, " struct{ calls *", callPackage.Ident("Group"), " }")
+	g.P()
+	g.P("// New", group, " makes a group that calls by g, which is the caller's to close.")
+	g.P("func New", group, "(g *", callPackage.Ident("Group"), ") *", group, " { return &", group, "{g} }")
+	for _, m := range s.Methods {
+		if kindOf(m) != unary {
+			continue
+		}
+		g.P()
+		g.P("// ", m.GoName, " calls ", wireName(s, m), " at all of them, and gives what each answered.")
+		if deprecated(m.Desc) {
+			g.P("//")
+			g.P("// Deprecated: its .proto file says so.")
+		}
+		answer := g.QualifiedGoIdent(servicePackage.Ident("Answer")) + "[" + g.pointer(m.Output) + "]"
+		g.P("func (g *", group, ") ", m.GoName, "(ctx ", contextPackage.Ident("Context"), ", in ", g.pointer(m.Input), ") ([]", answer, ", error) {")
+		g.P("return ", servicePackage.Ident("All"), "[", g.pointer(m.Output), "](ctx, g.calls, ", variable(s, m), ", in)")
+		g.P("}")
 	}
 }
 

@@ -131,6 +131,34 @@ func TestKinds(t *testing.T) {
 	}
 }
 
+// Goal: a generated group tells what each member answered.
+func TestGroup(t *testing.T) {
+	members := map[string]func(context.Context) (net.Conn, error){}
+	for i := range 3 {
+		s := call.NewServer(call.Config{})
+		b := &Book{}
+		if err := RegisterLedger(s, b); err != nil {
+			t.Fatal(err)
+		}
+		if i > 0 {
+			if _, err := b.Enter(t.Context(), &Entry{Account: "a", Cents: int64(i)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		members[fmt.Sprint(i)] = func(context.Context) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			go s.ServeConn(context.Background(), theirs, sigma.Principal{})
+			return ours, nil
+		}
+	}
+	g := call.NewGroup(func(context.Context) (map[string]func(context.Context) (net.Conn, error), error) { return members, nil }, call.Config{})
+	defer g.Close()
+	answers, err := NewLedgerGroup(g).Balance(testContext(t), &BalanceRequest{Account: "a"})
+	if err != nil || len(answers) != 3 || sigma.KindOf(answers[0].Err) != sigma.KindNotFound || answers[0].Message != nil || answers[1].Message.GetCents() != 1 || answers[2].Message.GetCents() != 2 {
+		t.Errorf("got %v, %v", answers, err)
+	}
+}
+
 // Goal: what is no message of the type is refused in words, and neither side is hurt; a caller's cancellation reaches a generated server.
 func TestWrongMessages(t *testing.T) {
 	l, c, _ := serve(t)

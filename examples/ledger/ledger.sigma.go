@@ -67,6 +67,22 @@ func (c *LedgerClient) Teller(ctx context.Context) (*service.Stream[*Entry, *Bal
 	return service.NewStream[*Entry, *BalanceReply](s), nil
 }
 
+// LedgerGroup calls ledger.Ledger at all members of a directory at once. It is safe for concurrent use.
+type LedgerGroup struct{ calls *call.Group }
+
+// NewLedgerGroup makes a group that calls by g, which is the caller's to close.
+func NewLedgerGroup(g *call.Group) *LedgerGroup { return &LedgerGroup{g} }
+
+// Balance calls ledger.Ledger/Balance at all of them, and gives what each answered.
+func (g *LedgerGroup) Balance(ctx context.Context, in *BalanceRequest) ([]service.Answer[*BalanceReply], error) {
+	return service.All[*BalanceReply](ctx, g.calls, LedgerBalanceMethod, in)
+}
+
+// Enter calls ledger.Ledger/Enter at all of them, and gives what each answered.
+func (g *LedgerGroup) Enter(ctx context.Context, in *Entry) ([]service.Answer[*BalanceReply], error) {
+	return service.All[*BalanceReply](ctx, g.calls, LedgerEnterMethod, in)
+}
+
 // LedgerServer is what serves ledger.Ledger. Its methods are called concurrently; ctx ends with the caller's interest and deadline.
 //
 // Accounts with amounts of money in them, in memory. An account exists when something has been entered to it.

@@ -1,4 +1,4 @@
-// Command ledgerclient is a proc that calls ledger.Ledger at the servers in the directory that it is given, with calls of every kind.
+// Command ledgerclient is a proc that calls ledger.Ledger at the servers in the directory that it is given, with calls of every kind, and then all of them at once.
 package main
 
 import (
@@ -78,5 +78,15 @@ func run(ctx context.Context, dir string) error {
 		return err
 	}
 	fmt.Println("after", entry.Cents, "for", entry.Reason, balance.Cents)
+
+	group := call.NewGroup(servers.Members, call.Config{})
+	defer group.Close()
+	tills, err := ledger.NewLedgerGroup(group).Balance(ctx, &ledger.BalanceRequest{Account: "till"})
+	if err != nil {
+		return err
+	}
+	for _, a := range tills {
+		fmt.Println("a ledger has", a.Message.GetCents(), a.Err)
+	}
 	return nil
 }

@@ -1,0 +1,158 @@
+package call
+
+import (
+	"context"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+
+	"sigmaos.dev/sigma"
+)
+
+// groupAtOnce bounds the members that one Call of a Group waits for at a time; each that is called anew costs a dial and a connection.
+const groupAtOnce = 64
+
+// Members tells who can be called now, by name, and how to connect to each; sdk.Dialer.Members is one.
+type Members func(ctx context.Context) (map[string]func(context.Context) (net.Conn, error), error)
+
+// Group calls all servers of a directory, whoever they are at that moment. It keeps a connection to each between calls. Safe for concurrent use.
+type Group struct {
+	members Members
+	cfg     Config
+	stats   stats // of members that have left too
+
+	mu     sync.Mutex
+	closed bool               // mu
+	known  map[string]*fellow // mu
+}
+
+// fellow is a member that was called.
+type fellow struct {
+	client *Client
+
+	// Of Group.mu:
+	dial  func(context.Context) (net.Conn, error) // of the last listing
+	calls int                                     // under way
+	gone  bool                                    // it was not in the last listing
+}
+
+// Answer is what became of a call to one member.
+type Answer struct {
+	Member string
+	Reply  []byte
+	Err    error // as of Client.Call; KindUnavailable also if it left before it could be reached
+}
+
+// NewGroup makes a group of those whom members tells. It starts nothing. Close it.
+func NewGroup(members Members, cfg Config) *Group {
+	return &Group{members: members, cfg: cfg.filled(), known: map[string]*fellow{}}
+}
+
+// Close ends all connections: calls under way fail with KindLost, later ones with KindUnavailable.
+func (g *Group) Close() error {
+	g.mu.Lock()
+	g.closed = true
+	known := g.known
+	g.known = map[string]*fellow{}
+	g.mu.Unlock()
+	for _, f := range known {
+		f.client.Close()
+	}
+	return nil
+}
+
+// Call makes a unary call to all members and gives what each of them answered, in the order of their names; none is no error. Each call is one as of Client.Call: made at most once, unless its method is idempotent. The error is that of
+// telling who they are. Who joins meanwhile is not called.
+func (g *Group) Call(ctx context.Context, m *Method, arg []byte) ([]Answer, error) {
+	now, err := g.members(ctx)
+	if err != nil {
+		return nil, sigma.Wrap("call.Group", m.Name, err)
+	}
+	fellows, old, err := g.begin(now)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range old {
+		c.Close()
+	}
+	out := make([]Answer, 0, len(fellows))
+	for name := range fellows {
+		out = append(out, Answer{Member: name})
+	}
+	slices.SortFunc(out, func(a, b Answer) int { return strings.Compare(a.Member, b.Member) })
+	var calls sync.WaitGroup
+	next := make(chan *Answer)
+	for range min(len(out), groupAtOnce) {
+		calls.Go(func() {
+			for a := range next {
+				a.Reply, a.Err = fellows[a.Member].client.Call(ctx, m, arg, nil)
+			}
+		})
+	}
+	for i := range out {
+		next <- &out[i]
+	}
+	close(next)
+	calls.Wait()
+	for _, c := range g.end(fellows) {
+		c.Close()
+	}
+	return out, nil
+}
+
+// begin notes who there is, and gives those to call and the clients of those who are not called any more.
+func (g *Group) begin(now map[string]func(context.Context) (net.Conn, error)) (fellows map[string]*fellow, old []*Client, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil, nil, errClosed()
+	}
+	for name, f := range g.known {
+		f.gone = now[name] == nil
+	}
+	for name, dial := range now {
+		f := g.known[name]
+		if f == nil {
+			f = &fellow{}
+			f.client = NewClient(func(ctx context.Context) (net.Conn, error) {
+				g.mu.Lock()
+				dial := f.dial
+				g.mu.Unlock()
+				return dial(ctx)
+			}, g.cfg)
+			f.client.stats = &g.stats
+			g.known[name] = f
+		}
+		f.dial = dial
+		f.calls++
+	}
+	fellows = maps.Clone(g.known)
+	maps.DeleteFunc(fellows, func(_ string, f *fellow) bool { return f.gone })
+	return fellows, g.oldLocked(), nil
+}
+
+// end notes that those were called.
+func (g *Group) end(fellows map[string]*fellow) (old []*Client) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, f := range fellows {
+		f.calls--
+	}
+	return g.oldLocked()
+}
+
+// oldLocked forgets those who have left and are not being called.
+func (g *Group) oldLocked() (old []*Client) {
+	for name, f := range g.known {
+		if f.gone && f.calls == 0 {
+			old = append(old, f.client)
+			delete(g.known, name)
+		}
+	}
+	return old
+}
+
+// Stats tells of each method that was called, at all members together.
+func (g *Group) Stats() []MethodStats { return g.stats.snapshot() }
