@@ -2,11 +2,12 @@
 //
 //   lc SECONDS RATE WORK_US THREADS SEED [SLICE_NS]   requests that arrive at random times, whether or not those before
 //                                                      are done (open loop); each takes WORK_US of processor time
-//   be SECONDS                                         computes on one thread
-//   io SECONDS DIR                                     writes and reads files of 256 KiB
+//   be SECONDS PROCESSES                               computes
+//   io SECONDS PROCESSES DIR                           each writes and reads a file of 256 KiB
+//   work CPU_MS                                        computes for so much processor time
 //
-// Requests arrive inside of the server, so that no client competes for the processors with what is measured. Prints one
-// line of numbers. SECONDS 0: until killed.
+// Requests arrive inside of the server, so that no client competes for the processors with what is measured. lc prints
+// the processor time that it used, in seconds, and how long each request took, in ms.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -84,11 +85,6 @@ static void *serve(void *arg) {
 	return NULL;
 }
 
-static int compare(const void *a, const void *b) {
-	float x = *(const float *)a, y = *(const float *)b;
-	return (x > y) - (x < y);
-}
-
 static int lc(int argc, char **argv) {
 	if (argc < 7)
 		return 2;
@@ -117,64 +113,62 @@ static int lc(int argc, char **argv) {
 		pthread_join(t[i], NULL);
 		n += s[i].n;
 	}
-	float *all = malloc((n + 1) * sizeof(float));
-	int k = 0;
-	for (int i = 0; i < threads; i++)
-		for (int j = 0; j < s[i].n; j++)
-			all[k++] = s[i].ms[j];
 	if (n == 0)
 		return 3;
-	qsort(all, n, sizeof(float), compare);
-	printf("%d %.4f %.4f %.4f %.4f %.4f\n", n, all[n / 2], all[(int)(n * 0.99)], all[(int)(n * 0.999)], all[n - 1],
-	       clock_ns(CLOCK_PROCESS_CPUTIME_ID) / 1e9);
+	printf("%.4f", clock_ns(CLOCK_PROCESS_CPUTIME_ID) / 1e9);
+	for (int i = 0; i < threads; i++)
+		for (int j = 0; j < s[i].n; j++)
+			printf(" %.3f", s[i].ms[j]);
+	printf("\n");
 	return 0;
 }
 
-static void report(long units) {
-	printf("%ld %.4f\n", units, clock_ns(CLOCK_PROCESS_CPUTIME_ID) / 1e9);
-	fflush(stdout);
-}
-
-static int be(double seconds) {
-	int64_t until = clock_ns(CLOCK_MONOTONIC) + (int64_t)(seconds * 1e9);
-	long units = 0;
+static void compute(int64_t until) {
 	uint64_t s = 1;
-	while (seconds == 0 || clock_ns(CLOCK_MONOTONIC) < until) {
+	while (clock_ns(CLOCK_MONOTONIC) < until) {
 		for (int i = 0; i < 20000; i++)
 			next(&s);
 		sink += s;
-		units++;
 	}
-	report(units);
-	return 0;
 }
 
-static int io(double seconds, const char *dir) {
+static void files(int64_t until, const char *dir) {
 	static char block[256 << 10];
 	char name[512];
-	int64_t until = clock_ns(CLOCK_MONOTONIC) + (int64_t)(seconds * 1e9);
-	long units = 0;
 	snprintf(name, sizeof name, "%s/f%d", dir, (int)getpid());
-	while (seconds == 0 || clock_ns(CLOCK_MONOTONIC) < until) {
+	while (clock_ns(CLOCK_MONOTONIC) < until) {
 		int fd = open(name, O_CREAT | O_TRUNC | O_RDWR, 0600);
-		if (fd < 0)
-			return 1;
-		if (write(fd, block, sizeof block) != sizeof block || pread(fd, block, sizeof block, 0) != sizeof block)
-			return 1;
+		if (fd < 0 || write(fd, block, sizeof block) != sizeof block || pread(fd, block, sizeof block, 0) != sizeof block)
+			exit(1);
 		close(fd);
-		units++;
 	}
 	unlink(name);
-	report(units);
+}
+
+static int work(double ms) {
+	uint64_t s = 1;
+	while (clock_ns(CLOCK_PROCESS_CPUTIME_ID) < (int64_t)(ms * 1e6)) {
+		for (int i = 0; i < 2000; i++)
+			next(&s);
+		sink += s;
+	}
 	return 0;
 }
 
 int main(int argc, char **argv) {
+	if (argc > 2 && !strcmp(argv[1], "work"))
+		return work(atof(argv[2]));
 	if (argc > 1 && !strcmp(argv[1], "lc"))
 		return lc(argc, argv);
-	if (argc > 2 && !strcmp(argv[1], "be"))
-		return be(atof(argv[2]));
-	if (argc > 3 && !strcmp(argv[1], "io"))
-		return io(atof(argv[2]), argv[3]);
-	return 2;
+	if (argc < 4)
+		return 2;
+	int64_t until = clock_ns(CLOCK_MONOTONIC) + (int64_t)(atof(argv[2]) * 1e9);
+	for (int i = 1; i < atoi(argv[3]); i++)
+		if (fork() == 0)
+			break;
+	if (!strcmp(argv[1], "be"))
+		compute(until);
+	else if (argc > 4)
+		files(until, argv[4]);
+	return 0;
 }

@@ -1,0 +1,317 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+// fairBench: do realms that compete have equal parts of the processors, and those with shares parts in their ratio (001 §6.4, Fig 10)? Four realms start one after the other and keep more procs than the machine has room for on its cores:
+// two of them procs of 10 ms, two of 1 s of processor time. Then three of them go on with 1, 2 and 4 shares. What each realm's procs use is read of their cgroups each second; the index is Jain's, over what each has for
+// each of its shares, of each whole second from 1 s after the last change. No peer: 001 prints a plot. Expected: the kernel sees to it on each machine, so near 1 as long as each realm has as many procs running as there are cores.
+func fairBench() Bench {
+	return Bench{Name: "fair", Question: "do realms that compete have equal parts of the processors, or parts in the ratio of their shares?",
+		Metrics: []string{"jain_least", "jain_median", "shares_error", "cpu_busy"}, run: runFair}
+}
+
+// fairRealms are the realms of the bench, in the order in which they start.
+var fairRealms = [...]struct {
+	name   sigma.RealmID
+	ms     int // of processor time of each proc
+	procs  int // at a time
+	shares uint32
+	goes   bool // before those with shares compete
+}{
+	{name: "one", ms: 10, procs: 24, shares: 1}, {name: "two", ms: 1000, procs: 8, shares: 2}, {name: "three", ms: 10, procs: 24, shares: 4}, {name: "four", ms: 1000, procs: 8, goes: true},
+}
+
+// fairWindow is one second.
+type fairWindow struct {
+	at     float64    // s after the begin
+	used   [4]float64 // s of processor time of each realm
+	active int        // realms that compete, the first ones
+	shares bool
+	counts bool // it began at least 1 s after the last change
+	busy   float64
+}
+
+// jain is the index of Jain, Chiu and Hawe: 1 is equal parts, 1/n is all for one.
+func jain(x []float64) float64 {
+	sum, squares := 0.0, 0.0
+	for _, v := range x {
+		sum, squares = sum+v, squares+v*v
+	}
+	if squares == 0 {
+		return 0
+	}
+	return sum * sum / (float64(len(x)) * squares)
+}
+
+// fair is one run of the bench.
+type fair struct {
+	r       *Run
+	s       *system
+	group   string
+	program string
+	windows []fairWindow
+}
+
+func runFair(ctx context.Context, r *Run) error {
+	step := 30
+	if r.Quick {
+		step = 6
+	}
+	local, err := r.buildShare(ctx)
+	if err != nil {
+		return err
+	}
+	f := &fair{r: r}
+	if f.s, err = r.boot(ctx); err != nil {
+		return err
+	}
+	defer f.s.down()
+	if f.group, err = f.s.instanceGroup(); err != nil {
+		return err
+	}
+	if err := weigh(f.group, 8*1024); err != nil { // more than the rest of the host, and less than would keep the launcher from it
+		return err
+	}
+	out, err := enterOwnGroup(filepath.Base(r.dir) + "-driver") // so that who spawns is not kept from it by what was spawned
+	if err != nil {
+		return err
+	}
+	defer out()
+	clients, err := f.realms(ctx, local)
+	defer func() {
+		for _, c := range clients {
+			c.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	all, ctx := newGroup(ctx)
+	var stops []context.CancelFunc
+	for i, c := range clients {
+		working, stop := context.WithCancel(ctx)
+		stops = append(stops, stop)
+		defer stop()
+		for range fairRealms[i].procs {
+			all.Go(func() error { return f.work(working, ctx, i, c) })
+		}
+		if err := f.watch(ctx, step, i+1, false); err != nil {
+			return err
+		}
+	}
+	for i := range clients {
+		if fairRealms[i].goes {
+			stops[i]()
+		} else if err := f.s.Realms().SetShares(ctx, fairRealms[i].name, fairRealms[i].shares); err != nil {
+			return err
+		}
+	}
+	if err := f.watch(ctx, step+2, len(clients)-1, true); err != nil {
+		return err
+	}
+	for _, stop := range stops {
+		stop()
+	}
+	if err := all.wait(ctx); err != nil {
+		return err
+	}
+	return f.print()
+}
+
+// realms makes the realms with the program in each.
+func (f *fair) realms(ctx context.Context, local string) (clients []*sdk.Client, err error) {
+	for i := range fairRealms {
+		name := fairRealms[i].name
+		if err := f.s.Realms().Create(ctx, name); err != nil {
+			return clients, err
+		}
+		c, err := sdk.Connect(ctx, filepath.Join(f.s.data, "sigmad", "admin.sock"), name)
+		if err != nil {
+			return clients, err
+		}
+		clients = append(clients, c)
+		if f.program, err = (&system{r: f.r, Client: c}).install(ctx, local, "share"); err != nil {
+			return clients, err
+		}
+	}
+	return clients, nil
+}
+
+// work keeps one proc of a realm running until working ends.
+func (f *fair) work(working, ctx context.Context, i int, c *sdk.Client) error {
+	for working.Err() == nil {
+		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: f.program, Args: []string{"work", fmt.Sprint(fairRealms[i].ms)}, Memory: 8 * sigma.MiB})
+		if err != nil {
+			return err
+		}
+		over := context.AfterFunc(working, func() { c.Kill(ctx, ids[0]) })
+		st, err := c.WaitExit(ctx, ids[0])
+		if !over() {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if !st.OK() {
+			return fmt.Errorf("a proc of %s ended as %+v", fairRealms[i].name, st)
+		}
+	}
+	return nil
+}
+
+// watch reads what the realms use for some seconds.
+func (f *fair) watch(ctx context.Context, seconds, active int, shares bool) error {
+	read := func() (out [4]float64) {
+		for i := range fairRealms {
+			out[i] = groupCPU(f.group + "/be/" + string(fairRealms[i].name)).Seconds()
+		}
+		return out
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	before, idleBefore, last := read(), idleTime(), time.Now()
+	for n := range seconds {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		now, idleNow, at := read(), idleTime(), time.Now()
+		w := fairWindow{at: float64(len(f.windows) + 1), active: active, shares: shares, counts: n >= 1}
+		for i := range now {
+			w.used[i] = f.r.sample(string(fairRealms[i].name), "cpu_s", now[i]-before[i])
+		}
+		w.busy = 1 - (idleNow-idleBefore).Seconds()/(at.Sub(last).Seconds()*float64(runtime.NumCPU()))
+		f.windows = append(f.windows, w)
+		before, idleBefore, last = now, idleNow, at
+	}
+	return nil
+}
+
+// print puts out the indices, and the plot.
+func (f *fair) print() error {
+	var indices, busy []float64
+	var sums [4]float64
+	for _, w := range f.windows {
+		if !w.counts {
+			continue
+		}
+		busy = append(busy, w.busy)
+		x := append([]float64{}, w.used[:w.active]...)
+		if w.shares {
+			for i := range x {
+				sums[i] += x[i]
+				x[i] /= float64(fairRealms[i].shares)
+			}
+		}
+		if w.active > 1 {
+			indices = append(indices, f.r.sample("ours", "jain", jain(x)))
+		}
+	}
+	total, weight, worst := 0.0, 0.0, 0.0
+	for i := range 3 {
+		total, weight = total+sums[i], weight+float64(fairRealms[i].shares)
+	}
+	for i := range 3 {
+		is := sums[i] / total / (float64(fairRealms[i].shares) / weight)
+		f.r.note("realm %s with %d shares had %.3f of its part", fairRealms[i].name, fairRealms[i].shares, is)
+		worst = max(worst, math.Abs(is-1))
+	}
+	for _, l := range []Line{{Metric: "jain_least", Unit: "1", Ours: quantile(indices, 0), N: len(indices)}, {Metric: "jain_median", Unit: "1", Ours: median(indices), N: len(indices)},
+		{Metric: "shares_error", Unit: "1", Ours: worst, N: 3}, {Metric: "cpu_busy", Unit: "1", Ours: median(busy), N: len(busy)}} {
+		if err := f.r.print(l); err != nil {
+			return err
+		}
+	}
+	if f.r.Results == "" {
+		return nil
+	}
+	if err := os.MkdirAll(f.r.Results, 0o755); err != nil {
+		return err
+	}
+	path := filepath.Join(f.r.Results, "fair-"+time.Now().UTC().Format("20060102-150405")+".svg")
+	f.r.note("plot: %s", path)
+	return os.WriteFile(path, []byte(f.plot()), 0o644)
+}
+
+// plot draws what each realm used in each second, one above the other, and the index of each below.
+func (f *fair) plot() string {
+	const width, height, low = 720, 240, 60
+	colours := [...]string{"#4269d0", "#efb118", "#3ca951", "#ff725c"}
+	n, most := len(f.windows), float64(runtime.NumCPU())
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="-40 -20 %d %d" font-family="sans-serif" font-size="11">`+"\n", width+140, height+low+60)
+	each := float64(width) / float64(n)
+	for at, w := range f.windows {
+		y := float64(height)
+		for i, used := range w.used {
+			h := used / most * height
+			y -= h
+			fmt.Fprintf(&b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n", float64(at)*each, y, each-1, h, colours[i])
+		}
+		if w.counts && w.active > 1 {
+			x := append([]float64{}, w.used[:w.active]...)
+			for i := range x {
+				if w.shares {
+					x[i] /= float64(fairRealms[i].shares)
+				}
+			}
+			fmt.Fprintf(&b, `<circle cx="%.1f" cy="%.1f" r="2"/>`+"\n", (float64(at)+0.5)*each, float64(height)+20+low*(1-jain(x)))
+		}
+	}
+	for i := range fairRealms {
+		fmt.Fprintf(&b, `<text x="%d" y="%d" fill="%s">%s (%d ms)</text>`+"\n", width+6, height-10-16*i, colours[i], fairRealms[i].name, fairRealms[i].ms)
+	}
+	fmt.Fprintf(&b, `<text x="-36" y="8">%.0f cores</text><text x="-36" y="%d">Jain 1</text><text x="0" y="%d">%d s</text>`+"\n</svg>\n", most, height+24, height+low+36, n)
+	return b.String()
+}
+
+// enterOwnGroup moves this process into a cgroup that outweighs the others; out moves it back.
+func enterOwnGroup(name string) (out func(), err error) {
+	g, err := makeHostGroup(name)
+	if err != nil {
+		return nil, err
+	}
+	path := cpuFile(name, "cgroup.procs")
+	self := fmt.Sprint(os.Getpid())
+	if err := os.WriteFile(path, []byte(self), 0); err != nil {
+		g.remove()
+		return nil, err
+	}
+	var once sync.Once
+	return func() {
+		once.Do(func() {
+			os.WriteFile(filepath.Join(filepath.Dir(filepath.Dir(path)), "cgroup.procs"), []byte(self), 0)
+			g.remove()
+		})
+	}, nil
+}
+
+// idleTime is for how long the host's processors had nothing to do.
+func idleTime() time.Duration {
+	stat, _ := os.ReadFile("/proc/stat")
+	f := strings.Fields(string(stat))
+	if len(f) < 6 {
+		return 0
+	}
+	var sum time.Duration
+	for _, ticks := range f[4:6] { // idle, iowait
+		var n int64
+		fmt.Sscan(ticks, &n)
+		sum += time.Duration(n) * time.Second / 100
+	}
+	return sum
+}
