@@ -1,5 +1,5 @@
 // Package dialproxy makes and authorises every connection between procs of one machine (001 §4.2): it keeps the endpoints, checks realms, and hands each side one end of a
-// fresh socket pair. Bytes do not pass through it, and it keeps no duplicate of what it passed. Who dials from another machine does so through the sigmads of both, with the principal that its own vouches for.
+// fresh socket pair. Bytes do not pass through it, and it keeps no duplicate of what it passed. Who dials from another machine has a TCP socket (Reserve), or does so through the sigmads of both, with the principal that its own vouches for.
 //
 // It promises that a proc of one realm is never connected to an endpoint of another, but for the system's services that say they are for everybody; that who dialled is
 // what the machine knows, not what anyone claims; that a client that is silent or slow blocks no listener; and that a proc's endpoints end with it.
@@ -49,6 +49,7 @@ type listener struct {
 	closed   chan struct{}         // it takes no more; what waits can still be accepted
 	ending   bool                  // Proxy.mu; closed is closed
 	from     map[sigma.RealmID]int // Proxy.mu; as waiting, at this one
+	reserved int                   // Proxy.mu; places of the backlog that are kept
 }
 
 type arrival struct {
@@ -126,8 +127,8 @@ func (x *Proxy) accepted(l *listener, a arrival) (*os.File, sigma.Principal, Tic
 	return a.file, a.from, a.ticket, nil
 }
 
-// Dial connects p to an endpoint and returns p's end.
-func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, error) {
+// find is the listener of an endpoint that p may dial.
+func (x *Proxy) find(p sigma.Principal, e sigma.Endpoint) (*listener, error) {
 	x.mu.Lock()
 	l := x.listeners[e.ID]
 	if l != nil && l.ending {
@@ -136,9 +137,31 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, err
 	x.mu.Unlock()
 	switch {
 	case l != nil && l.endpoint.Realm != p.Realm && !l.public && !p.System, l == nil && e.Realm != p.Realm && !p.System:
-		return nil, "", &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindPermission, Msg: "the endpoint belongs to another realm"}
+		return nil, &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindPermission, Msg: "the endpoint belongs to another realm"}
 	case l == nil || l.endpoint != e:
-		return nil, "", &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint", Hint: "the proc may have ended; look its name up again"}
+		return nil, &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint", Hint: "the proc may have ended; look its name up again"}
+	}
+	return l, nil
+}
+
+// roomLocked says why p cannot wait at a listener; nil if it can.
+func (x *Proxy) roomLocked(p sigma.Principal, l *listener) error {
+	switch {
+	case x.listeners[l.endpoint.ID] != l || l.ending:
+		return sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "nobody listens at the endpoint")
+	case !p.System && (x.waiting[p.Realm] >= WaitingMax || l.public && l.from[p.Realm] >= publicMax):
+		return sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections of this realm wait to be accepted", x.waiting[p.Realm])
+	case len(l.waiting)+l.reserved >= BacklogMax:
+		return sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections wait to be accepted there", BacklogMax)
+	}
+	return nil
+}
+
+// Dial connects p to an endpoint and returns p's end.
+func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, error) {
+	l, err := x.find(p, e)
+	if err != nil {
+		return nil, "", err
 	}
 	typ := syscall.SOCK_STREAM
 	if l.endpoint.Form == sigma.FormTree {
@@ -154,25 +177,61 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, err
 	}
 	x.mu.Lock() // so that close, which drains, sees either no arrival or this one
 	defer x.mu.Unlock()
-	err = sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "nobody listens at the endpoint")
-	switch {
-	case x.listeners[e.ID] != l || l.ending:
-	case !p.System && (x.waiting[p.Realm] >= WaitingMax || l.public && l.from[p.Realm] >= publicMax):
-		err = sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections of this realm wait to be accepted", x.waiting[p.Realm])
-	default:
-		x.rings.last++
-		t := x.ticket(x.rings.last, p, l)
-		select {
-		case l.waiting <- arrival{theirs, p, t}:
-			x.countLocked(l, p.Realm, 1)
-			return mine, t, nil
-		default:
-			err = sigma.Errorf("dialproxy.Dial", sigma.KindUnavailable, "%d connections wait to be accepted there", BacklogMax)
-		}
+	if err := x.roomLocked(p, l); err != nil {
+		mine.Close()
+		theirs.Close()
+		return nil, "", err
 	}
-	mine.Close()
-	theirs.Close()
-	return nil, "", err
+	x.rings.last++
+	t := x.ticket(x.rings.last, p, l)
+	l.waiting <- arrival{theirs, p, t} // there is room
+	x.countLocked(l, p.Realm, 1)
+	return mine, t, nil
+}
+
+// Place is kept in a listener's backlog for a connection whose socket comes later, since the other machine's end is made first. One of its methods is called, once.
+type Place struct {
+	x    *Proxy
+	l    *listener
+	from sigma.Principal
+}
+
+// Reserve keeps a place for p, who dials from another machine, at an endpoint of FormStream.
+func (x *Proxy) Reserve(p sigma.Principal, e sigma.Endpoint) (*Place, error) {
+	l, err := x.find(p, e)
+	if err != nil {
+		return nil, err
+	}
+	if e.Form != sigma.FormStream {
+		return nil, sigma.Errorf("dialproxy.Reserve", sigma.KindUnsupported, "only streams can be connected with another machine's directly")
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err := x.roomLocked(p, l); err != nil {
+		return nil, err
+	}
+	l.reserved++
+	x.countLocked(l, p.Realm, 1)
+	return &Place{x, l, p}, nil
+}
+
+// Give has the listener accept f, and owns it. If the listener has ended meanwhile, so does f.
+func (p *Place) Give(f *os.File) {
+	p.x.mu.Lock()
+	defer p.x.mu.Unlock()
+	p.l.reserved--
+	if p.x.listeners[p.l.endpoint.ID] != p.l || f == nil {
+		p.x.countLocked(p.l, p.from.Realm, -1)
+		f.Close() // of nil, too
+		return
+	}
+	p.l.waiting <- arrival{f, p.from, ""} // there is room, since it was reserved
+}
+
+// Close gives the place back.
+func (p *Place) Close() error {
+	p.Give(nil)
+	return nil
 }
 
 // roomBytes is what may be under way on a connection of the machine's own, over which programs are fetched. By default three answers of a store fill a socket, and then it has to be empty

@@ -2,6 +2,7 @@ package dialproxy
 
 import (
 	"context"
+	"io"
 	"os"
 	"testing"
 
@@ -176,5 +177,55 @@ func TestCloseWithWaiting(t *testing.T) {
 		if len(x.listeners)+len(x.owned)+len(x.waiting) != 0 {
 			t.Errorf("left: %d listeners, %d owners, %d realms that wait", len(x.listeners), len(x.owned), len(x.waiting))
 		}
+	}
+}
+
+// TestPlace: a place that is kept counts like a connection that waits, is filled or given back, and has its socket closed if the listener has ended meanwhile.
+func TestPlace(t *testing.T) {
+	x := New("m")
+	far := sigma.Principal{Realm: "a", Proc: "far", Machine: "n"}
+	e := listen(t, x, server, false)
+	var places []*Place
+	for range BacklogMax {
+		p, err := x.Reserve(far, e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		places = append(places, p)
+	}
+	if _, err := x.Reserve(far, e); sigma.KindOf(err) != sigma.KindUnavailable {
+		t.Errorf("a place too many: %v", err)
+	}
+	if _, _, err := x.Dial(client, e); sigma.KindOf(err) != sigma.KindUnavailable {
+		t.Errorf("a dial where all places are kept: %v", err)
+	}
+	if _, err := x.Reserve(sigma.Principal{Realm: "b", Proc: "far", Machine: "n"}, e); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("a place for another realm: %v", err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	places[0].Give(w)
+	if f, from, ticket, err := x.Accept(t.Context(), server, e.ID); err != nil || f != w || from != far || ticket != "" {
+		t.Errorf("accepted %v of %v with %q, %v", f, from, ticket, err)
+	}
+	for _, p := range places[2:] {
+		p.Close()
+	}
+	x.Close(server, e.ID)
+	places[1].Give(w)
+	if _, err := r.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("what came for a listener that has ended is open: %v", err)
+	}
+	if len(x.waiting) != 0 {
+		t.Errorf("%v are counted", x.waiting)
+	}
+	tree, err := x.Listen(server, sigma.FormTree, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.Reserve(far, tree); sigma.KindOf(err) != sigma.KindUnsupported {
+		t.Errorf("a tree: %v", err)
 	}
 }

@@ -63,6 +63,8 @@ type Config struct {
 	// ProgramsMax bounds the bytes of programs that are kept on disk; 0 = a tenth of the disk, 8 GiB at most. Mount, if not nil, lets programs start before all their bytes are here.
 	ProgramsMax sigma.Bytes
 	Mount       *binfs.Mount
+	// Encrypt has all that goes to other machines and comes from them encrypted, at the price of sigmad's processor time for it: no direct connections are made.
+	Encrypt bool
 	// StoreDelay is added to each message between sigmad and the object store, in each direction. Benches and tests only.
 	StoreDelay time.Duration
 	Log        *slog.Logger
@@ -112,6 +114,8 @@ type Kernel struct {
 	memo      memo
 	peerCalls map[string]peerCall                     // what other machines' sigmads may call here; complete before Run
 	beats     func(ctx context.Context, l *link.Link) // answers another machine's beats until l ends; set before Run
+
+	directServices map[string]directService // what other machines' programs have direct connections to; complete before Run
 
 	nextLaunch atomic.Uint64
 
@@ -200,7 +204,7 @@ func New(cfg Config) (*Kernel, error) {
 	if k.nothing, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
-	k.links, k.peerCalls = newLinks(), map[string]peerCall{}
+	k.links, k.peerCalls, k.directServices = newLinks(), map[string]peerCall{}, map[string]directService{}
 	k.peerCalls[callService], k.peerCalls[callServiceOver] = k.serviceCall, k.serviceOverCall
 	k.enrolled = make(chan struct{})
 	k.known = make(chan struct{})

@@ -112,7 +112,7 @@ func mayReach(from sigma.Principal, to link.Target) error {
 		return nil
 	case !machine:
 		return sigma.Errorf(op, sigma.KindPermission, "a proc may not reach the %s of another machine", to.String())
-	case to.Kind == link.ToBeat, to.Kind == link.ToStream && to.Name == serviceNamed:
+	case to.Kind == link.ToBeat, to.Kind == link.ToDirect, to.Kind == link.ToStream && to.Name == serviceNamed:
 		return nil
 	case to.Kind == link.ToService:
 		switch to.Name {
@@ -127,7 +127,7 @@ func mayReach(from sigma.Principal, to link.Target) error {
 func (x *links) count(m sigma.MachineID, to link.Target) (done func(), err error) {
 	s, most := serving{machine: m, kind: to.Kind}, servingMost
 	switch {
-	case to.Kind == link.ToBeat:
+	case to.Kind == link.ToBeat, to.Kind == link.ToDirect:
 		most = servingBeats
 	case to.Kind == link.ToStream:
 		most = servingStreams
@@ -157,16 +157,13 @@ func (k *Kernel) openTarget(from sigma.Principal, to link.Target) (*os.File, err
 	const op = "kernel.links"
 	switch to.Kind {
 	case link.ToEndpoint:
-		e, err := sigma.ParseEndpoint(to.Name)
+		e, err := k.endpointHere(to)
 		if err != nil {
 			return nil, err
 		}
-		if e.Machine != k.cfg.Machine {
-			return nil, sigma.Errorf(op, sigma.KindInvalid, "the endpoint is one of machine %s", e.Machine)
-		}
 		f, _, err := k.proxy.Dial(from, e)
 		return f, err
-	case link.ToBeat:
+	case link.ToBeat, link.ToDirect:
 		return nil, nil
 	case link.ToService:
 		if to.Name == targetSigmad || to.Name == targetPeer {

@@ -200,7 +200,11 @@ func (k *Kernel) begin(g *identity.Grant, known bool) error {
 			return err
 		}
 	}
-	node, err := link.New(link.Config{Identity: id, Serve: k.serveLink, Authorise: k.authorise, Enrol: enroller{k}, Connect: k.cfg.Connect, Log: k.cfg.Log})
+	cfg := link.Config{Identity: id, Serve: k.serveLink, Authorise: k.authorise, Reserve: k.reserve, Enrol: enroller{k}, Connect: k.cfg.Connect, Log: k.cfg.Log}
+	if k.cfg.Encrypt {
+		cfg.Reserve = nil
+	}
+	node, err := link.New(cfg)
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// dialEndpoint connects who to an endpoint and returns who's end. Of another machine's endpoints that machine has the last word; on the way sigmad relays the bytes, and ends both sides when the link is lost.
+// dialEndpoint connects who to an endpoint and returns who's end. Of another machine's endpoints that machine has the last word; a stream between procs is a TCP connection of their own, unless one of the machines encrypts; what is left sigmad relays, and ends both sides when the link is lost. Programs outside have it relayed, since nobody could take a socket of theirs back.
 func (k *Kernel) dialEndpoint(ctx context.Context, who sigma.Principal, e sigma.Endpoint) (*os.File, dialproxy.Ticket, error) {
 	if e.Machine == k.cfg.Machine {
 		return k.proxy.Dial(who, e)
@@ -23,11 +23,23 @@ func (k *Kernel) dialEndpoint(ctx context.Context, who sigma.Principal, e sigma.
 	if !k.registered() {
 		return nil, "", &sigma.Error{Op: "kernel.Dial", Kind: sigma.KindUnavailable, Msg: "the endpoint is on machine " + string(e.Machine) + ", and this machine is not registered with its system yet"}
 	}
-	typ := syscall.SOCK_STREAM
-	if e.Form == sigma.FormTree {
-		typ = syscall.SOCK_SEQPACKET
+	to := link.Target{Kind: link.ToEndpoint, Name: e.String()}
+	typ := syscall.SOCK_SEQPACKET
+	switch {
+	case e.Form == sigma.FormStream && who.Proc != "":
+		conn, err := k.dialDirect(ctx, who, e.Machine, to)
+		if err == nil {
+			f, err := fileOf(conn)
+			return f, "", err
+		}
+		if sigma.KindOf(err) != sigma.KindUnsupported {
+			return nil, "", unreachable(err, to)
+		}
+		fallthrough
+	case e.Form == sigma.FormStream:
+		typ = syscall.SOCK_STREAM
 	}
-	f, err := k.dialRelay(ctx, who, e.Machine, link.Target{Kind: link.ToEndpoint, Name: e.String()}, typ)
+	f, err := k.dialRelay(ctx, who, e.Machine, to, typ)
 	return f, "", err
 }
 
@@ -76,20 +88,25 @@ func (k *Kernel) dialRelay(ctx context.Context, who sigma.Principal, m sigma.Mac
 	return theirs, nil
 }
 
-// dialFor makes a link for who. Procs take turns, so that those of one realm keep neither another's nor the system itself from a machine: each dial costs both machines a handshake.
+// dialFor makes a link for who, when it is who's turn.
 func (k *Kernel) dialFor(ctx context.Context, m sigma.MachineID, to link.Target, who sigma.Principal) (*link.Link, error) {
-	if who.System || who.Realm == sigma.SystemRealm {
-		return k.node.Dial(ctx, m, to, who)
-	}
-	if _, known := k.id.Roster().Member(m); !known {
-		return nil, sigma.Errorf("kernel.Dial", sigma.KindNotFound, "machine %.80q is not known here", string(m))
-	}
-	done, err := k.links.turn(ctx, m, who.Realm)
+	done, err := k.turnOf(ctx, m, who)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
 	return k.node.Dial(ctx, m, to, who)
+}
+
+// turnOf waits until who may dial. Procs take turns, so that those of one realm keep neither another's nor the system itself from a machine: a dial may cost both machines a handshake.
+func (k *Kernel) turnOf(ctx context.Context, m sigma.MachineID, who sigma.Principal) (done func(), err error) {
+	if who.System || who.Realm == sigma.SystemRealm {
+		return func() {}, nil
+	}
+	if _, known := k.id.Roster().Member(m); !known {
+		return nil, sigma.Errorf("kernel.Dial", sigma.KindNotFound, "machine %.80q is not known here", string(m))
+	}
+	return k.links.turn(ctx, m, who.Realm)
 }
 
 // turn waits until a proc of realm may dial m.

@@ -30,6 +30,7 @@ type world struct {
 type part struct {
 	name     sigma.MachineID
 	control  bool
+	encrypt  bool
 	services []string
 	before   func(*machine) // nil, or what is done before it runs
 }
@@ -74,7 +75,11 @@ func (w *world) boot(p part, ln net.Listener, id *identity.Identity) *machine {
 		if p.before != nil {
 			p.before(m)
 		}
-		node, err := link.New(link.Config{Identity: id, Authorise: m.k.authorise, Serve: m.k.serveLink})
+		cfg := link.Config{Identity: id, Authorise: m.k.authorise, Serve: m.k.serveLink, Reserve: m.k.reserve}
+		if p.encrypt {
+			cfg.Reserve = nil
+		}
+		node, err := link.New(cfg)
 		if err != nil {
 			w.t.Fatal(err)
 		}

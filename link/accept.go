@@ -105,8 +105,8 @@ func (n *Node) accept(ctx context.Context, raw net.Conn, ready func()) {
 	ready()
 	defer l.Close()
 	if l.Target.Kind == ToDirect {
-		l.release()
 		n.serveKey(l)
+		l.release()
 		return
 	}
 	if n.cfg.Serve == nil {

@@ -27,10 +27,18 @@ func (t Transport) String() string {
 	return [...]string{"automatic", "socket", "ring"}[min(t, Shared)]
 }
 
+// Stream is what a connection begins with: a *net.UnixConn, or a *net.TCPConn with another machine.
+type Stream interface {
+	net.Conn
+	syscall.Conn
+	CloseRead() error
+	CloseWrite() error
+}
+
 // Conn is one side's end. It is a net.Conn, with what a UNIX socket has besides: CloseRead and CloseWrite.
 type Conn struct {
 	set    *Set
-	sock   *net.UnixConn
+	sock   Stream
 	raw    syscall.RawConn
 	side   Side
 	ticket []byte
@@ -57,8 +65,8 @@ type Conn struct {
 // deadline is a time in nanoseconds since 1970; 0 = none.
 type deadline struct{ atomic.Int64 }
 
-// New makes a Conn of one end of a socket pair, which it owns. ticket is what the machine gave for it; without one it stays a socket.
-func (s *Set) New(sock *net.UnixConn, side Side, ticket []byte) (*Conn, error) {
+// New makes a Conn of one end of a socket pair, or of a TCP connection, which it owns. ticket is what the machine gave for it; without one it stays a socket.
+func (s *Set) New(sock Stream, side Side, ticket []byte) (*Conn, error) {
 	raw, err := sock.SyscallConn()
 	if err != nil {
 		return nil, err

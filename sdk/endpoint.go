@@ -109,11 +109,17 @@ func connOf(files []*os.File, local, remote net.Addr) (net.Conn, error) {
 		session.CloseFiles(files)
 		return nil, sigma.Errorf("sdk.Dial", sigma.KindInvalid, "sigmad passed %d sockets, not one", len(files))
 	}
-	u, err := session.UnixConn(files[0])
+	defer files[0].Close()
+	c, err := net.FileConn(files[0])
 	if err != nil {
 		return nil, err
 	}
-	return &conn{UnixConn: u, local: local, remote: remote}, nil
+	s, ok := c.(ring.Stream)
+	if !ok {
+		c.Close()
+		return nil, sigma.Errorf("sdk.Dial", sigma.KindInvalid, "sigmad passed what is no socket of a connection")
+	}
+	return &conn{Stream: s, local: local, remote: remote}, nil
 }
 
 // Conn is a connection of FormStream, whose addresses are who is at its ends. Its transport is chosen underneath.
@@ -134,7 +140,7 @@ func (c *Client) streamOf(form sigma.ConnForm, files []*os.File, side ring.Side,
 	if err != nil || form != sigma.FormStream {
 		return nc, err
 	}
-	r, err := c.rings.New(nc.(*conn).UnixConn, side, []byte(ticket))
+	r, err := c.rings.New(nc.(*conn).Stream, side, []byte(ticket))
 	if err != nil {
 		nc.Close()
 		return nil, err
@@ -169,9 +175,9 @@ func (c *Client) releaseRing(ticket []byte) {
 	}()
 }
 
-// conn is a passed socket whose addresses are who is at its ends. It keeps what a UNIX socket has besides net.Conn: CloseRead and CloseWrite.
+// conn is a passed socket whose addresses are who is at its ends. It keeps what sockets have besides net.Conn: CloseRead and CloseWrite.
 type conn struct {
-	*net.UnixConn
+	ring.Stream
 	local, remote net.Addr
 }
 
@@ -359,7 +365,11 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 		if err != nil {
 			return err
 		}
-		packets, ok := nc.(*conn)
+		var packets *net.UnixConn
+		passed, ok := nc.(*conn)
+		if ok {
+			packets, ok = passed.Stream.(*net.UnixConn)
+		}
 		if !ok {
 			nc.Close()
 			return sigma.Errorf("sdk.ServeTree", sigma.KindInvalid, "the listener is not one of this SDK")
@@ -382,7 +392,7 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 			serve.Fences = nil
 		}
 		sessions.Go(func() {
-			serveSession(ctx, packets.UnixConn, serve)
+			serveSession(ctx, packets, serve)
 			mu.Lock()
 			defer mu.Unlock()
 			if open[p.Proc]--; open[p.Proc] == 0 {
