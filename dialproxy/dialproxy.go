@@ -342,6 +342,11 @@ func (x *Proxy) After(realm sigma.RealmID, after sigma.EndpointID, n int) (out [
 // CloseProc ends all listeners of a proc that is gone, and its part in the memory of connections.
 func (x *Proxy) CloseProc(id sigma.ProcID) {
 	x.closeRings(id)
+	x.CloseListeners(id)
+}
+
+// CloseListeners ends all listeners of a proc, with those who wait there: of one that is to be killed before it dies, so that who dials it meanwhile goes elsewhere and loses nothing.
+func (x *Proxy) CloseListeners(id sigma.ProcID) {
 	x.mu.Lock()
 	var ls []*listener
 	if x.owned[id] > 0 {

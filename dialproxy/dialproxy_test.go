@@ -131,6 +131,34 @@ func TestLimitsAndEnd(t *testing.T) {
 	}
 }
 
+// Goal: a proc that is about to be killed is not dialled any more, and who waits there is sent away, but its connections and their memory stay until it is gone.
+func TestCloseListeners(t *testing.T) {
+	x := New("m")
+	e, elsewhere := listen(t, x, server, false), listen(t, x, client, false)
+	dialled, _ := connected(t, x, e, client)
+	waiting, _, err := x.Dial(client, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer waiting.Close()
+	x.CloseListeners(server.Proc)
+	if _, _, err := x.Dial(client, e); sigma.KindOf(err) != sigma.KindUnavailable && sigma.KindOf(err) != sigma.KindNotFound {
+		t.Errorf("it can be dialled: %v", err)
+	}
+	var buf [1]byte
+	if n, err := waiting.Read(buf[:]); n != 0 || err == nil {
+		t.Errorf("a connection that was never accepted is still open: %d, %v", n, err)
+	}
+	f, err := x.Ring(client, dialled)
+	if err != nil {
+		t.Fatalf("a connection has lost its memory: %v", err)
+	}
+	f.Close()
+	if _, _, err := x.Dial(server, elsewhere); err != nil {
+		t.Errorf("another proc cannot be dialled: %v", err)
+	}
+}
+
 func TestAcceptCanceled(t *testing.T) {
 	x := New("m")
 	e := listen(t, x, server, false)

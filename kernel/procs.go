@@ -61,7 +61,10 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 			cancel()
 		}
 	case schedd.Kill:
-		go k.kill(f.Proc.Launch)
+		go func(id sigma.ProcID, launch uint64) {
+			k.proxy.CloseListeners(id)
+			k.kill(launch)
+		}(f.Proc.ID, f.Proc.Launch)
 	case schedd.Notice:
 		ch := k.noticeLocked(f.Proc.ID) // stays closed, so that a later WaitEvict returns at once
 		select {

@@ -1,4 +1,4 @@
-// Command httpserver is a proc that serves HTTP/1.1, unencrypted HTTP/2 and upgraded connections by an unmodified net/http, as one of the members of the directory that it is given. When it is asked to go it leaves the
+// Command httpserver is a proc that serves HTTP/1.1, unencrypted HTTP/2, websockets and otherwise upgraded connections by an unmodified net/http, as one of the members of the directory that it is given. When it is asked to go it leaves the
 // directory, answers whom it owes an answer, and ends.
 package main
 
@@ -13,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/net/websocket"
 
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -43,6 +45,7 @@ func run(ctx context.Context, dir string) error {
 		fmt.Fprintf(w, "%s of %d bytes by %s to %s with %s\n", r.Method, n, r.RemoteAddr, c.Info().Principal.Proc, r.Proto)
 	})
 	mux.HandleFunc("/echo", echo)
+	mux.Handle("/socket", websocket.Handler(func(c *websocket.Conn) { io.Copy(c, c) }))
 	var leaving atomic.Bool
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if leaving.Load() {

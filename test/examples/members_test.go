@@ -36,13 +36,16 @@ func loadTime(t *testing.T) time.Duration {
 	return d
 }
 
-// Goal: unmodified net/http and grpc-go serve by path while members of their directory join, leave and are killed; the only requests that fail are some of those that a killed member had. How many is not bounded here: until the machine
-// has noticed that a proc is dead, which takes long on a busy host, it can be dialled.
+// inFlight is how many requests a client has under way.
+const inFlight = 4
+
+// Goal: unmodified net/http (HTTP/1.1 and HTTP/2 without TLS) and grpc-go, and generated code of package call, serve by path while members of their directory join, leave and are killed; the only requests that fail are those that a killed
+// member had, at most as many as each client has under way, and of package call only those that may not be made again.
 func TestMembers(t *testing.T) {
 	for _, x := range []struct {
 		name, server string
 		client       []string // program and arguments after the directory and the file
-	}{{"http1", "httpserver", []string{"httpclient", "http1"}}, {"http2", "httpserver", []string{"httpclient", "http2"}}, {"grpc", "grpcserver", []string{"grpcclient"}}} {
+	}{{"http1", "httpserver", []string{"httpclient", "http1"}}, {"http2", "httpserver", []string{"httpclient", "http2"}}, {"grpc", "grpcserver", []string{"grpcclient"}}, {"call", "ledgerserver", []string{"ledgerload"}}} {
 		t.Run(x.name, func(t *testing.T) {
 			s := shared.Get(t)
 			d := loadTime(t)
@@ -148,10 +151,10 @@ func (m *members) check(id sigma.ProcID) {
 		m.t.Fatal(err)
 	}
 	at := map[string]int{}
-	answered, failed := -1, 0
+	answered, failed, lost := -1, 0, 0
 	for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
 		if f := failedAt.FindStringSubmatch(lines.Text()); f == nil {
-			fmt.Sscanf(lines.Text(), "%d answered, %d failed", &answered, &failed)
+			fmt.Sscanf(lines.Text(), "%d answered, %d failed, %d lost", &answered, &failed, &lost)
 		} else if at[f[1]]++; !m.killed[f[1]] {
 			m.t.Errorf("a request to a member that nobody killed failed: %s", lines.Text())
 		}
@@ -159,7 +162,15 @@ func (m *members) check(id sigma.ProcID) {
 	if answered <= 0 {
 		m.t.Errorf("the client says %q", strings.TrimSpace(string(out)))
 	}
-	m.t.Logf("%d answered, %d failed, by the killed ones %v", answered, failed, at)
+	for id, n := range at {
+		if n > inFlight {
+			m.t.Errorf("%d requests failed at %s, which was killed, but no more than %d were under way", n, id, inFlight)
+		}
+	}
+	if most := inFlight * len(m.killed); lost > most {
+		m.t.Errorf("%d calls are lost, but no more than %d were under way at killed members", lost, most)
+	}
+	m.t.Logf("%d answered, %d failed, %d lost, by the killed ones %v", answered, failed, lost, at)
 }
 
 // Goal: a connection is what net.Conn promises, half closes and deadlines included, and says who is at its ends. A Dialer finds servers behind endpoints, directories and links to both, passes dead ones over, and says why if there is none.
