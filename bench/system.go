@@ -161,7 +161,7 @@ type process struct {
 
 // daemon tells by the name; procs of a bench have others.
 func (p process) daemon() bool {
-	return slices.Contains([]string{"sigmad", "named", "besched", "s3d", "machined", "dbd"}, p.name)
+	return slices.Contains([]string{"sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"}, p.name)
 }
 
 func readProcess(pid int) (process, bool) {

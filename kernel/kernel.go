@@ -3,7 +3,7 @@
 //
 // It parses hostile bytes and holds no privilege: every act that needs one is the launcher's. It assumes that named, besched and s3d are in the boot set or run on a control machine. Users: cmd/sigmad.
 //
-// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu is taken; service.mu, tree.mu, links.mu and questions.mu, under which nothing is. None is held across a call to another
+// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu and reservations.mu are taken; service.mu, tree.mu, links.mu and questions.mu, under which nothing is. None is held across a call to another
 // process.
 package kernel
 
@@ -96,6 +96,7 @@ type Kernel struct {
 	services  map[string]*service
 	sched     *scheduler
 	shares    *groupShares
+	reserved  *reservations
 	metrics   metrics
 	meters    *questions // what launches use
 	freezes   *questions // to freeze and thaw; one at a time, so that what is said of a proc is in the order of what is done to it
@@ -222,6 +223,7 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.sched = newScheduler(k)
 	k.shares = newGroupShares()
+	k.reserved = newReservations(k)
 	k.holders = newHolders(k)
 	if k.scratch, err = newScratch(k); err != nil {
 		return nil, err
@@ -263,6 +265,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	go func() { events <- k.launchers(work) }()
 
 	k.sessions.Go(func() { k.sched.run(ctx) })
+	k.sessions.Go(func() { k.reserved.run(ctx) })
 	k.sessions.Go(func() { k.followRoster(ctx) })
 	k.sessions.Go(func() { k.watchShares(ctx) })
 	k.sessions.Go(k.ready.Run)
@@ -372,7 +375,7 @@ func (k *Kernel) mayLog() bool {
 func (k *Kernel) shutDown() {
 	k.cfg.Log.Info("machine goes down", "machine", k.cfg.Machine)
 	deadline := time.After(5 * time.Second)
-	for _, name := range []string{serviceMachined, serviceDB, serviceBesched, serviceS3, serviceNamed} {
+	for _, name := range []string{serviceMachined, serviceDB, serviceLcsched, serviceBesched, serviceS3, serviceNamed} {
 		s := k.services[name]
 		if s == nil {
 			continue

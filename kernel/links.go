@@ -116,7 +116,7 @@ func mayReach(from sigma.Principal, to link.Target) error {
 		return nil
 	case to.Kind == link.ToService:
 		switch to.Name {
-		case serviceNamed, serviceBesched, serviceS3, serviceDB, serviceMachined, targetPeer:
+		case serviceNamed, serviceBesched, serviceLcsched, serviceS3, serviceDB, serviceMachined, targetPeer:
 			return nil
 		}
 	}
@@ -133,7 +133,7 @@ func (x *links) count(m sigma.MachineID, to link.Target) (done func(), err error
 		most = servingStreams
 	case to.Kind == link.ToService:
 		s.name = to.Name
-		if to.Name == targetPeer || to.Name == serviceBesched || to.Name == serviceMachined {
+		if to.Name == targetPeer || to.Name == serviceBesched || to.Name == serviceLcsched || to.Name == serviceMachined {
 			most = servingFew
 		}
 	}

@@ -10,10 +10,10 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// isMachined says whether who asks is this machine's machined.
-func (t *tree) isMachined() bool {
+// isService says whether who asks is this machine's service of that name.
+func (t *tree) isService(name string) bool {
 	s := t.k.service(t.principal)
-	return s != nil && s.name == serviceMachined
+	return s != nil && s.name == name
 }
 
 // pass makes handlers of methods that a service answers.
@@ -34,7 +34,7 @@ func (r *root) machinesFile() sigma.File {
 	k := r.tree.k
 	file := r.machineLines()
 	if !r.tree.principal.System {
-		if r.realm == sigma.SystemRealm && r.tree.isMachined() {
+		if r.realm == sigma.SystemRealm && r.tree.isService(serviceMachined) {
 			file.answering(r.callable(sigmap.FileMachines, k.pass(serviceMachined, machines.CallAuthority)))
 		}
 		return file

@@ -49,9 +49,21 @@ func (k *Kernel) stepLocked(e schedd.Event) {
 func (k *Kernel) applyLocked(f schedd.Effect) {
 	switch f := f.(type) {
 	case schedd.Enqueue:
+		if f.Proc.Class == sigma.LatencyCritical {
+			k.reserved.enqueue(f.Proc)
+			break
+		}
 		k.sched.enqueue(f.Proc.ID, f.Proc.Realm, f.Proc.Memory)
 	case schedd.Dequeue:
+		if f.Class == sigma.LatencyCritical {
+			k.reserved.cancel(f.ID)
+			break
+		}
 		k.sched.cancel(f.ID)
+	case schedd.Unreserved:
+		k.reserved.release(f.ID)
+	case schedd.Unfit:
+		k.reserved.decline(f.ID)
 	case schedd.Start:
 		ctx, cancel := context.WithTimeout(k.ctx, fetchLimit)
 		k.fetching[f.Proc.ID] = cancel

@@ -144,7 +144,7 @@ func (r *root) Remembers() bool { return true }
 
 // named is the root of what named keeps of the realm, for who asks: for the realm's programs modes count.
 func (r *root) named(ctx context.Context) (sigma.File, error) {
-	if r.realm == sigma.SystemRealm && !r.tree.isMachined() {
+	if r.realm == sigma.SystemRealm && !r.tree.isService(serviceMachined) && !r.tree.isService(serviceLcsched) { // the latter for its election
 		return nil, sigma.Errorf("kernel.root", sigma.KindNotFound, "the realm system keeps no names")
 	}
 	n, err := r.tree.k.named(ctx, r.realm)

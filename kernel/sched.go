@@ -213,6 +213,10 @@ const callMax = 30 * time.Second
 
 // call is a call without an answer; most is how long it may take, 0 as long as the session lives.
 func (s *scheduler) call(ctx context.Context, b sigma.Caller, most time.Duration, method string, encode func(*sigmap.Coder)) error {
+	return callWithin(ctx, s.k, b, most, method, encode)
+}
+
+func callWithin(ctx context.Context, k *Kernel, b sigma.Caller, most time.Duration, method string, encode func(*sigmap.Coder)) error {
 	inTime, cancel := ctx, func() {}
 	if most > 0 {
 		inTime, cancel = context.WithTimeout(ctx, most)
@@ -223,7 +227,7 @@ func (s *scheduler) call(ctx context.Context, b sigma.Caller, most time.Duration
 		_, _, err = b.Call(inTime, method, payload, nil)
 	}
 	if err != nil && ctx.Err() == nil {
-		s.k.cfg.Log.Warn("besched call failed", "method", method, "err", err)
+		k.cfg.Log.Warn("scheduler's call failed", "method", method, "err", err)
 	}
 	return err
 }

@@ -17,6 +17,7 @@ import (
 const (
 	serviceNamed   = "named"
 	serviceBesched = "besched"
+	serviceLcsched = "lcsched"
 	serviceS3      = "s3d"
 	serviceDB      = "dbd" // started when it is first asked for
 	// serviceMachined decides about membership, on control machines.

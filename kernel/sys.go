@@ -36,7 +36,7 @@ func (r *root) sysNames() []string {
 	if r.tree.view == nil {
 		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameLimits)
 	}
-	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isMachined() {
+	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isService(serviceMachined) {
 		names = append(names, sigmap.FileNames)
 	}
 	if r.tree.principal.System {

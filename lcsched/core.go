@@ -68,6 +68,7 @@ type (
 		Labels map[string]string
 		Held   []Held
 		Lent   sigma.Bytes
+		Closed bool // it takes nothing new
 	}
 	// Left: the machine's session is over. What it is the home of, and waits, goes with it.
 	Left struct{ Life sigma.Life }
@@ -132,6 +133,7 @@ type machine struct {
 	cpu    sigma.MilliCPU
 	memory sigma.Bytes
 	labels map[string]string
+	closed bool
 	left   time.Time // zero = it attends
 
 	held     map[sigma.ProcID]*reservation
@@ -305,7 +307,7 @@ func (c *Core) attended(e Attended) {
 	if m := c.machines[e.Life.Machine]; m != nil && m.left.IsZero() {
 		c.forget(m)
 	}
-	m := &machine{life: e.Life, cpu: e.CPU, memory: e.Memory, labels: e.Labels, lent: e.Lent, held: map[sigma.ProcID]*reservation{}}
+	m := &machine{life: e.Life, cpu: e.CPU, memory: e.Memory, labels: e.Labels, closed: e.Closed, lent: e.Lent, held: map[sigma.ProcID]*reservation{}}
 	c.machines[e.Life.Machine] = m
 	c.freed[m] = true
 	for _, h := range e.Held {
@@ -432,7 +434,7 @@ func (m *machine) has(labels []string) bool {
 
 // takes reports whether a job fits into what is not reserved.
 func (m *machine) takes(w *waiting) bool {
-	return m.left.IsZero() && (m.keptFor == nil || m.keptFor == w) && m.declined != w.ID && w.CPU <= m.cpu-min(m.cpu, m.heldCPU) && w.Memory <= m.memory-min(m.memory, m.heldMem) && m.has(w.Where)
+	return m.left.IsZero() && !m.closed && (m.keptFor == nil || m.keptFor == w) && m.declined != w.ID && w.CPU <= m.cpu-min(m.cpu, m.heldCPU) && w.Memory <= m.memory-min(m.memory, m.heldMem) && m.has(w.Where)
 }
 
 // crowd counts the procs of a job's group in the failure domain of a machine.
@@ -478,7 +480,7 @@ func (c *Core) keep(w *waiting) {
 	var best *machine
 	n, kept := 0, 0
 	for _, m := range c.machines {
-		if !m.left.IsZero() {
+		if !m.left.IsZero() || m.closed {
 			continue
 		}
 		n++

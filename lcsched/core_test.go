@@ -7,9 +7,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 var start = time.Unix(1000, 0)
@@ -299,4 +301,75 @@ func TestCoreRandom(t *testing.T) {
 			t.Errorf("seed %d: %d wait, %d are held", seed, len(c.queue), len(c.at))
 		}
 	}
+}
+
+func FuzzCodes(f *testing.F) {
+	a := Attendance{CPU: 1000, Labels: map[string]string{"zone": "a"}, Held: []Held{{ID: "p", Realm: "r"}}}
+	b, _ := sigmap.Payload(a.Code)
+	f.Add(b)
+	x := Next{Jobs: []Job{job("a", 1, 1, where("zone=a"))}, Refused: []Refusal{{"b", "why"}}}
+	b, _ = sigmap.Payload(x.Code)
+	f.Add(b)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var a Attendance
+		var x Next
+		var ws []Waits
+		errs := []error{sigmap.Parse(b, a.Code), sigmap.Parse(b, x.Code), sigmap.Parse(b, func(c *sigmap.Coder) { CodeWaits(c, &ws) })}
+		if len(a.Held) > len(b) || len(x.Jobs) > len(b) || len(ws) > len(b) {
+			t.Error("more entries than bytes", errs)
+		}
+	})
+}
+
+// The service answers while it leads, and no longer.
+func TestServiceLeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewService()
+		defer s.Lead(false)
+		begin := func(m sigma.MachineID) (call func(string, func(*sigmap.Coder)) ([]byte, error), attended chan error) {
+			f, err := s.Attach(t.Context(), sigma.Principal{System: true, Machine: m}, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			call = func(method string, encode func(*sigmap.Coder)) ([]byte, error) {
+				var payload []byte
+				if encode != nil {
+					payload, _ = sigmap.Payload(encode)
+				}
+				reply, _, err := f.(sigma.Caller).Call(t.Context(), method, payload, nil)
+				return reply, err
+			}
+			a := Attendance{Incarnation: 1, CPU: 2000, Memory: sigma.GiB}
+			attended = make(chan error, 1)
+			go func() { _, err := call(CallAttend, a.Code); attended <- err }()
+			synctest.Wait()
+			return call, attended
+		}
+		if _, over := begin("m1"); sigma.KindOf(<-over) != sigma.KindUnavailable {
+			t.Error("it answers though it does not lead")
+		}
+		s.Lead(true)
+		call, over := begin("m1")
+		jobs := []Job{job("a", 1000, 1), job("b", 9000, 1)}
+		if _, err := call(CallEnqueue, func(c *sigmap.Coder) { CodeJobs(c, &jobs) }); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"a", "b"} { // b when the leader has settled
+			reply, err := call(CallNext, nil)
+			var x Next
+			if err == nil {
+				err = sigmap.Parse(reply, x.Code)
+			}
+			if err != nil || want == "a" && (len(x.Jobs) != 1 || x.Jobs[0].ID != "a") || want == "b" && (len(x.Refused) != 1 || x.Refused[0].ID != "b") {
+				t.Fatalf("%s: got %+v, %v", want, x, err)
+			}
+		}
+		s.Lead(false)
+		if err := <-over; err == nil {
+			t.Error("the machine attends one that leads no more")
+		}
+		if _, err := call(CallNext, nil); sigma.KindOf(err) != sigma.KindUnavailable {
+			t.Errorf("next: %v", err)
+		}
+	})
 }

@@ -89,7 +89,7 @@ func (c *Core) CanSpawn(realm sigma.RealmID, ds []sigma.Descriptor) error {
 	var waiting sigma.Bytes
 	largest := max(c.capacity, c.largest)
 	for _, d := range ds {
-		if memoryOf(d) > largest {
+		if d.Class == sigma.BestEffort && memoryOf(d) > largest {
 			return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("memory %v can never be admitted: the largest machine has %v for best-effort procs", memoryOf(d), largest),
 				Hint: "ask for less memory"}
 		}

@@ -90,15 +90,16 @@ type Core struct {
 	capacity sigma.Bytes // for best-effort procs
 	used     sigma.Bytes
 	largest  sigma.Bytes // capacity of the largest machine that is known; 0 = this
-	running  int         // procs that used is charged with
+	running  int         // procs that used is charged with, but for reservations that wait for room
 	leased   bool        // procs that fit are placed here without asking besched, unless others wait there
 	limit    int         // procs run here beyond which even then none is placed without asking; 0 = no limit
-	queued   int         // procs that wait at besched
+	queued   int         // best-effort procs that wait at besched
 	procs    map[sigma.ProcID]*Proc
 	realms   map[sigma.RealmID]*realm // those that have procs
 	seq      uint64                   // of the last Spawn
 	swept    time.Time                // when all realms were last looked through for what is too old
 
+	reserved reserved
 	expected map[sigma.ProcID]sigma.Bytes          // procs that may become guests, and what they are charged with
 	least    map[sigma.MachineID]sigma.Incarnation // of each member, the first life that is not over; nil before the first Members
 	boots    map[sigma.Life]uint64                 // of other machines' sigmads, the last that is known
@@ -117,7 +118,7 @@ type realm struct {
 // NewCore makes the state of a machine that has capacity memory for best-effort procs.
 func NewCore(machine sigma.MachineID, capacity sigma.Bytes) *Core {
 	return &Core{machine: machine, capacity: capacity, procs: map[sigma.ProcID]*Proc{}, realms: map[sigma.RealmID]*realm{},
-		expected: map[sigma.ProcID]sigma.Bytes{}, boots: map[sigma.Life]uint64{}}
+		reserved: reserved{by: map[sigma.ProcID]*reservation{}}, expected: map[sigma.ProcID]sigma.Bytes{}, boots: map[sigma.Life]uint64{}}
 }
 
 // Free is the memory that procs can still be admitted to.
@@ -129,7 +130,7 @@ func (c *Core) Capacity() sigma.Bytes { return c.capacity }
 // Running counts the procs that run here or are about to, guests too.
 func (c *Core) Running() int { return c.running }
 
-// Queued counts the procs that wait at besched.
+// Queued counts the best-effort procs that wait at besched.
 func (c *Core) Queued() int { return c.queued }
 
 // Proc finds a proc of a realm; nil if there is none there.
@@ -139,6 +140,9 @@ func (c *Core) Proc(realm sigma.RealmID, id sigma.ProcID) *Proc {
 	}
 	return nil
 }
+
+// Find finds a proc of any realm; nil if there is none.
+func (c *Core) Find(id sigma.ProcID) *Proc { return c.procs[id] }
 
 // Step applies one event and says what is to be done. Events about unknown or ended procs do nothing.
 func (c *Core) Step(now time.Time, e Event) []Effect {
@@ -155,13 +159,21 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		return c.spawned(now, e)
 	case Leased:
 		c.leased, c.limit = e.On, e.Limit
+	case Assigned:
+		if p := c.procs[e.ID]; p == nil || p.Class == sigma.LatencyCritical {
+			return c.unwanted(e.ID, sigma.LatencyCritical)
+		}
+	case Cores:
+		c.reserved.most = e.CPU
+	case LCSchedulerLost:
+		return c.requeueClass(now, now, sigma.LatencyCritical)
 	case Largest:
 		c.largest = e.Memory
 	case Adopted:
 		return c.adopted(now, e)
 	case SchedulerLost:
 		c.leased = false
-		return c.requeue(now, now)
+		return c.requeueClass(now, now, sigma.BestEffort)
 	case Requeue:
 		return c.requeue(now, e.Before)
 	case RealmGone:
@@ -175,13 +187,16 @@ func (c *Core) stepProc(now time.Time, p *Proc, e Event) []Effect {
 	switch e := e.(type) {
 	case Assigned:
 		if p.State != sigma.ProcQueued {
-			return nil // one pid never starts twice
+			return c.unwanted(p.ID, p.Class) // one pid never starts twice
+		}
+		if p.Class == sigma.LatencyCritical {
+			return c.reserve(now, reservation{id: p.ID, cpu: p.CPU, memory: p.Memory})
 		}
 		if p.Memory > c.Free() { // what was placed since the credit was parked took its place
 			p.sent = now
 			return []Effect{Enqueue{p}}
 		}
-		c.queued--
+		c.leavesQueue(p)
 		return []Effect{c.place(now, p)}
 	case LaunchAsked:
 		p.Launch, p.asked, p.askedAt = e.Launch, true, now
@@ -240,6 +255,10 @@ func (c *Core) stepProc(now time.Time, p *Proc, e Event) []Effect {
 		return c.evict(now, p, e.Grace)
 	case Killed, TimerFired:
 		return c.kill(now, p)
+	case Refused:
+		if p.State == sigma.ProcQueued && p.Class == sigma.LatencyCritical {
+			return c.end(now, p, sigma.Status{Code: sigma.StatusError, ExitCode: 125, Kind: sigma.KindTooBig, Msg: e.Why})
+		}
 	case Declined:
 		if p.State == sigma.ProcQueued {
 			p.sent = now

@@ -14,10 +14,13 @@ type Effect interface{ effect() }
 
 // The effects.
 type (
-	// Enqueue hands the proc to besched.
+	// Enqueue hands the proc to besched, or to lcsched if it is latency-critical.
 	Enqueue struct{ Proc *Proc }
 	// Dequeue takes it back.
-	Dequeue struct{ ID sigma.ProcID }
+	Dequeue struct {
+		ID    sigma.ProcID
+		Class sigma.Class
+	}
 	// Start fetches its program and asks the launcher for it.
 	Start struct{ Proc *Proc }
 	// Kill ends its processes.
@@ -40,6 +43,10 @@ type (
 	Forget struct{ ID sigma.ProcID }
 	// Room says that what a credit can be parked for changed: memory became free, or a proc was placed under a lease that is shared.
 	Room struct{}
+	// Unreserved tells lcsched that a reservation here is over, or that what it granted is not wanted.
+	Unreserved struct{ ID sigma.ProcID }
+	// Unfit tells lcsched that there is no room for what it granted.
+	Unfit struct{ ID sigma.ProcID }
 	// Timed says that the phases of a start are all known.
 	Timed struct{ Timing sigma.Timing }
 )
@@ -63,20 +70,22 @@ type (
 	}
 )
 
-func (Owed) effect()    {}
-func (Take) effect()    {}
-func (Decline) effect() {}
-func (Enqueue) effect() {}
-func (Dequeue) effect() {}
-func (Start) effect()   {}
-func (Kill) effect()    {}
-func (Abandon) effect() {}
-func (Notice) effect()  {}
-func (Wake) effect()    {}
-func (Timer) effect()   {}
-func (Forget) effect()  {}
-func (Room) effect()    {}
-func (Timed) effect()   {}
+func (Owed) effect()       {}
+func (Take) effect()       {}
+func (Decline) effect()    {}
+func (Enqueue) effect()    {}
+func (Dequeue) effect()    {}
+func (Start) effect()      {}
+func (Kill) effect()       {}
+func (Abandon) effect()    {}
+func (Notice) effect()     {}
+func (Wake) effect()       {}
+func (Timer) effect()      {}
+func (Forget) effect()     {}
+func (Room) effect()       {}
+func (Unreserved) effect() {}
+func (Unfit) effect()      {}
+func (Timed) effect()      {}
 
 // Event is something that happened.
 type Event interface{ event() }
@@ -91,7 +100,7 @@ type (
 		Views []*view.Table  // of each; nil = none has one
 		Kin   []sigma.ProcID // of all of them
 	}
-	// Assigned: besched gave the proc to this machine.
+	// Assigned: besched or lcsched gave the proc to this machine.
 	Assigned struct{ ID sigma.ProcID }
 	// LaunchAsked: the launcher was asked under this id.
 	LaunchAsked struct {
@@ -157,6 +166,15 @@ type (
 		On    bool
 		Limit int
 	}
+	// Refused: lcsched says that no machine can ever take it.
+	Refused struct {
+		ID  sigma.ProcID
+		Why string
+	}
+	// Cores: so much can be reserved here.
+	Cores struct{ CPU sigma.MilliCPU }
+	// LCSchedulerLost: lcsched died, or leads no more, with what was queued there.
+	LCSchedulerLost struct{}
 	// Largest: the largest machine has so much memory for best-effort procs.
 	Largest struct{ Memory sigma.Bytes }
 	// SchedulerLost: besched died with what was queued there.
@@ -169,9 +187,11 @@ type (
 
 // Events that concern other machines.
 type (
-	// Offered: besched gave another machine's proc to this one.
+	// Offered: besched, or lcsched, gave another machine's proc to this one.
 	Offered struct {
 		ID     sigma.ProcID
+		Class  sigma.Class
+		CPU    sigma.MilliCPU // of an LC proc
 		Memory sigma.Bytes
 		Home   sigma.Life
 	}
@@ -213,37 +233,40 @@ type (
 	Drained struct{ Grace time.Duration }
 )
 
-func (Offered) event()       {}
-func (Arrived) event()       {}
-func (NotTaken) event()      {}
-func (Told) event()          {}
-func (Declined) event()      {}
-func (Reported) event()      {}
-func (Resynced) event()      {}
-func (Members) event()       {}
-func (Reborn) event()        {}
-func (Drained) event()       {}
-func (Largest) event()       {}
-func (Requeue) event()       {}
-func (Spawned) event()       {}
-func (Assigned) event()      {}
-func (LaunchAsked) event()   {}
-func (NotLaunched) event()   {}
-func (Launched) event()      {}
-func (Spoke) event()         {}
-func (Froze) event()         {}
-func (Gone) event()          {}
-func (LauncherDied) event()  {}
-func (Adopted) event()       {}
-func (CalledStarted) event() {}
-func (CalledExited) event()  {}
-func (WaitsEvict) event()    {}
-func (Evicted) event()       {}
-func (Killed) event()        {}
-func (TimerFired) event()    {}
-func (Leased) event()        {}
-func (SchedulerLost) event() {}
-func (RealmGone) event()     {}
+func (Offered) event()         {}
+func (Arrived) event()         {}
+func (NotTaken) event()        {}
+func (Told) event()            {}
+func (Declined) event()        {}
+func (Reported) event()        {}
+func (Resynced) event()        {}
+func (Members) event()         {}
+func (Reborn) event()          {}
+func (Drained) event()         {}
+func (Largest) event()         {}
+func (Refused) event()         {}
+func (Cores) event()           {}
+func (LCSchedulerLost) event() {}
+func (Requeue) event()         {}
+func (Spawned) event()         {}
+func (Assigned) event()        {}
+func (LaunchAsked) event()     {}
+func (NotLaunched) event()     {}
+func (Launched) event()        {}
+func (Spoke) event()           {}
+func (Froze) event()           {}
+func (Gone) event()            {}
+func (LauncherDied) event()    {}
+func (Adopted) event()         {}
+func (CalledStarted) event()   {}
+func (CalledExited) event()    {}
+func (WaitsEvict) event()      {}
+func (Evicted) event()         {}
+func (Killed) event()          {}
+func (TimerFired) event()      {}
+func (Leased) event()          {}
+func (SchedulerLost) event()   {}
+func (RealmGone) event()       {}
 
 func idOf(e Event) sigma.ProcID {
 	switch e := e.(type) {
@@ -276,6 +299,8 @@ func idOf(e Event) sigma.ProcID {
 	case TimerFired:
 		return e.ID
 	case Declined:
+		return e.ID
+	case Refused:
 		return e.ID
 	}
 	return ""

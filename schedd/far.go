@@ -78,7 +78,7 @@ func (c *Core) Give(now time.Time, id sigma.ProcID, by sigma.Life, boot uint64) 
 		return refuse("was given to another machine")
 	}
 	if !p.Away() {
-		c.queued--
+		c.leavesQueue(p)
 		p.Runner, p.boot = by, boot
 		p.State, p.Machine, p.Times.Placed = sigma.ProcStarting, by.Machine, now
 	}
@@ -89,12 +89,13 @@ func (c *Core) Give(now time.Time, id sigma.ProcID, by sigma.Life, boot uint64) 
 func (c *Core) stepFar(now time.Time, e Event) []Effect {
 	switch e := e.(type) {
 	case Offered:
-		return c.offered(e)
+		return c.offered(now, e)
 	case Arrived:
 		return c.arrived(now, e)
 	case NotTaken:
 		if c.unexpect(e.ID) {
-			return []Effect{Room{}}
+			out := append(c.unreserve(e.ID), Room{})
+			return append(out, c.fill(now)...)
 		}
 	case Told:
 		if p := c.procs[e.ID]; p != nil && e.Ended {
@@ -130,10 +131,12 @@ func (c *Core) stepFar(now time.Time, e Event) []Effect {
 	return nil
 }
 
-func (c *Core) offered(e Offered) []Effect {
+func (c *Core) offered(now time.Time, e Offered) []Effect {
 	switch {
 	case c.procs[e.ID] != nil || c.expected[e.ID] != 0 || c.Over(e.Home) || e.Memory == 0:
-		return nil
+		return c.unwanted(e.ID, e.Class)
+	case e.Class == sigma.LatencyCritical:
+		return c.reserve(now, reservation{id: e.ID, cpu: e.CPU, memory: e.Memory, home: e.Home})
 	case e.Memory > c.Free():
 		return []Effect{Decline{e.ID, e.Home}}
 	}
@@ -149,19 +152,27 @@ func (c *Core) unexpect(id sigma.ProcID) bool {
 		return false
 	}
 	delete(c.expected, id)
-	c.used -= memory
 	c.running--
+	if c.reserved.by[id] == nil {
+		c.used -= memory
+	}
 	return true
 }
 
 // arrived enters a guest and has it started. If its home ended since it gave the proc, this is its home. One that is not expected was asked for in a life that is over.
 func (c *Core) arrived(now time.Time, e Arrived) []Effect {
 	memory := c.expected[e.Info.ID]
-	if !c.unexpect(e.Info.ID) || c.procs[e.Info.ID] != nil {
+	if !c.unexpect(e.Info.ID) {
 		return nil
 	}
-	if e.Info.Memory != memory { // there may be no room for that
-		return []Effect{Room{}}
+	if p := c.procs[e.Info.ID]; p != nil {
+		if !p.charged {
+			return append(c.unreserve(p.ID), Room{})
+		}
+		return nil
+	}
+	if r := c.reserved.by[e.Info.ID]; e.Info.Memory != memory || (r != nil) != (e.Info.Class == sigma.LatencyCritical) || r != nil && r.cpu != e.Info.CPU { // there may be no room for that
+		return append(c.unreserve(e.Info.ID), Room{})
 	}
 	if c.Over(e.Home) {
 		e.Home = sigma.Life{}
@@ -261,8 +272,10 @@ func (c *Core) reborn(now time.Time) (out []Effect) {
 	c.leased = false
 	for id := range c.expected {
 		c.unexpect(id)
+		out = append(out, c.unreserve(id)...)
 	}
-	out = c.lose(now, "this machine was taken for lost; the proc may run on elsewhere", (*Proc).Away)
+	out = append(out, c.dropPending()...)
+	out = append(out, c.lose(now, "this machine was taken for lost; the proc may run on elsewhere", (*Proc).Away)...)
 	out = append(out, c.lose(now, "this machine was taken for lost with the proc in its queue", func(p *Proc) bool { return p.State == sigma.ProcQueued })...)
 	for _, p := range c.sorted(func(p *Proc) bool { return p.charged }) {
 		p.doomed = true
@@ -284,10 +297,16 @@ func (c *Core) keepAsOwn(p *Proc) {
 
 // requeue sends what has waited since before a time to besched again. That a proc is there twice does no harm: it is placed once.
 func (c *Core) requeue(now, before time.Time) (out []Effect) {
-	if c.queued == 0 {
+	return append(c.requeueClass(now, before, sigma.BestEffort), c.requeueClass(now, before, sigma.LatencyCritical)...)
+}
+
+func (c *Core) requeueClass(now, before time.Time, class sigma.Class) (out []Effect) {
+	if c.queued == 0 && class == sigma.BestEffort || c.reserved.queued == 0 && class == sigma.LatencyCritical {
 		return nil
 	}
-	for _, p := range c.sorted(func(p *Proc) bool { return p.State == sigma.ProcQueued && !p.sent.After(before) }) {
+	for _, p := range c.sorted(func(p *Proc) bool {
+		return p.State == sigma.ProcQueued && p.Class == class && !p.sent.After(before) && c.reserved.by[p.ID] == nil
+	}) {
 		p.sent = now
 		out = append(out, Enqueue{p})
 	}

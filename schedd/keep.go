@@ -10,13 +10,16 @@ import (
 
 func (c *Core) end(now time.Time, p *Proc, s sigma.Status) []Effect {
 	if p.State == sigma.ProcQueued {
-		c.queued--
+		c.leavesQueue(p)
 	}
 	if p.charged {
 		p.charged = false
-		c.used -= p.Memory
 		c.running--
+		if p.Class == sigma.BestEffort {
+			c.used -= p.Memory
+		}
 	}
+	over := c.unreserve(p.ID)
 	p.State, p.Status, p.Times.Ended, p.Frozen = sigma.ProcEnded, s, now, false
 	p.Descriptor, p.exited, p.View = sigma.Descriptor{}, nil, nil
 	r := c.realms[p.Realm]
@@ -27,7 +30,9 @@ func (c *Core) end(now time.Time, p *Proc, s sigma.Status) []Effect {
 	p.bytes = 0
 	r.results += resultOf(p)
 	r.ended = append(r.ended, p)
-	return append([]Effect{Wake{p.ID}, Room{}}, c.forget(now, p.Realm)...)
+	out := append(append([]Effect{Wake{p.ID}}, over...), Room{})
+	out = append(out, c.fill(now)...)
+	return append(out, c.forget(now, p.Realm)...)
 }
 
 func resultOf(p *Proc) sigma.Bytes { return sigma.Bytes(len(p.Status.Msg) + len(p.Status.Data)) }

@@ -12,7 +12,7 @@ func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 	var out []Effect
 	for i, d := range e.Ds {
 		p := &Proc{Kin: e.Kin, Descriptor: d, bytes: sizeOf(d), ProcInfo: sigma.ProcInfo{ID: e.IDs[i], Realm: e.By.Realm, Name: d.Name, Program: d.Program, Args: shown(d.Args), Parent: e.By.Proc,
-			Class: d.Class, Memory: memoryOf(d), Profile: profileOf(d), Times: sigma.Times{Spawned: now}}}
+			Class: d.Class, CPU: d.CPU, Memory: memoryOf(d), Profile: profileOf(d), Times: sigma.Times{Spawned: now}}}
 		if e.Views != nil {
 			p.View = e.Views[i]
 			p.bytes += sigma.Bytes(p.View.Size())
@@ -21,13 +21,17 @@ func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 			p.Name = path.Base(d.Program)
 		}
 		c.enter(p)
-		if c.leased && c.queued == 0 && p.Memory <= c.Free() && (c.limit == 0 || c.running < c.limit) {
+		if d.Class == sigma.BestEffort && c.leased && c.queued == 0 && p.Memory <= c.Free() && (c.limit == 0 || c.running < c.limit) {
 			if out = append(out, c.place(now, p)); c.limit > 0 {
 				out = append(out, Room{})
 			}
 			continue
 		}
-		c.queued++
+		if d.Class == sigma.BestEffort {
+			c.queued++
+		} else {
+			c.reserved.queued++
+		}
 		p.sent = now
 		out = append(out, Enqueue{p})
 	}
@@ -54,8 +58,10 @@ func (c *Core) enter(p *Proc) {
 // charge counts what a proc that is placed here takes.
 func (c *Core) charge(p *Proc) {
 	p.charged = true
-	c.used += p.Memory
 	c.running++
+	if p.Class == sigma.BestEffort { // else its reservation is
+		c.used += p.Memory
+	}
 }
 
 // adopted enters a proc that runs. That it has been started is all that is known of its start.
@@ -72,6 +78,9 @@ func (c *Core) adopted(now time.Time, e Adopted) []Effect {
 		p.Times.Started = now
 	}
 	c.enter(p)
+	if p.Class == sigma.LatencyCritical {
+		c.hold(&reservation{id: p.ID, cpu: p.CPU, memory: p.Memory, begun: true})
+	}
 	c.charge(p)
 	if p.exited != nil {
 		return p.until(now.Add(LingerMax))

@@ -3,6 +3,7 @@ package sigma
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -34,6 +35,8 @@ const (
 	MemoryDefault = 64 * MiB // of a descriptor that asks for 0
 	MemoryLeast   = 4 * MiB
 	CPUMost       = 1024 * 1000 // thousandths of a core that one proc can reserve; no machine has more
+	WhereMax      = 16          // labels of Where
+	LabelMax      = 256         // bytes of each
 )
 
 // Descriptor says what to spawn (001 §3.1, Table 1).
@@ -43,11 +46,15 @@ type Descriptor struct {
 	Args        []string
 	Env         []string // NAME=value
 	Class       Class
-	CPU         MilliCPU // reservation, LC only
+	CPU         MilliCPU // reservation; LC only, and at least 1
 	Memory      Bytes    // hard limit and admission charge; 0 = MemoryDefault
 	Start       StartMark
 	TraceParent string  // W3C traceparent, optional
 	Profile     Profile // the calls it may make; "" = ProfileSigma
+
+	// Where are labels that the machine of an LC proc must have, as in zone=a. Spread is the label whose values are failure domains, over which the LC procs of one Name are spread; "" = each machine is one.
+	Where  []string
+	Spread string
 
 	// View is what the proc sees; nil = what its spawner sees. With a view that is empty and not nil it sees only itself.
 	View []ViewEntry
@@ -111,12 +118,26 @@ func (d *Descriptor) Check() error {
 		return &Error{Op: op, Kind: KindInvalid, Msg: "a latency-critical proc needs a reservation of cores", Hint: "set CPU to the cores that it needs, or leave the class best-effort"}
 	case d.CPU > CPUMost:
 		return Errorf(op, KindInvalid, "a reservation of %d cores; no machine has more than %d", d.CPU/1000, CPUMost/1000)
-	case d.Class == BestEffort && d.CPU != 0:
-		return Errorf(op, KindInvalid, "a best-effort proc reserves no cores")
+	case d.Class == BestEffort && (d.CPU != 0 || len(d.Where) > 0 || d.Spread != ""):
+		return &Error{Op: op, Kind: KindInvalid, Msg: "a best-effort proc reserves no cores and chooses no machine", Hint: "make it latency-critical"}
+	case len(d.Where) > WhereMax:
+		return Errorf(op, KindTooBig, "%d labels are asked for; %d are allowed", len(d.Where), WhereMax)
+	case !labelsOK(d.Where), len(d.Spread) > LabelMax, strings.Contains(d.Spread, "="):
+		return &Error{Op: op, Kind: KindInvalid, Msg: "a label that is asked for is not NAME=VALUE, or too long", Hint: "write for example zone=a"}
 	case d.Memory != 0 && d.Memory < MemoryLeast:
 		return Errorf(op, KindInvalid, "memory %v is less than %v", d.Memory, MemoryLeast)
 	}
 	return nil
+}
+
+// labelsOK checks the form of labels.
+func labelsOK(labels []string) bool {
+	for _, l := range labels {
+		if name, _, ok := strings.Cut(l, "="); !ok || len(l) > LabelMax || name == "" {
+			return false
+		}
+	}
+	return true
 }
 
 // StatusCode says how a proc ended.
@@ -154,7 +175,7 @@ type ProcState uint8
 
 // The states, in order.
 const (
-	ProcQueued   ProcState = iota // spawned, at besched
+	ProcQueued   ProcState = iota // spawned, at besched or lcsched
 	ProcStarting                  // assigned to a machine
 	ProcRunning                   // its program executes
 	ProcEnded                     // has a Status
@@ -188,6 +209,7 @@ type ProcInfo struct {
 	Parent  ProcID // "" when spawned from outside
 	Machine MachineID
 	Class   Class
+	CPU     MilliCPU // its reservation; LC only
 	Memory  Bytes
 	Profile Profile
 	State   ProcState

@@ -151,6 +151,8 @@ func (c *Coder) Descriptor(d *sigma.Descriptor) {
 	c.U8((*uint8)(&d.Start))
 	c.Str(&d.TraceParent)
 	c.Str((*string)(&d.Profile))
+	c.Strs(&d.Where)
+	c.Str(&d.Spread)
 	has := d.View != nil
 	if c.Bool(&has); has {
 		c.View(&d.View)
@@ -163,7 +165,7 @@ func (c *Coder) View(v *[]sigma.ViewEntry) {
 }
 
 // Descriptors is a counted list.
-func (c *Coder) Descriptors(ds *[]sigma.Descriptor) { list(c, ds, 25, c.Descriptor) }
+func (c *Coder) Descriptors(ds *[]sigma.Descriptor) { list(c, ds, 29, c.Descriptor) }
 
 // Status is how a proc ended.
 func (c *Coder) Status(s *sigma.Status) {
@@ -188,6 +190,7 @@ func (c *Coder) ProcInfo(p *sigma.ProcInfo) {
 	c.ProcID(&p.Parent)
 	c.Str((*string)(&p.Machine))
 	c.U8((*uint8)(&p.Class))
+	c.U32((*uint32)(&p.CPU))
 	c.U64((*uint64)(&p.Memory))
 	c.Str((*string)(&p.Profile))
 	c.U8((*uint8)(&p.State))
@@ -226,7 +229,7 @@ func (c *Coder) Usage(u *sigma.Usage) {
 func (c *Coder) Usages(us *[]sigma.Usage) { list(c, us, 44, c.Usage) }
 
 // ProcInfos is a counted list.
-func (c *Coder) ProcInfos(ps *[]sigma.ProcInfo) { list(c, ps, 100, c.ProcInfo) }
+func (c *Coder) ProcInfos(ps *[]sigma.ProcInfo) { list(c, ps, 104, c.ProcInfo) }
 
 // Principal is who calls.
 func (c *Coder) Principal(p *sigma.Principal) {

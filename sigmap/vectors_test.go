@@ -85,7 +85,7 @@ func vectors() map[string]Message {
 // fillPayloads gives payloads fixed values.
 func fillPayloads(ps map[string]payload) {
 	proc := sigma.ProcID("abcdefghijklmnop")
-	d := sigma.Descriptor{Program: "/bin/hello", Name: "hello", Args: []string{"a", ""}, Env: []string{"K=v"}, CPU: 500, Memory: 64 * sigma.MiB, Start: sigma.StartedByCall, TraceParent: "00-1-2-00", Profile: sigma.ProfileLinux,
+	d := sigma.Descriptor{Program: "/bin/hello", Name: "hello", Args: []string{"a", ""}, Env: []string{"K=v"}, Class: sigma.LatencyCritical, CPU: 500, Where: []string{"zone=a"}, Spread: "rack", Memory: 64 * sigma.MiB, Start: sigma.StartedByCall, TraceParent: "00-1-2-00", Profile: sigma.ProfileLinux,
 		View: []sigma.ViewEntry{{Path: "/in", Target: "/s3/in", Rights: sigma.RightsRead}}}
 	st := sigma.Status{Code: sigma.StatusError, ExitCode: -1, Kind: sigma.KindNoExec, Msg: "not executable", Data: []byte("data")}
 	info := sigma.ProcInfo{ID: proc, Realm: "tenant", Name: "hello", Program: "/bin/hello", Args: []string{"a"}, Parent: "parent", Machine: "m1", Memory: 1 << 20, Profile: sigma.ProfileLinux, State: sigma.ProcEnded, Frozen: true, Timing: sigma.Timing{1, 2, 3, 4, 5, 6, 7},

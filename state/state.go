@@ -53,7 +53,8 @@ type Descriptor struct {
 	Args    []string `json:"args"` // the first KiB of them
 	Parent  string   `json:"parent,omitempty"`
 	Class   string   `json:"class"`
-	Memory  uint64   `json:"memory_bytes"` // its limit
+	Cores   float64  `json:"reserved_cores,omitempty"` // 0 of a best-effort proc
+	Memory  uint64   `json:"memory_bytes"`             // its limit
 	Profile string   `json:"profile"`
 }
 
@@ -129,7 +130,7 @@ func OfProc(p sigma.ProcInfo) Proc {
 	}
 	return Proc{
 		Descriptor: Descriptor{ID: string(p.ID), Realm: string(p.Realm), Name: p.Name, Program: p.Program, Args: append([]string{}, p.Args...), Parent: string(p.Parent),
-			Class: p.Class.String(), Memory: uint64(p.Memory), Profile: string(profile)},
+			Class: p.Class.String(), Cores: float64(p.CPU) / 1000, Memory: uint64(p.Memory), Profile: string(profile)},
 		Standing: Standing{Machine: string(p.Machine), State: p.State.String(), Frozen: p.Frozen, Status: OfStatus(p.Status),
 			Times:  Times{moment(p.Times.Spawned), moment(p.Times.Placed), moment(p.Times.Contained), moment(p.Times.Executed), moment(p.Times.Started), moment(p.Times.Ended)},
 			Timing: OfTiming(p.Timing)},

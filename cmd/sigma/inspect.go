@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -104,6 +105,9 @@ func (a *app) printProc(p sigma.ProcInfo) error {
 	say("parent", p.Parent)
 	say("machine", p.Machine)
 	say("class", p.Class)
+	if p.CPU > 0 {
+		say("reserved cores", strconv.FormatFloat(float64(p.CPU)/1000, 'g', -1, 64))
+	}
 	say("profile", state.OfProc(p).Profile)
 	say("memory limit", p.Memory)
 	state := p.State.String()

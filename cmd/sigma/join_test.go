@@ -59,7 +59,7 @@ func TestUpOffers(t *testing.T) {
 func TestJoin(t *testing.T) {
 	for _, c := range []struct {
 		role, flag, set string
-	}{{roleOrdinary, "--detach", "sigmad"}, {roleControl, "--control", "sigmad named besched machined"}} {
+	}{{roleOrdinary, "--detach", "sigmad"}, {roleControl, "--control", "sigmad named besched machined lcsched"}} {
 		w := newWorld(t, "error: the token has been used")
 		os.WriteFile(filepath.Join(w.data, instanceName), []byte("00000402\n"), 0o600)
 		token := someToken()

@@ -35,7 +35,7 @@ const (
 func bootSet(role string) []string {
 	switch role {
 	case roleControl:
-		return []string{"sigmad", "named", "besched", "machined"}
+		return []string{"sigmad", "named", "besched", "machined", "lcsched"}
 	case roleOrdinary:
 		return []string{"sigmad"}
 	}

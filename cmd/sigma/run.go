@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -25,13 +27,16 @@ type runOptions struct {
 	memory  string
 	profile string
 	view    []string
+	lc      string
+	where   []string
+	spread  string
 	detach  bool
 }
 
 func newRunCommand(a *app) *cobra.Command {
 	var o runOptions
 	cmd := &cobra.Command{
-		Use:   "run [--name NAME] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [--view ENTRY]... [-d] PROGRAM [ARG...]",
+		Use:   "run [--name NAME] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [--view ENTRY]... [--lc CORES] [-d] PROGRAM [ARG...]",
 		Short: "Run a program as a proc and show its output",
 		Long: `Run a program as an isolated proc, show what it writes, and exit with its code.
 
@@ -43,6 +48,12 @@ such a file here, else the realm's /bin/hello. A local program is stored in the 
 With --view the proc sees only what the entries show: at PATH what the realm has at
 TARGET (default: PATH), with RIGHTS ro (read; the default), rc (read and call), rw (all)
 or none (hide). --view none shows nothing. See docs/reference/views.md.
+
+With --lc the proc is latency-critical: it is placed on a machine where CORES (as in 0.5)
+and its memory are not reserved by others, and keeps them for itself; best-effort procs
+give way. It waits while there is no such machine, and fails if there never can be. --where
+names labels that the machine must have. Procs of the same --name are spread over machines,
+or over the values of the label that --spread names.
 
 A proc gets no standard input in this version: reading it gives the end at once. Its
 environment is what -e says.
@@ -67,6 +78,9 @@ the program cannot be executed; 127 if there is none.`,
 	f.StringVar(&o.memory, "mem", "", "the same as --memory")
 	f.StringVar(&o.profile, "profile", "", "`PROFILE` of the calls the proc may make: sigma, or linux for unmodified programs (default sigma)")
 	f.StringArrayVar(&o.view, "view", nil, "`ENTRY` of what the proc sees: PATH=TARGET:RIGHTS, as in /in=/s3/data:ro; can be repeated (default: all of the realm)")
+	f.StringVar(&o.lc, "lc", "", "be latency-critical and reserve `CORES`, as in 0.5 (default: best-effort)")
+	f.StringArrayVar(&o.where, "where", nil, "`NAME=VALUE`, a label that the machine must have; with --lc; can be repeated")
+	f.StringVar(&o.spread, "spread", "", "`LABEL` whose values are failure domains, as in zone; with --lc (default: each machine is one)")
 	f.BoolVarP(&o.detach, "detach", "d", false, "print the proc's id and do not wait")
 	f.Lookup("mem").Hidden = true
 	return cmd
@@ -109,6 +123,14 @@ func (a *app) descriptor(o runOptions, args []string) (sigma.Descriptor, error) 
 		}
 		d.Env = append(d.Env, e)
 	}
+	if o.lc != "" {
+		cores, err := strconv.ParseFloat(o.lc, 64)
+		if err != nil || !(cores >= 0.001 && cores <= float64(sigma.CPUMost)/1000) {
+			return d, usageError(nil, "write for example: --lc 0.5", "%.80q is no number of cores", o.lc)
+		}
+		d.Class, d.CPU = sigma.LatencyCritical, sigma.MilliCPU(math.Round(1000*cores))
+	}
+	d.Where, d.Spread = o.where, o.spread
 	view, err := parseView(o.view)
 	if err != nil {
 		return d, err

@@ -22,7 +22,7 @@ const (
 )
 
 // bootPrograms are what the launcher is told of, sigmad first.
-var bootPrograms = []string{"sigmad", "named", "besched", "s3d", "machined", "dbd"}
+var bootPrograms = []string{"sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"}
 
 type upOptions struct {
 	offer
@@ -62,7 +62,7 @@ needs TLS, but on this host's loopback, and must allow big transactions; up says
 flags it lacks. It holds the names of one sigmaOS. What --etcd and its FILEs are is
 remembered; the FILEs are read at each start.
 
-The programs launcher, sigmad, named, besched, s3d, machined and dbd must lie beside sigma.
+The programs launcher, sigmad, named, besched, s3d, machined, dbd and lcsched must lie beside sigma.
 
 With --rootless an ordinary user can do it, for development on a machine of one's own:
 procs are contained in a user namespace. What is weaker than under root is said at

@@ -147,7 +147,7 @@ func (s *System) Census() Census {
 				seen[ns] = true
 			}
 		}
-		if slices.Contains([]string{"sigmad", "named", "besched", "s3d", "machined", "dbd"}, p.name) || p.name == "launcher" && strings.Contains(p.args, "--instance") && p.cgroup == "" && p.uid == 0 && p.pid == s.PID("launcher") {
+		if slices.Contains([]string{"sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"}, p.name) || p.name == "launcher" && strings.Contains(p.args, "--instance") && p.cgroup == "" && p.uid == 0 && p.pid == s.PID("launcher") {
 			for kind, n := range openFiles(p.pid) {
 				if p.name == "launcher" {
 					n /= 4 * parkedMax // its parked children hold some

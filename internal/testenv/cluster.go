@@ -392,7 +392,7 @@ const stacksEnv = "SIGMA_TEST_STACKS"
 func (c *Cluster) dumpStacks() {
 	for _, m := range c.machines {
 		for _, p := range m.processes() {
-			if slices.Contains([]string{"sigmad", "named", "besched", "machined"}, p.name) {
+			if slices.Contains([]string{"sigmad", "named", "besched", "machined", "lcsched"}, p.name) {
 				syscall.Kill(p.pid, syscall.SIGQUIT)
 			}
 		}

@@ -138,7 +138,7 @@ func Root() (string, error) {
 }
 
 // systemPrograms are what a system consists of.
-var systemPrograms = []string{"sigma", "launcher", "sigmad", "named", "besched", "s3d", "machined", "dbd"}
+var systemPrograms = []string{"sigma", "launcher", "sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"}
 
 func binDir() (string, error) {
 	dir := os.Getenv("SIGMA_TEST_BIN")
@@ -313,7 +313,7 @@ func (s *System) Install(ctx context.Context, tb testing.TB, c *sdk.Client, loca
 	return path
 }
 
-// PID finds a daemon of the system ("keeper", "launcher", "sigmad", "named", "besched", "s3d", "machined"); 0 if it does not run.
+// PID finds a daemon of the system ("keeper", "launcher", "sigmad", "named", "besched", "s3d", "machined", "lcsched"); 0 if it does not run.
 func (s *System) PID(name string) int {
 	switch name {
 	case "launcher":

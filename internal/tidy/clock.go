@@ -28,6 +28,7 @@ var wallClock = map[string]string{
 	"kernel/lines.go":        "modification times",
 	"kernel/root.go":         "modification times",
 	"besched/service.go":     "modification times",
+	"lcsched/service.go":     "modification times",
 	"machines/change.go":     "when a token ends, which is a matter of the hour",
 	"identity/subject.go":    "when a certificate ends, which is a matter of the hour",
 }

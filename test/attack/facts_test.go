@@ -39,7 +39,7 @@ func TestContainment(t *testing.T) {
 		t.Fatal(err)
 	}
 	processes := map[string]int{"a proc": a.hostPID(t, a.sibling), "a proc of another realm": a.hostPID(t, a.stranger)}
-	for _, name := range []string{"sigmad", "named", "besched", "s3d", "machined", "dbd"} {
+	for _, name := range []string{"sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"} {
 		processes[name] = a.PID(name)
 	}
 	uids := map[string]string{}

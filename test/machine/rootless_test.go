@@ -57,7 +57,7 @@ func TestWallsOfOrdinaryUser(t *testing.T) {
 			}
 		}
 		var all []string
-		for _, name := range []string{"sigmad", "named", "besched", "s3d", "machined", "dbd"} {
+		for _, name := range []string{"sigmad", "named", "besched", "s3d", "machined", "dbd", "lcsched"} {
 			if len(uids[name]) != 1 {
 				return fmt.Errorf("there are %d of %s", len(uids[name]), name)
 			}

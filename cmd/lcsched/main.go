@@ -1,0 +1,89 @@
+// Command lcsched places latency-critical procs. It runs in the boot set of control machines; one of them leads. It keeps nothing on disk.
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"sigmaos.dev/lcsched"
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+)
+
+// Where the election is. The directory is of the system realm, to which no tenant has access.
+const (
+	electionDir = "/lcsched"
+	leaderFile  = electionDir + "/leader"
+)
+
+// namesPause is between attempts to stand, while the names cannot be reached.
+const namesPause = 200 * time.Millisecond
+
+// leaseTTL is how long after its last sign of life a leader is replaced, when its machine is not known to be lost before.
+const leaseTTL = 3 * time.Second
+
+func main() {
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("daemon", "lcsched")
+	if err := run(log); err != nil {
+		log.Error("lcsched ends", "err", err)
+		os.Exit(1)
+	}
+}
+
+func run(log *slog.Logger) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	s := lcsched.NewService()
+	var leading sync.WaitGroup
+	defer leading.Wait()
+	defer stop() // before that, if serving ends by itself
+	return sdk.ServeClient(ctx, func(_ context.Context, c *sdk.Client) (sigma.Tree, error) {
+		leading.Go(func() { lead(ctx, c, s, log) })
+		return s, nil
+	})
+}
+
+// lead stands for election again and again, and leads while it is elected.
+func lead(ctx context.Context, c *sdk.Client, s *lcsched.Service, log *slog.Logger) {
+	for said := ""; ctx.Err() == nil; {
+		err := c.MkdirAll(ctx, electionDir, 0o700)
+		var l *sdk.Leadership
+		if err == nil {
+			l, err = c.Campaign(ctx, sdk.Election{Path: leaderFile, Data: []byte(c.Info().Principal.Machine), TTL: leaseTTL})
+		}
+		if err != nil {
+			if text := err.Error(); text != said && ctx.Err() == nil {
+				said = text
+				log.Warn("cannot stand for election yet", "err", err)
+			}
+			pause(ctx)
+			continue
+		}
+		said = ""
+		log.Info("this lcsched leads", "machine", c.Info().Principal.Machine)
+		s.Lead(true)
+		select {
+		case <-l.Lost():
+			log.Warn("this lcsched leads no more")
+		case <-ctx.Done():
+		}
+		s.Lead(false)
+		resign, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		l.Resign(resign)
+		cancel()
+	}
+}
+
+func pause(ctx context.Context) {
+	t := time.NewTimer(namesPause)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

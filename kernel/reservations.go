@@ -1,0 +1,258 @@
+package kernel
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"sigmaos.dev/lcsched"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// reservations is the machine's connection to the lcsched that leads: it sends the latency-critical procs that were spawned here, takes what is granted, and tells what is over.
+type reservations struct {
+	k *Kernel
+
+	mu       sync.Mutex
+	queue    []lcsched.Job  // mu; not sent yet, as are the following
+	cancels  []sigma.ProcID // mu
+	released []sigma.ProcID // mu
+	declined []sigma.ProcID // mu
+	work     chan struct{}  // something to send
+}
+
+// lentEvery is how often lcsched is told what best-effort procs hold, if that is much more or less than it knows.
+const lentEvery = time.Second
+
+// standingEvery is how often it is looked whether lcsched knows the machine as it is: its life, its labels, and whether it takes anything new.
+const standingEvery = 10 * time.Second
+
+func newReservations(k *Kernel) *reservations {
+	return &reservations{k: k, work: make(chan struct{}, 1)}
+}
+
+// note adds something to be sent.
+func (r *reservations) note(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f()
+	poke(r.work)
+}
+
+func (r *reservations) enqueue(p *schedd.Proc) {
+	j := lcsched.Job{ID: p.ID, Realm: p.Realm, Name: p.Name, CPU: p.CPU, Memory: p.Memory, Where: p.Descriptor.Where, Spread: p.Descriptor.Spread}
+	r.note(func() { r.queue = append(r.queue, j) })
+}
+
+func (r *reservations) cancel(id sigma.ProcID) { r.note(func() { r.cancels = append(r.cancels, id) }) }
+func (r *reservations) release(id sigma.ProcID) {
+	r.note(func() { r.released = append(r.released, id) })
+}
+func (r *reservations) decline(id sigma.ProcID) {
+	r.note(func() { r.declined = append(r.declined, id) })
+}
+
+// run keeps a session to the lcsched that leads until ctx ends.
+func (r *reservations) run(ctx context.Context) {
+	select {
+	case <-r.k.known: // what runs here holds reservations
+	case <-ctx.Done():
+		return
+	}
+	r.k.step(schedd.Cores{CPU: r.k.cpu()})
+	for ctx.Err() == nil {
+		life := r.k.life()
+		c, _, err := r.k.reach(ctx, serviceLcsched, func(ctx context.Context, c *session.Client) error {
+			b, err := callable(ctx, c)
+			if err == nil {
+				_, _, err = b.Call(ctx, lcsched.CallLeads, nil, nil)
+			}
+			return err
+		})
+		if err == nil {
+			r.session(ctx, c, life)
+			c.Close()
+		}
+		sleep(ctx, restartMin)
+	}
+}
+
+// callable is the root of a service that answers calls.
+func callable(ctx context.Context, c *session.Client) (sigma.Caller, error) {
+	root, err := c.Attach(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	b, ok := root.(sigma.Caller)
+	if !ok {
+		return nil, sigma.Errorf("kernel.callable", sigma.KindUnsupported, "the service answers no calls")
+	}
+	return b, nil
+}
+
+// session works with one lcsched until it is lost, leads no more, or this machine is not what it was told.
+func (r *reservations) session(ctx context.Context, c *session.Client, life sigma.Life) {
+	b, err := callable(ctx, c)
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	as := r.attendance(ctx, life)
+	var all sync.WaitGroup
+	for _, work := range []func(){
+		func() { r.call(ctx, b, 0, lcsched.CallAttend, as.Code) },
+		func() { r.send(ctx, b) },
+		func() { r.take(ctx, b) },
+		func() { r.watch(ctx, b, life, as) },
+	} {
+		all.Go(func() { work(); cancel() })
+	}
+	r.k.step(schedd.LCSchedulerLost{}) // what is queued is sent to this one
+	select {
+	case <-c.Done():
+		cancel()
+	case <-ctx.Done():
+	}
+	all.Wait()
+}
+
+// attendance is what lcsched is told of the machine. What was to be sent to a former one is in it, or of no interest any more.
+func (r *reservations) attendance(ctx context.Context, life sigma.Life) *lcsched.Attendance {
+	k := r.k
+	a := &lcsched.Attendance{Incarnation: life.Incarnation, CPU: k.cpu(), Memory: k.cfg.Memory, Labels: k.labels(), Closed: k.cordoned()}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.queue, r.cancels, r.released, r.declined = nil, nil, nil, nil
+	a.Lent = k.core.Lent()
+	for _, id := range k.core.Reservations() {
+		h := lcsched.Held{ID: id}
+		h.CPU, h.Memory = k.core.Reservation(id)
+		if p := k.core.Find(id); p != nil {
+			h.Realm, h.Name = p.Realm, p.Name
+		}
+		a.Held = append(a.Held, h)
+	}
+	return a
+}
+
+// labels are those that the roster has of this machine, or what it was given itself.
+func (k *Kernel) labels() map[string]string {
+	for _, m := range k.rosterInfos() {
+		if m.ID == k.cfg.Machine && len(m.Labels) > 0 {
+			return m.Labels
+		}
+	}
+	return k.cfg.Labels
+}
+
+func (r *reservations) send(ctx context.Context, b sigma.Caller) {
+	for {
+		select {
+		case <-r.work:
+		case <-ctx.Done():
+			return
+		}
+		for {
+			r.mu.Lock()
+			n := min(len(r.queue), enqueueMax)
+			jobs := r.queue[:n:n]
+			r.queue = r.queue[n:]
+			cancels, released, declined := r.cancels, r.released, r.declined
+			r.released, r.declined = nil, nil
+			if len(r.queue) == 0 {
+				r.cancels = nil
+			} else {
+				cancels = nil // only after what they cancel has been sent
+			}
+			r.mu.Unlock()
+			if n+len(cancels)+len(released)+len(declined) == 0 {
+				break
+			}
+			if len(released) > 0 && r.call(ctx, b, callMax, lcsched.CallReleased, func(c *sigmap.Coder) { c.ProcIDs(&released) }) != nil {
+				return
+			}
+			for _, id := range declined {
+				if r.call(ctx, b, callMax, lcsched.CallDeclined, func(c *sigmap.Coder) { c.ProcID(&id) }) != nil {
+					return
+				}
+			}
+			if n > 0 && r.call(ctx, b, callMax, lcsched.CallEnqueue, func(c *sigmap.Coder) { lcsched.CodeJobs(c, &jobs) }) != nil {
+				return
+			}
+			for _, id := range cancels {
+				if r.call(ctx, b, callMax, lcsched.CallCancel, func(c *sigmap.Coder) { c.ProcID(&id) }) != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (r *reservations) call(ctx context.Context, b sigma.Caller, most time.Duration, method string, encode func(*sigmap.Coder)) error {
+	return callWithin(ctx, r.k, b, most, method, encode)
+}
+
+// take carries out what lcsched decides for this machine.
+func (r *reservations) take(ctx context.Context, b sigma.Caller) {
+	k := r.k
+	for {
+		reply, _, err := b.Call(ctx, lcsched.CallNext, nil, nil)
+		var x lcsched.Next
+		if err != nil || sigmap.Parse(reply, x.Code) != nil {
+			return
+		}
+		for _, j := range x.Jobs {
+			switch {
+			case j.Home.Machine == k.cfg.Machine:
+				k.step(schedd.Assigned{ID: j.ID})
+			case isProcID(j.ID):
+				k.step(schedd.Offered{ID: j.ID, Class: sigma.LatencyCritical, CPU: j.CPU, Memory: j.Memory, Home: j.Home})
+			}
+		}
+		for _, f := range x.Refused {
+			k.step(schedd.Refused{ID: f.ID, Why: f.Why})
+		}
+	}
+}
+
+// watch tells what best-effort procs hold, and returns when the machine is not what lcsched was told.
+func (r *reservations) watch(ctx context.Context, b sigma.Caller, life sigma.Life, as *lcsched.Attendance) {
+	tick := time.NewTicker(lentEvery)
+	defer tick.Stop()
+	told, looked := as.Lent, time.Now()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		k := r.k
+		if k.life() != life || k.cordoned() != as.Closed {
+			return
+		}
+		if time.Since(looked) >= standingEvery {
+			looked = time.Now()
+			if !maps.Equal(k.labels(), as.Labels) {
+				return
+			}
+			k.step(schedd.Requeue{Before: looked.Add(-standingEvery)})
+		}
+		k.mu.Lock()
+		lent := k.core.Lent()
+		k.mu.Unlock()
+		if max(lent, told)-min(lent, told) < k.cfg.Memory/16 {
+			continue
+		}
+		told = lent
+		if r.call(ctx, b, callMax, lcsched.CallLent, func(c *sigmap.Coder) { c.U64((*uint64)(&lent)) }) != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,178 @@
+package schedd
+
+import (
+	"slices"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// reserved is what lcsched has given latency-critical procs of this machine (docs/adr/0022-reservations.md). There is one account of memory: used has their reservations too, so nothing is offered for best-effort
+// procs that somebody reserved. What best-effort procs hold when a reservation comes they are asked to give back, those that were placed last first; the proc starts when it is there.
+type reserved struct {
+	by      map[sigma.ProcID]*reservation
+	pending []*reservation // that have not begun, oldest first
+	cpu     sigma.MilliCPU
+	most    sigma.MilliCPU // that can be reserved; 0 = whatever lcsched says
+	memory  sigma.Bytes
+	waits   sigma.Bytes // memory of pending
+	queued  int         // procs that wait at lcsched
+}
+
+// reservation is one proc's.
+type reservation struct {
+	id     sigma.ProcID
+	cpu    sigma.MilliCPU
+	memory sigma.Bytes
+	home   sigma.Life // of another machine's proc
+	begun  bool       // it has its memory: the proc is placed here, or is being taken from its home
+}
+
+// Lent is the memory that best-effort procs hold.
+func (c *Core) Lent() sigma.Bytes { return c.used - c.reserved.memory }
+
+// ReservedCPU is what is reserved of the machine's cores.
+func (c *Core) ReservedCPU() sigma.MilliCPU { return c.reserved.cpu }
+
+// ReservedMemory is what is reserved of its memory.
+func (c *Core) ReservedMemory() sigma.Bytes { return c.reserved.memory }
+
+// Reserved reports whether a reservation here is held by a proc.
+func (c *Core) Reserved(id sigma.ProcID) bool { return c.reserved.by[id] != nil }
+
+// Reservations lists the procs that hold one here.
+func (c *Core) Reservations() (ids []sigma.ProcID) {
+	for id := range c.reserved.by {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Reservation is what a proc holds here.
+func (c *Core) Reservation(id sigma.ProcID) (cpu sigma.MilliCPU, memory sigma.Bytes) {
+	if r := c.reserved.by[id]; r != nil {
+		return r.cpu, r.memory
+	}
+	return 0, 0
+}
+
+// QueuedLC counts the procs that wait at lcsched.
+func (c *Core) QueuedLC() int { return c.reserved.queued }
+
+func (c *Core) leavesQueue(p *Proc) {
+	if p.Class == sigma.BestEffort {
+		c.queued--
+	} else {
+		c.reserved.queued--
+	}
+}
+
+// unwanted answers a grant that comes too late.
+func (c *Core) unwanted(id sigma.ProcID, class sigma.Class) []Effect {
+	if class != sigma.LatencyCritical || c.reserved.by[id] != nil {
+		return nil
+	}
+	return []Effect{Unreserved{id}}
+}
+
+// reserve takes what lcsched granted, if reservations leave room for it, and has best-effort procs make room.
+func (c *Core) reserve(now time.Time, r reservation) []Effect {
+	v := &c.reserved
+	switch {
+	case v.by[r.id] != nil:
+		return nil
+	case r.memory > c.capacity-min(c.capacity, v.memory) || v.most > 0 && r.cpu > v.most-min(v.most, v.cpu):
+		return []Effect{Unfit{r.id}}
+	}
+	c.hold(&r)
+	v.pending = append(v.pending, &r)
+	v.waits += r.memory
+	out := append([]Effect{Room{}}, c.fill(now)...)
+	return append(out, c.makeRoom(now)...)
+}
+
+func (c *Core) hold(r *reservation) {
+	c.reserved.by[r.id] = r
+	c.reserved.cpu += r.cpu
+	c.reserved.memory += r.memory
+	c.used += r.memory
+}
+
+// unreserve ends a reservation, if there is one.
+func (c *Core) unreserve(id sigma.ProcID) []Effect {
+	v := &c.reserved
+	r := v.by[id]
+	if r == nil {
+		return nil
+	}
+	delete(v.by, id)
+	v.cpu -= r.cpu
+	v.memory -= r.memory
+	c.used -= r.memory
+	if !r.begun {
+		v.pending = slices.DeleteFunc(v.pending, func(x *reservation) bool { return x == r })
+		v.waits -= r.memory
+	}
+	return []Effect{Unreserved{id}}
+}
+
+// fill begins the reservations that have room.
+func (c *Core) fill(now time.Time) (out []Effect) {
+	v := &c.reserved
+	for len(v.pending) > 0 {
+		r := v.pending[0]
+		if c.used-v.waits+r.memory > c.capacity {
+			break
+		}
+		v.pending = v.pending[1:]
+		v.waits -= r.memory
+		r.begun = true
+		p := c.procs[r.id]
+		switch {
+		case r.home.Machine != "" && p == nil && !c.Over(r.home):
+			c.expected[r.id] = r.memory
+			c.running++
+			out = append(out, Take{r.id, r.home})
+		case r.home.Machine == "" && p != nil && p.State == sigma.ProcQueued:
+			c.leavesQueue(p)
+			out = append(out, c.place(now, p))
+		default:
+			out = append(out, c.unreserve(r.id)...)
+		}
+	}
+	return out
+}
+
+// makeRoom asks best-effort procs to go, those that were placed last first, until what they hold and the reservations fit.
+func (c *Core) makeRoom(now time.Time) (out []Effect) {
+	if c.used <= c.capacity {
+		return nil
+	}
+	lacks := c.used - c.capacity
+	be := c.sorted(func(p *Proc) bool { return p.charged && p.Class == sigma.BestEffort && !p.Ended() })
+	slices.SortStableFunc(be, func(a, b *Proc) int { return b.Times.Placed.Compare(a.Times.Placed) })
+	for _, p := range be {
+		if p.evicting {
+			lacks -= min(lacks, p.Memory)
+		}
+	}
+	for _, p := range be {
+		if lacks == 0 {
+			break
+		}
+		if !p.evicting {
+			out = append(out, c.evict(now, p, GraceDefault)...)
+			lacks -= min(lacks, p.Memory)
+		}
+	}
+	return out
+}
+
+// dropPending ends the reservations that have not begun.
+func (c *Core) dropPending() (out []Effect) {
+	for len(c.reserved.pending) > 0 {
+		out = append(out, c.unreserve(c.reserved.pending[0].id)...)
+	}
+	return out
+}
