@@ -42,6 +42,7 @@ type Conn struct {
 	raw    syscall.RawConn
 	side   Side
 	ticket []byte
+	enough int // messages after which it wants memory
 
 	in              reader
 	out             writer
@@ -52,6 +53,8 @@ type Conn struct {
 	mem    atomic.Pointer[memory] // nil until claimed, and after Close
 	mu     sync.Mutex             // of what follows
 	asked  bool                   // mu; for the memory
+	given  *os.File               // mu; the memory, which came with the connection and was not needed yet
+	spared bool                   // mu; it has been there since the last round
 	closed atomic.Bool            // mu to set
 
 	spun                  atomic.Int64 // nanoseconds
@@ -65,15 +68,21 @@ type Conn struct {
 // deadline is a time in nanoseconds since 1970; 0 = none.
 type deadline struct{ atomic.Int64 }
 
-// New makes a Conn of one end of a socket pair, or of a TCP connection, which it owns. ticket is what the machine gave for it; without one it stays a socket.
-func (s *Set) New(sock Stream, side Side, ticket []byte) (*Conn, error) {
+// New makes a Conn of one end of a socket pair, or of a TCP connection, which it owns. ticket is what the machine gave for it; without one it stays a socket. memory is what the machine gave besides, and nil if it is to be asked for; it is the Conn's.
+func (s *Set) New(sock Stream, side Side, ticket []byte, memory *os.File) (*Conn, error) {
 	raw, err := sock.SyscallConn()
 	if err != nil {
+		if memory != nil {
+			memory.Close()
+		}
 		return nil, err
 	}
-	c := &Conn{set: s, sock: sock, raw: raw, side: side, ticket: ticket, asked: len(ticket) == 0}
+	c := &Conn{set: s, sock: sock, raw: raw, side: side, ticket: ticket, asked: len(ticket) == 0, enough: paceMessages}
 	c.readable, c.writable, c.bell = c.onReadable, c.onWritable, c.ringBell
 	c.wanted.Store(s.wanted.Load())
+	if memory != nil {
+		c.keep(memory)
+	}
 	if c.wanted.Load() == uint32(Shared) {
 		c.claimNow()
 	}
@@ -93,8 +102,10 @@ func (c *Conn) SetDeadline(t time.Time) error {
 
 // SetReadDeadline implements net.Conn.
 func (c *Conn) SetReadDeadline(t time.Time) error {
+	c.in.delay.mu.Lock()
+	defer c.in.delay.mu.Unlock()
 	c.readBy.set(t)
-	return c.sock.SetReadDeadline(t)
+	return c.readDeadlineLocked()
 }
 
 // SetWriteDeadline implements net.Conn.
@@ -126,8 +137,12 @@ func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
 func (c *Conn) CloseWrite() error {
 	c.out.mu.Lock()
 	defer c.out.mu.Unlock()
+	late := c.flushLocked()
 	c.out.shut = true // the ring has no end of its own
-	return c.sock.CloseWrite()
+	if err := c.sock.CloseWrite(); err != nil || late == nil {
+		return err
+	}
+	return c.fail("write", late)
 }
 
 // CloseRead says that nothing more will be read.
@@ -140,14 +155,23 @@ func (c *Conn) CloseRead() error {
 	return c.sock.CloseRead()
 }
 
-// Close implements net.Conn.
+// Close implements net.Conn. If writes are held back it waits a second at most until they have gone.
 func (c *Conn) Close() error {
+	if c.out.batch.count.Load() > 0 && !c.closed.Load() {
+		c.SetWriteDeadline(time.Now().Add(batchClose))
+		c.Flush()
+	}
 	c.mu.Lock()
 	again := c.closed.Swap(true)
 	m := c.mem.Load()
+	f := c.given
+	c.given = nil
 	c.mu.Unlock()
 	if again {
 		return c.fail("close", net.ErrClosed)
+	}
+	if f != nil {
+		c.set.spare(c, f)
 	}
 	if m != nil {
 		m.directions[c.side].left.Store(1)

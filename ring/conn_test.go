@@ -32,7 +32,7 @@ func pair(t testing.TB, dialled, accepted Transport) (a, b *Conn) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := set.New(u, side, []byte("ticket"))
+		c, err := set.New(u, side, []byte("ticket"), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -114,5 +114,65 @@ func BenchmarkStream(b *testing.B) {
 				b.ReportMetric(float64(st.Promotions)/float64(b.N), "promotions/op")
 			})
 		}
+	}
+}
+
+// Memory that came with a connection is used after two messages, without a question; it is given back if it is not needed for a while, and when the connection ends.
+func TestGiven(t *testing.T) {
+	released := make(chan []byte, 4)
+	asked := make(chan bool, 4)
+	given := func() (*Set, *Conn, *os.File) {
+		f, err := NewFile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, y, err := session.FilePair(syscall.SOCK_STREAM)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u, err := session.UnixConn(x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set := NewSet(Config{Claim: func(context.Context, []byte) (*os.File, error) { asked <- true; return nil, os.ErrNotExist }, Release: func(ticket []byte) { released <- ticket }})
+		c, err := set.New(u, Dialled, []byte("ticket"), f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close(); y.Close(); set.Close() })
+		return set, c, f
+	}
+	_, c, _ := given()
+	for i := range 2 {
+		if c.mem.Load() != nil {
+			t.Errorf("after %d messages it is mapped", i)
+		}
+		if _, err := c.Write([]byte("message")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c.mem.Load() == nil {
+		t.Error("after two messages it is not mapped")
+	}
+	if c.Close(); string(<-released) != "ticket" {
+		t.Error("it is not given back")
+	}
+	_, c, f := given()
+	if c.rest(); f.Close() != nil {
+		t.Error("it is gone after one round")
+	}
+	set, c, f := given()
+	c.rest()
+	c.rest()
+	if string(<-released) != "ticket" || f.Close() == nil || set.holds != 0 {
+		t.Error("it is not given back although nobody needs it")
+	}
+	for range paceMessages {
+		c.Write([]byte("message"))
+	}
+	<-asked // later it is asked for
+	set, c, f = given()
+	if c.Close(); string(<-released) != "ticket" || f.Close() == nil || set.holds != 0 {
+		t.Error("it is not given back with the connection")
 	}
 }

@@ -50,7 +50,7 @@ func victim(t testing.TB, side Side) (*Conn, *hostile) {
 	}
 	set := NewSet(Config{Claim: func(context.Context, []byte) (*os.File, error) { return dup(t, f), nil }})
 	set.Use(Shared)
-	c, err := set.New(u, side, []byte("ticket"))
+	c, err := set.New(u, side, []byte("ticket"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -103,7 +103,7 @@ func (j *jerky) Read(p []byte) (int, error) {
 	}
 }
 
-// meddle switches transports at random until stop is closed.
+// meddle switches transports, and what is held back, at random until stop is closed.
 func meddle(r *rand.Rand, stop <-chan struct{}, conns ...*Conn) {
 	for {
 		select {
@@ -112,13 +112,17 @@ func meddle(r *rand.Rand, stop <-chan struct{}, conns ...*Conn) {
 		case <-time.After(time.Duration(r.IntN(300)) * time.Microsecond):
 		}
 		c := conns[r.IntN(len(conns))]
-		switch r.IntN(4) {
+		switch r.IntN(6) {
 		case 0:
 			c.Use(Socket)
 		case 1:
 			c.Use(Shared)
 		case 2:
 			c.Use(Automatic)
+		case 4:
+			c.Batch(0, 0)
+		case 5:
+			c.Batch(time.Duration(r.IntN(500))*time.Microsecond, time.Duration(r.IntN(300))*time.Microsecond)
 		case 3: // as if it had been silent
 			c.rest()
 			c.rest()

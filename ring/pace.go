@@ -5,6 +5,7 @@ import "time"
 const (
 	// A connection asks for memory when paceMessages were written, or read, within paceMost: then the 100 µs that it costs are soon won back.
 	paceMessages = 3
+	paceGiven    = 2 // if it is at hand, and costs 10 µs
 	paceMost     = 2 * time.Millisecond
 )
 
@@ -15,11 +16,12 @@ type pace struct {
 	over  bool // it has said so
 }
 
-func (p *pace) warrants(now time.Time) bool {
+// warrants notes a message, and says whether there were enough now.
+func (p *pace) warrants(now time.Time, enough int) bool {
 	if now.Sub(p.began) > paceMost {
 		p.began, p.count = now, 0
 	}
 	p.count++
-	p.over = p.count >= paceMessages
+	p.over = p.count >= enough
 	return p.over
 }

@@ -33,6 +33,7 @@ type reader struct {
 	ended bool   // the socket has nothing more
 	err   error  // that ended it, if it was not its end
 	spin  spinner
+	delay delay
 
 	into []byte // of the call under way
 	n    int    // what it gave
@@ -50,6 +51,9 @@ func (c *Conn) Read(p []byte) (int, error) {
 	c.in.mu.Lock()
 	defer c.in.mu.Unlock()
 	n, err := c.take(p)
+	if most := time.Duration(c.in.delay.most.Load()); n > 0 && most > 0 {
+		n = c.gather(p, n, most)
+	}
 	if n > 0 {
 		c.in.bytes.Add(uint64(n))
 		c.in.messages.Add(1)
@@ -63,7 +67,7 @@ func (c *Conn) take(p []byte) (int, error) {
 	if c.closed.Load() {
 		return 0, net.ErrClosed
 	}
-	if err := c.readBy.passed(); err != nil {
+	if err := c.late(); err != nil {
 		return 0, err
 	}
 	for {
@@ -81,6 +85,7 @@ func (c *Conn) take(p []byte) (int, error) {
 		if c.spinRead() {
 			continue
 		}
+		c.flushBeforeWait()
 		c.in.into, c.in.n = p, 0
 		err = c.raw.Read(c.readable)
 		c.in.into = nil
@@ -88,7 +93,7 @@ func (c *Conn) take(p []byte) (int, error) {
 			return 0, err
 		}
 		if c.in.n > 0 {
-			if !c.in.pace.over && c.in.pace.warrants(time.Now()) {
+			if !c.in.pace.over && c.in.pace.warrants(time.Now(), c.enough) {
 				c.claim()
 			}
 			return c.in.n, nil

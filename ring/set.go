@@ -52,17 +52,52 @@ func (s *Set) Close() {
 	s.tasks.Wait()
 }
 
-// claim asks for c's memory in the background, once.
+// keep has memory at hand for when the traffic warrants it.
+func (c *Conn) keep(f *os.File) {
+	s := c.set
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holds++; s.holds > SetMost {
+		go s.spare(c, f)
+		return
+	}
+	c.given, c.asked, c.enough = f, true, paceGiven
+	s.watchLocked(c)
+}
+
+// spare gives memory back that was not mapped.
+func (s *Set) spare(c *Conn, f *os.File) {
+	f.Close()
+	s.drop(c, true)
+}
+
+// takeGiven maps what is at hand, and reports whether there is anything.
+func (c *Conn) takeGiven() bool {
+	c.mu.Lock()
+	f := c.given
+	c.given = nil
+	c.mu.Unlock()
+	if f == nil {
+		return false
+	}
+	c.attach(f)
+	return true
+}
+
+// claim takes the memory that is at hand, or asks for it in the background, once.
 func (c *Conn) claim() {
+	if c.takeGiven() {
+		return
+	}
 	if c.asks() {
-		c.set.tasks.Go(c.attach)
+		c.set.tasks.Go(c.ask)
 	}
 }
 
 // claimNow is claim that waits, unless the question is already under way.
 func (c *Conn) claimNow() {
-	if c.asks() {
-		c.attach()
+	if !c.takeGiven() && c.asks() {
+		c.ask()
 	}
 }
 
@@ -84,8 +119,8 @@ func (c *Conn) asks() bool {
 	return true
 }
 
-// attach asks and, if it gets memory, begins to follow its phases.
-func (c *Conn) attach() {
+// ask asks for memory and uses it, if it gets any.
+func (c *Conn) ask() {
 	s := c.set
 	ctx, cancel := context.WithTimeout(context.Background(), claimMost)
 	defer cancel()
@@ -94,6 +129,12 @@ func (c *Conn) attach() {
 		s.drop(c, false)
 		return
 	}
+	c.attach(f)
+}
+
+// attach maps memory and begins to follow its phases.
+func (c *Conn) attach(f *os.File) {
+	s := c.set
 	defer f.Close()
 	m, err := mapFile(f)
 	if err != nil {
@@ -115,6 +156,11 @@ func (c *Conn) attach() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.watchLocked(c)
+}
+
+// watchLocked has a connection looked at now and then.
+func (s *Set) watchLocked(c *Conn) {
 	s.shared[c] = true
 	select {
 	case <-s.over:

@@ -20,11 +20,13 @@ type writer struct {
 	spin       spinner
 	shut       bool // nothing may be written any more
 	entering   bool // the reader is still to be told that an odd phase has begun
+	once       bool // what cannot be written at once is not waited for
 	idle, held bool // nothing was written since the last round; pages of the ring are in use
 
 	from   []byte // of the call under way; what is left of it
 	failed error  // in it
 
+	batch           batch
 	pace            pace
 	inRing          atomic.Bool
 	bytes, messages atomic.Uint64
@@ -34,7 +36,7 @@ type writer struct {
 func (c *Conn) Write(p []byte) (int, error) {
 	c.out.mu.Lock()
 	defer c.out.mu.Unlock()
-	n, err := c.put(p)
+	n, err := c.hold(p)
 	c.out.bytes.Add(uint64(n))
 	c.out.messages.Add(1)
 	if err != nil {
@@ -46,19 +48,13 @@ func (c *Conn) Write(p []byte) (int, error) {
 // put writes all of p.
 func (c *Conn) put(p []byte) (n int, err error) {
 	out := &c.out
-	if err := c.writeBy.passed(); err != nil {
+	if err := c.mayWrite(); err != nil {
 		return 0, err
-	}
-	if c.closed.Load() {
-		return 0, net.ErrClosed
-	}
-	if out.shut {
-		return 0, syscall.EPIPE
 	}
 	out.idle = false
 	m := c.mem.Load()
 	if m == nil {
-		if !out.pace.over && out.pace.warrants(time.Now()) {
+		if !out.pace.over && out.pace.warrants(time.Now(), c.enough) {
 			c.claim()
 		}
 		return c.send(p)
@@ -150,7 +146,12 @@ func (c *Conn) ringBell(fd uintptr) {
 func (c *Conn) send(p []byte) (int, error) {
 	out := &c.out
 	out.from, out.failed = p, nil
-	err := c.raw.Write(c.writable)
+	var err error
+	if out.once {
+		err = c.raw.Control(c.writableOnce)
+	} else {
+		err = c.raw.Write(c.writable)
+	}
 	n := len(p) - len(out.from)
 	out.from = nil
 	if err == nil {
@@ -177,6 +178,9 @@ func (c *Conn) onWritable(fd uintptr) bool {
 	return true
 }
 
+// writableOnce is onWritable that is called once.
+func (c *Conn) writableOnce(fd uintptr) { c.onWritable(fd) }
+
 // spinWrite waits a little while for room in the ring.
 func (c *Conn) spinWrite(m *memory) bool {
 	out := &c.out
@@ -190,8 +194,20 @@ func (c *Conn) spinWrite(m *memory) bool {
 	return found
 }
 
-// rest is called now and then: a direction that has been silent for a while goes back to the socket, and its pages to the machine.
+// rest is called now and then: a direction that has been silent for a while goes back to the socket, and its pages to the machine; memory that was at hand for a while and not needed is given back.
 func (c *Conn) rest() {
+	c.mu.Lock()
+	f := c.given
+	if f != nil && !c.spared {
+		c.spared, f = true, nil
+	} else if f != nil {
+		c.given, c.asked = nil, false // it can be asked for once more
+	}
+	c.mu.Unlock()
+	if f != nil {
+		c.set.spare(c, f)
+		return
+	}
 	out := &c.out
 	if !out.mu.TryLock() {
 		return // it is being used

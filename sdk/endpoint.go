@@ -136,11 +136,18 @@ func (c *Conn) RemoteAddr() net.Addr { return c.remote }
 
 // streamOf makes a connection of what sigmad passed.
 func (c *Client) streamOf(form sigma.ConnForm, files []*os.File, side ring.Side, ticket string, local, remote net.Addr) (net.Conn, error) {
+	var memory *os.File
+	if len(files) == 2 && form == sigma.FormStream && ticket != "" {
+		files, memory = files[:1], files[1]
+	}
 	nc, err := connOf(files, local, remote)
 	if err != nil || form != sigma.FormStream {
+		if memory != nil {
+			memory.Close()
+		}
 		return nc, err
 	}
-	r, err := c.rings.New(nc.(*conn).Stream, side, []byte(ticket))
+	r, err := c.rings.New(nc.(*conn).Stream, side, []byte(ticket), memory)
 	if err != nil {
 		nc.Close()
 		return nil, err
