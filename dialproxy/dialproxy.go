@@ -56,11 +56,12 @@ type arrival struct {
 	file   *os.File
 	from   sigma.Principal
 	ticket Ticket
+	number uint64
 }
 
 // New makes a machine's proxy.
 func New(machine sigma.MachineID) *Proxy {
-	x := &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}}}
+	x := &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}}}
 	rand.Read(x.rings.key[:])
 	return x
 }
@@ -175,17 +176,24 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, err
 		widen(mine)
 		widen(theirs)
 	}
+	memory := x.earlyFile(p.Proc, e.Proc)
 	x.mu.Lock() // so that close, which drains, sees either no arrival or this one
 	defer x.mu.Unlock()
 	if err := x.roomLocked(p, l); err != nil {
 		mine.Close()
 		theirs.Close()
+		memory.Close() // of nil, too
 		return nil, "", err
 	}
 	x.rings.last++
 	t := x.ticket(x.rings.last, p, l)
-	l.waiting <- arrival{theirs, p, t} // there is room
+	l.waiting <- arrival{theirs, p, t, x.rings.last} // there is room
 	x.countLocked(l, p.Realm, 1)
+	if memory != nil && t != "" {
+		x.earlyLocked(memory, x.rings.last, p.Realm, p.Proc, e.Proc)
+	} else {
+		memory.Close()
+	}
 	return mine, t, nil
 }
 
@@ -225,7 +233,7 @@ func (p *Place) Give(f *os.File) {
 		f.Close() // of nil, too
 		return
 	}
-	p.l.waiting <- arrival{f, p.from, ""} // there is room, since it was reserved
+	p.l.waiting <- arrival{file: f, from: p.from} // there is room, since it was reserved
 }
 
 // Close gives the place back.
@@ -299,6 +307,7 @@ func (x *Proxy) close(l *listener) {
 		case a := <-l.waiting:
 			a.file.Close()
 			x.countLocked(l, a.from.Realm, -1)
+			x.dropRingLocked(l.endpoint.Proc, a.number)
 		default:
 			return
 		}

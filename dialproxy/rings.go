@@ -17,8 +17,12 @@ import (
 const (
 	// RingsMax is how many connections of the machine have memory at a time. Each holds a file descriptor in sigmad.
 	RingsMax = 1024
+	// RingsOfRealm is how many all connections of one realm have: it leaves as many to others.
+	RingsOfRealm = RingsMax / 2
 	// RingsOfProc is how many one proc has. Their pages are charged to whoever writes them first.
 	RingsOfProc = ring.SetMost
+	// ringsEarly is how many connections get memory when they are dialled, after one that was accepted by the same proc asked for it: to ask costs each side 100 µs and more, to have it a tenth of that. The next one does not, and says so whether others will.
+	ringsEarly = 16
 	// macBytes of SHA-256 are left; they are guessed online only, a call each.
 	macBytes = 16
 )
@@ -32,12 +36,16 @@ type rings struct {
 	last uint64                           // Proxy.mu; number of the last connection
 	all  map[uint64]*shared               // Proxy.mu
 	of   map[sigma.ProcID]map[uint64]bool // Proxy.mu; who holds them
+	used map[sigma.RealmID]int            // Proxy.mu; memories
+	warm map[sigma.ProcID]int             // Proxy.mu; connections to come that get memory, by who accepts
 }
 
 // shared is one connection's memory.
 type shared struct {
 	file    *os.File
-	holders int // Proxy.mu
+	realm   sigma.RealmID
+	holders int     // Proxy.mu
+	waits   [2]bool // Proxy.mu; by ring.Side: it holds it and has not got it yet
 }
 
 // parts are what a ticket says.
@@ -76,29 +84,36 @@ func (x *Proxy) mac(text []byte) []byte {
 
 // ParseTicket finds which connection a ticket is for. KindPermission if the proxy did not make it, or not for p.
 func (x *Proxy) ParseTicket(p sigma.Principal, t Ticket) (number uint64, err error) {
+	is, _, err := x.parse(p, t)
+	return is.Number, err
+}
+
+// parse says which side p is, too.
+func (x *Proxy) parse(p sigma.Principal, t Ticket) (is parts, side ring.Side, err error) {
 	no := sigma.Errorf("dialproxy.Ring", sigma.KindPermission, "the ticket is none of a connection of this proc")
 	if len(t) < macBytes || !hmac.Equal(x.mac([]byte(t[macBytes:])), []byte(t[:macBytes])) {
-		return 0, no
+		return parts{}, 0, no
 	}
-	var is parts
 	if err := sigmap.Parse([]byte(t[macBytes:]), is.code); err != nil {
-		return 0, err
+		return parts{}, 0, err
 	}
 	switch {
 	case p.Proc == "" || p.Realm != is.Realm:
-		return 0, no
+		return parts{}, 0, no
 	case p.Proc == is.Procs[ring.Dialled] && p.Proc == is.Procs[ring.Accepted]:
-		return 0, sigma.Errorf("dialproxy.Ring", sigma.KindUnsupported, "a connection of a proc with itself has no memory")
-	case p.Proc == is.Procs[ring.Dialled] || p.Proc == is.Procs[ring.Accepted]:
-		return is.Number, nil
+		return parts{}, 0, sigma.Errorf("dialproxy.Ring", sigma.KindUnsupported, "a connection of a proc with itself has no memory")
+	case p.Proc == is.Procs[ring.Dialled]:
+		return is, ring.Dialled, nil
+	case p.Proc == is.Procs[ring.Accepted]:
+		return is, ring.Accepted, nil
 	}
-	return 0, no
+	return parts{}, 0, no
 }
 
 // Ring gives p the memory of one of its connections, which is made for the first of the two that asks. The file is the caller's. KindBusy if there are too many.
 func (x *Proxy) Ring(p sigma.Principal, t Ticket) (*os.File, error) {
 	const op = "dialproxy.Ring"
-	number, err := x.ParseTicket(p, t)
+	is, side, err := x.parse(p, t)
 	if err != nil {
 		return nil, err
 	}
@@ -108,33 +123,122 @@ func (x *Proxy) Ring(p sigma.Principal, t Ticket) (*os.File, error) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	number := is.Number
 	r := x.rings.all[number]
 	switch {
-	case r == nil && len(x.rings.all) >= RingsMax, len(x.rings.of[p.Proc]) >= RingsOfProc:
+	case r != nil && x.rings.of[p.Proc][number] && r.waits[side]:
 		fresh.Close()
-		return nil, sigma.Errorf(op, sigma.KindBusy, "%d connections of this proc have memory, %d of all", len(x.rings.of[p.Proc]), len(x.rings.all))
+		return x.giveLocked(r, side)
 	case r != nil && x.rings.of[p.Proc][number]:
 		fresh.Close()
 		return nil, sigma.Errorf(op, sigma.KindExists, "the proc has the memory of this connection")
+	case r == nil && x.fullLocked(is.Realm), len(x.rings.of[p.Proc]) >= RingsOfProc:
+		fresh.Close()
+		return nil, sigma.Errorf(op, sigma.KindBusy, "%d connections of this proc have memory, %d of its realm, %d of all", len(x.rings.of[p.Proc]), x.rings.used[is.Realm], len(x.rings.all))
 	case r == nil:
-		r = &shared{file: fresh}
+		r = &shared{file: fresh, realm: is.Realm}
+		x.rings.all[number] = r
+		x.rings.used[is.Realm]++
+		x.rings.warm[is.Procs[ring.Accepted]] = ringsEarly
 	default:
 		fresh.Close()
 	}
+	x.holdLocked(p.Proc, number, r)
+	r.waits[side] = true
+	f, err := x.giveLocked(r, side)
+	if err != nil {
+		x.dropRingLocked(p.Proc, number)
+	}
+	return f, err
+}
+
+// holdLocked counts a proc among those that hold a memory.
+func (x *Proxy) holdLocked(id sigma.ProcID, number uint64, r *shared) {
+	r.holders++
+	if x.rings.of[id] == nil {
+		x.rings.of[id] = map[uint64]bool{}
+	}
+	x.rings.of[id][number] = true
+}
+
+// giveLocked gives a side its descriptor.
+func (x *Proxy) giveLocked(r *shared, side ring.Side) (*os.File, error) {
+	r.waits[side] = false
 	fd, err := unix.FcntlInt(r.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		if r.holders == 0 {
-			r.file.Close()
-		}
-		return nil, sigma.Wrap(op, "", os.NewSyscallError("fcntl", err))
+		return nil, sigma.Wrap("dialproxy.Ring", "", os.NewSyscallError("fcntl", err))
 	}
-	x.rings.all[number] = r
-	r.holders++
-	if x.rings.of[p.Proc] == nil {
-		x.rings.of[p.Proc] = map[uint64]bool{}
-	}
-	x.rings.of[p.Proc][number] = true
 	return os.NewFile(uintptr(fd), "ring"), nil
+}
+
+// earlyFile makes memory for a connection that is about to be, if those before wanted it; nil if not.
+func (x *Proxy) earlyFile(from, to sigma.ProcID) *os.File {
+	x.mu.Lock()
+	wanted := x.rings.warm[to] > 0 && from != to
+	if wanted {
+		if x.rings.warm[to]--; x.rings.warm[to] == 0 {
+			delete(x.rings.warm, to)
+		}
+	}
+	x.mu.Unlock()
+	if !wanted {
+		return nil
+	}
+	f, err := ring.NewFile()
+	if err != nil {
+		return nil // then they ask, and are told why
+	}
+	return f
+}
+
+// fullLocked says that there is no more memory for a realm's connections.
+func (x *Proxy) fullLocked(realm sigma.RealmID) bool {
+	return len(x.rings.all) >= RingsMax || x.rings.used[realm] >= RingsOfRealm
+}
+
+// Rings counts the memories of a realm's connections.
+func (x *Proxy) Rings(realm sigma.RealmID) int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.rings.used[realm]
+}
+
+// earlyLocked has both sides of a connection hold memory, which they get by Early. The file is the proxy's.
+func (x *Proxy) earlyLocked(f *os.File, number uint64, realm sigma.RealmID, from, to sigma.ProcID) {
+	if len(x.rings.of[from]) >= RingsOfProc || len(x.rings.of[to]) >= RingsOfProc || x.fullLocked(realm) {
+		f.Close()
+		return
+	}
+	r := &shared{file: f, realm: realm, waits: [2]bool{true, true}}
+	x.rings.all[number] = r
+	x.rings.used[realm]++
+	x.holdLocked(from, number, r)
+	x.holdLocked(to, number, r)
+}
+
+// Early gives p, whose connection was just dialled or accepted, the memory that was made with it; nil if there is none. wanted says whether p has use for it; if not it is as if p had given it back.
+func (x *Proxy) Early(p sigma.Principal, t Ticket, wanted bool) *os.File {
+	if t == "" {
+		return nil
+	}
+	is, side, err := x.parse(p, t)
+	if err != nil {
+		return nil
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	r := x.rings.all[is.Number]
+	if r == nil || !r.waits[side] {
+		return nil
+	}
+	var f *os.File
+	if wanted {
+		f, err = x.giveLocked(r, side)
+	}
+	if !wanted || err != nil {
+		x.dropRingLocked(p.Proc, is.Number)
+	}
+	return f
 }
 
 // EndRing says that p uses the memory of a connection no more.
@@ -160,6 +264,9 @@ func (x *Proxy) dropRingLocked(id sigma.ProcID, number uint64) {
 	if r.holders--; r.holders == 0 {
 		r.file.Close()
 		delete(x.rings.all, number)
+		if x.rings.used[r.realm]--; x.rings.used[r.realm] == 0 {
+			delete(x.rings.used, r.realm)
+		}
 	}
 }
 
@@ -167,6 +274,7 @@ func (x *Proxy) dropRingLocked(id sigma.ProcID, number uint64) {
 func (x *Proxy) closeRings(id sigma.ProcID) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	delete(x.rings.warm, id)
 	for number := range x.rings.of[id] {
 		x.dropRingLocked(id, number)
 	}

@@ -1,6 +1,7 @@
 package dialproxy
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -99,6 +100,7 @@ func TestNoRing(t *testing.T) {
 		}
 	}
 	x.CloseProc(client.Proc)
+	x.CloseProc(server.Proc)
 	if len(x.rings.all) != 0 {
 		t.Errorf("%d memories are left", len(x.rings.all))
 	}
@@ -122,4 +124,95 @@ func FuzzTicket(f *testing.F) {
 			t.Errorf("%x is taken for a ticket", b)
 		}
 	})
+}
+
+// After a connection whose memory was asked for, the next ones to the same proc have theirs from the beginning, both sides the same; then one has not. What nobody takes is not kept.
+func TestEarly(t *testing.T) {
+	x := New("m")
+	e := listen(t, x, server, false)
+	d, a := connected(t, x, e, client)
+	if f, g := x.Early(client, d, true), x.Early(server, a, true); f != nil || g != nil {
+		t.Fatal("the first connection has memory")
+	}
+	for _, half := range []struct {
+		p sigma.Principal
+		t Ticket
+	}{{client, d}, {server, a}} {
+		f, err := x.Ring(half.p, half.t)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+	}
+	for i := range ringsEarly + 1 {
+		d, a := connected(t, x, e, client)
+		f, g := x.Early(client, d, true), x.Early(server, a, i%2 == 0)
+		switch {
+		case i == ringsEarly:
+			if f != nil || g != nil {
+				t.Error("there is no end of early memory")
+			}
+			continue
+		case f == nil || (g == nil) != (i%2 == 1):
+			t.Fatalf("connection %d: got %v and %v", i, f, g)
+		}
+		if x.Early(client, d, true) != nil {
+			t.Error("it is given twice")
+		}
+		if _, err := x.Ring(client, d); sigma.KindOf(err) != sigma.KindExists {
+			t.Errorf("it is given twice: %v", err)
+		}
+		if g != nil {
+			fs, _ := f.Stat()
+			gs, _ := g.Stat()
+			if !os.SameFile(fs, gs) {
+				t.Error("the two sides have different memory")
+			}
+			g.Close()
+			x.EndRing(server, a)
+		}
+		f.Close()
+		x.EndRing(client, d)
+	}
+	if n := len(x.rings.all); n != 1 {
+		t.Errorf("%d memories are kept, not that of the first connection alone", n)
+	}
+	x.rings.warm[server.Proc] = 1
+	if _, _, err := x.Dial(client, e); err != nil { // and nobody accepts
+		t.Fatal(err)
+	}
+	if err := x.Close(server, e.ID); err != nil {
+		t.Fatal(err)
+	}
+	x.close(x.listeners[e.ID])
+	x.CloseProc(client.Proc)
+	if _, err := x.Ring(server, a); sigma.KindOf(err) != sigma.KindExists || len(x.rings.all) != 1 {
+		t.Errorf("got %v, and %d memories are kept", err, len(x.rings.all))
+	}
+	x.CloseProc(server.Proc)
+	if len(x.rings.all)+len(x.rings.of)+len(x.rings.warm)+len(x.rings.used) != 0 {
+		t.Errorf("something is kept of procs that are gone: %+v", x.rings)
+	}
+}
+
+// A realm has half of the machine's memories at most.
+func TestRingsOfRealm(t *testing.T) {
+	x := New("m")
+	e := listen(t, x, server, false)
+	for i := range RingsOfRealm + 1 {
+		from := client
+		from.Proc = sigma.ProcID(fmt.Sprintf("client-%d", i/(RingsOfProc/2)))
+		d, a := connected(t, x, e, from)
+		f, err := x.Ring(from, d)
+		if i < RingsOfRealm && err != nil || i == RingsOfRealm && sigma.KindOf(err) != sigma.KindBusy {
+			t.Fatalf("memory %d: %v", i, err)
+		}
+		if err == nil {
+			f.Close()
+		}
+		x.EndRing(server, a) // or the server's own limit comes first
+	}
+	if n := x.Rings(client.Realm); n != RingsOfRealm {
+		t.Errorf("%d are counted", n)
+	}
 }

@@ -248,7 +248,7 @@ func (k *Kernel) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []s
 		scratch = (*uint64)(&n)
 	}
 	u, live := k.useOf(i.ID), uint64(k.procsOf(i.ID))
-	ended := uint64(u.Ended)
+	ended, rings := uint64(u.Ended), uint64(k.proxy.Rings(i.ID))
 	for _, l := range []struct {
 		limit string
 		most  uint64
@@ -265,11 +265,13 @@ func (k *Kernel) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []s
 		{"ended_procs", schedd.EndedMax, &ended},
 		{"spawn_procs", sigma.BurstMax, nil},
 		{"waiting_connections", dialproxy.WaitingMax, nil},
+		{"rings", dialproxy.RingsOfRealm, &rings},
 		{"proc_memory_bytes", uint64(k.cfg.Memory), nil},
 		{"proc_args_bytes", sigma.ArgsMax, nil},
 		{"proc_tasks", pidsMax, nil},
 		{"proc_open_files", noFileMax, nil},
 		{"proc_endpoints", dialproxy.ListenersMax, nil},
+		{"proc_rings", dialproxy.RingsOfProc, nil},
 	} {
 		out = append(out, state.Limit{Realm: string(i.ID), Limit: l.limit, Max: l.most, Used: l.used})
 	}

@@ -291,7 +291,7 @@ func (r *root) endpointCalls() map[string]handler {
 					c.Str((*string)(&ticket))
 				}
 			})
-			return reply, []*os.File{f}, err
+			return reply, withMemory(f, k.proxy.Early(who, ticket, rings)), err
 		},
 		sigmap.CallRing: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var t dialproxy.Ticket
@@ -334,7 +334,7 @@ func (r *root) endpointCalls() map[string]handler {
 			if rings {
 				reply, err = sigmap.Payload(func(c *sigmap.Coder) { c.Str((*string)(&ticket)) })
 			}
-			return reply, []*os.File{f}, err
+			return reply, withMemory(f, k.proxy.Early(who, ticket, rings)), err
 		},
 		sigmap.CallClose: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 			l, err := id(payload)
@@ -344,6 +344,14 @@ func (r *root) endpointCalls() map[string]handler {
 			return nil, nil, k.proxy.Close(who, l)
 		},
 	}
+}
+
+// withMemory is what is passed of a connection.
+func withMemory(sock, memory *os.File) []*os.File {
+	if memory == nil {
+		return []*os.File{sock}
+	}
+	return []*os.File{sock, memory}
 }
 
 func (r *root) machineCalls() map[string]handler {
