@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"crypto/md5"
 	"crypto/sha256"
@@ -54,8 +55,9 @@ type client struct {
 	options              *minio.Options
 	transport            *http.Transport
 	slots                chan struct{}
-	once                 bool        // nothing is asked again
-	careless             atomic.Bool // the store does not know conditional writes
+	patience             time.Duration // for one operation with all its repetitions
+	once                 bool          // nothing is asked again
+	careless             atomic.Bool   // the store does not know conditional writes
 }
 
 func newClient(s Store, dial Dial, owner sigma.RealmID) (*client, error) {
@@ -90,14 +92,14 @@ func newClient(s Store, dial Dial, owner sigma.RealmID) (*client, error) {
 	if err != nil {
 		return nil, &sigma.Error{Op: "remote.Store", Kind: sigma.KindInvalid, Msg: "the URL of the object store is none", Err: err}
 	}
-	return &client{host: p.Host, bucket: p.Bucket, prefix: p.Prefix, secure: p.Secure, core: core, options: o, transport: t, slots: make(chan struct{}, requestsMax)}, nil
+	return &client{host: p.Host, bucket: p.Bucket, prefix: p.Prefix, secure: p.Secure, patience: opMax, core: core, options: o, transport: t, slots: make(chan struct{}, requestsMax)}, nil
 }
 
 func (c *client) close() { c.transport.CloseIdleConnections() }
 
-// try asks until it goes well, cannot go well, or the time is over: opMax, or less if ctx says so. What is said then is what went wrong last.
+// try asks until it goes well, cannot go well, or the time is over: the client's patience, or less if ctx says so. What is said then is what went wrong last.
 func (c *client) try(ctx context.Context, op, path string, most time.Duration, ask func(ctx context.Context, attempt int) error) error {
-	within, cancel := context.WithTimeout(ctx, opMax)
+	within, cancel := context.WithTimeout(ctx, c.patience)
 	defer cancel()
 	pause, began := pauseFirst, time.Now()
 	var last *sigma.Error
@@ -211,6 +213,9 @@ func (c *client) fetch(ctx context.Context, path, key string, a attr, offset, le
 			return err
 		}
 		defer body.Close()
+		if info.ETag == "" {
+			return errGarbage{"bytes without an ETag"}
+		}
 		if strings.Trim(info.ETag, `"`) != a.etag {
 			return minio.ErrorResponse{StatusCode: http.StatusPreconditionFailed}
 		}
@@ -258,7 +263,7 @@ type condition struct {
 }
 
 func (c *client) putOptions(a attr, cond condition) minio.PutObjectOptions {
-	o := minio.PutObjectOptions{UserMetadata: a.tag(), DisableContentSha256: c.secure}
+	o := minio.PutObjectOptions{UserMetadata: a.tag(), DisableContentSha256: true}
 	if !c.careless.Load() {
 		if cond.absent {
 			o.SetMatchETagExcept("*")
@@ -272,7 +277,10 @@ func (c *client) putOptions(a attr, cond condition) minio.PutObjectOptions {
 // settle looks whether a write whose answer was lost, or that the store refused when it came again, took effect: our note tells.
 func (c *client) settle(ctx context.Context, key string, want attr, err error) (attr, error) {
 	o, herr := c.core.StatObject(ctx, c.bucket, key, minio.StatObjectOptions{})
-	if herr != nil {
+	switch {
+	case herr != nil && judge("remote.Put", "", herr).again:
+		return attr{}, herr // so that both are asked again
+	case herr != nil:
 		return attr{}, err
 	}
 	if got := attrOf(key, o); got.id == want.id && got.version == want.version {
@@ -281,19 +289,31 @@ func (c *client) settle(ctx context.Context, key string, want attr, err error) (
 	return attr{}, err
 }
 
+// digests gives the checksum that the store compares a body with, and where TLS does not protect the body the hash that is signed. It is hashed before it is sent, not in chunks while it is: not every store reads those. An empty body is signed too, so
+// that it has a length for every store.
+func (c *client) digests(body io.Reader, size int64) (sum, hash string, err error) {
+	all, signed := md5.New(), sha256.New()
+	to := io.Writer(all)
+	if !c.secure || size == 0 {
+		to = io.MultiWriter(all, signed)
+	}
+	if n, err := io.Copy(to, body); err != nil || n != size {
+		return "", "", cmp.Or(err, error(io.ErrUnexpectedEOF))
+	}
+	if !c.secure || size == 0 {
+		hash = hex.EncodeToString(signed.Sum(nil))
+	}
+	return base64.StdEncoding.EncodeToString(all.Sum(nil)), hash, nil
+}
+
 // put makes or replaces an object as a whole.
 func (c *client) put(ctx context.Context, path, key string, a attr, data io.ReaderAt, cond condition) (attr, error) {
-	sum := md5.New()
-	if _, err := io.Copy(sum, io.NewSectionReader(data, 0, int64(a.size))); err != nil {
+	sum, hash, err := c.digests(io.NewSectionReader(data, 0, int64(a.size)), int64(a.size))
+	if err != nil {
 		return a, sigma.Wrap("remote.Put", path, err)
 	}
-	text, hash := base64.StdEncoding.EncodeToString(sum.Sum(nil)), ""
-	if a.size == 0 { // no body, so that it has a length for every server
-		hash = fmt.Sprintf("%x", sha256.Sum256(nil))
-	}
 	return c.write(ctx, path, key, a, cond, func(ctx context.Context, o minio.PutObjectOptions) (minio.UploadInfo, error) {
-		o.DisableContentSha256 = o.DisableContentSha256 || a.size == 0
-		return c.core.PutObject(ctx, c.bucket, key, io.NewSectionReader(data, 0, int64(a.size)), int64(a.size), text, hash, o)
+		return c.core.PutObject(ctx, c.bucket, key, io.NewSectionReader(data, 0, int64(a.size)), int64(a.size), sum, hash, o)
 	})
 }
 

@@ -5,8 +5,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
+
+	"github.com/minio/minio-go/v7"
 
 	"sigmaos.dev/sigma"
 )
@@ -52,6 +55,30 @@ func (t *Tree) abort(c *client, key, id string) {
 		return
 	}
 	t.cfg.Log.Warn("an upload could not be aborted", "key", key, "err", err)
+}
+
+// straysMax bounds the uploads of one object that are looked at.
+const straysMax = 1000
+
+// abortStrays removes uploads of a key of which we do not know: those whose beginning was not answered. One that another writer of the same key begins at this moment may be among them, and fails then.
+func (t *Tree) abortStrays(c *client, key string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), attemptMax)
+	defer cancel()
+	var found []minio.ObjectMultipartInfo
+	err := c.try(ctx, "remote.Abort", key, attemptMax, func(ctx context.Context, _ int) error {
+		r, err := c.core.ListMultipartUploads(ctx, c.bucket, key, "", "", "", straysMax)
+		found = r.Uploads
+		return err
+	})
+	if err != nil {
+		t.cfg.Log.Warn("uploads that were begun without an answer may be left in the object store", "key", key, "err", err)
+		return
+	}
+	for _, u := range found {
+		if _, err := os.Stat(t.noteName(u.UploadID)); u.Key == key && errors.Is(err, os.ErrNotExist) {
+			t.abort(c, key, u.UploadID)
+		}
+	}
 }
 
 // openJournal reads what an earlier process began.

@@ -43,8 +43,10 @@ type Config struct {
 	Cache sigma.Bytes                                            // 0 means CacheDefault
 	Check func(top bool, name string, kind sigma.FileKind) error // whether an entry may be made; see dirtree.Policy
 	Dial  Dial
-	Board *changeboard.Board // nil = nobody remembers what they found
-	Log   *slog.Logger
+	// Patience bounds one operation with all its repetitions, if nobody gives it less; 0 means 30 s.
+	Patience time.Duration
+	Board    *changeboard.Board // nil = nobody remembers what they found
+	Log      *slog.Logger
 }
 
 // Tree serves the stores of realms. Safe for concurrent use.
@@ -123,6 +125,9 @@ func (t *Tree) space(realm sigma.RealmID, s Store, whole bool) (*space, error) {
 	c, err := newClient(s, t.cfg.Dial, owner)
 	if err != nil {
 		return nil, err
+	}
+	if t.cfg.Patience != 0 {
+		c.patience = t.cfg.Patience
 	}
 	prefix := c.prefix
 	if !whole {

@@ -2,8 +2,6 @@ package remote
 
 import (
 	"context"
-	"crypto/md5"
-	"encoding/base64"
 	"errors"
 	"io"
 	"math"
@@ -41,6 +39,7 @@ type upload struct {
 	pieces map[uint64]uint64    // mu; what is written after next: beginning and end
 	sealed int                  // mu; parts that were given away, and cannot be written any more
 	parts  []minio.CompletePart // mu; of those that are sent
+	strays bool                 // mu; it may have been begun more than once at the store
 	bad    error                // mu; why it must not be published
 	closed bool                 // mu
 
@@ -162,8 +161,9 @@ func (u *upload) begin(ctx context.Context) (id string, err error) {
 	err = c.try(ctx, "remote.Write", path, attemptMax, func(ctx context.Context, _ int) error {
 		u.id, err = c.core.NewMultipartUpload(ctx, c.bucket, u.key, minio.PutObjectOptions{UserMetadata: u.a.tag()})
 		if err == nil && u.id == "" {
-			return errGarbage{"no id of an upload"}
+			err = errGarbage{"no id of an upload"}
 		}
+		u.strays = u.strays || err != nil
 		return err
 	})
 	if err == nil {
@@ -180,11 +180,11 @@ func (u *upload) sendPart(ctx context.Context, part int, size int64) error {
 	}
 	c := u.sp.c
 	data := func() io.Reader { return io.NewSectionReader(u.file, int64(part)*partSize, size) }
-	sum := md5.New()
-	if _, err := io.Copy(sum, data()); err != nil {
+	sum, hash, err := c.digests(data(), size)
+	if err != nil {
 		return spoolError(err)
 	}
-	o := minio.PutObjectPartOptions{Md5Base64: base64.StdEncoding.EncodeToString(sum.Sum(nil)), DisableContentSha256: c.secure}
+	o := minio.PutObjectPartOptions{Md5Base64: sum, Sha256Hex: hash, DisableContentSha256: true}
 	return c.try(ctx, "remote.Write", u.sp.pathOf(u.key), bodyMax, func(ctx context.Context, _ int) error {
 		p, err := c.core.PutObjectPart(ctx, c.bucket, u.key, id, part+1, data(), size, o)
 		if err != nil {
@@ -304,6 +304,9 @@ func (u *upload) finish(ctx context.Context, key string, a attr, cond condition)
 		return c.core.CompleteMultipartUpload(ctx, c.bucket, key, u.id, u.parts, o)
 	})
 	if err == nil {
+		if got, herr := c.head(ctx, u.sp.pathOf(key), key); herr == nil && got.id == a.id && got.version == a.version {
+			a.etag, a.modified = got.etag, got.modified // stores do not agree on the ETag that this request answers
+		}
 		published = true
 		u.mu.Lock()
 		u.sp.t.forget(u.id)
@@ -322,10 +325,13 @@ func (u *upload) close() {
 		u.sending.Wait()
 		u.file.Close()
 		u.mu.Lock()
-		id := u.id
+		id, strays := u.id, u.strays
 		u.mu.Unlock()
 		if id != "" {
 			u.sp.t.abort(u.sp.c, u.key, id)
+		}
+		if strays {
+			u.sp.t.abortStrays(u.sp.c, u.key)
 		}
 	})
 }
