@@ -300,7 +300,7 @@ func TestCache(t *testing.T) {
 		return w.proxy.Asked.Load() - before
 	}
 	check("o0")
-	w.stat("o0") // it is known for a moment now
+	w.stat("o0")                                  // it is known for a moment now
 	if n := gets(func() { check("o0") }); n > 4 { // is it the same still? but not its bytes
 		t.Errorf("what is in the cache was asked for %d times", n)
 	}
