@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"errors"
 	"os"
 	"sync"
 	"syscall"
@@ -31,6 +32,9 @@ const (
 	restartHealthy = 30 * time.Second // a service that ran so long starts afresh with restartMin
 	reconnectMax   = 15 * time.Second // how long a request waits for a service that restarts
 )
+
+// errLauncherDied ends services that have done nothing wrong.
+var errLauncherDied = sigma.Errorf("kernel.service", sigma.KindLost, "the launcher died")
 
 // service is one program of the boot set. It is restarted whenever it ends.
 type service struct {
@@ -79,8 +83,12 @@ func (s *service) supervise(ctx context.Context) {
 	}
 	for ctx.Err() == nil {
 		began := time.Now()
-		if err := s.run(ctx); err != nil && ctx.Err() == nil {
+		err := s.run(ctx)
+		if err != nil && ctx.Err() == nil {
 			s.k.cfg.Log.Warn("service ended", "service", s.name, "err", err, "restart_in", wait.String())
+		}
+		if errors.Is(err, errLauncherDied) { // nothing is wrong with it, and the keeper sees to launchers that die often
+			continue
 		}
 		if time.Since(began) > restartHealthy {
 			wait = restartMin
@@ -112,7 +120,7 @@ func (s *service) run(ctx context.Context) error {
 		case launch.Failed:
 			result <- e.Err()
 		case launch.Lost:
-			result <- sigma.Errorf("kernel.service", sigma.KindLost, "the launcher died")
+			result <- errLauncherDied
 		case launch.Exited:
 			result <- sigma.Errorf("kernel.service", sigma.KindLost, "exit code %d, signal %d", e.Wait.ExitStatus(), max(0, int(e.Wait.Signal())))
 		}
