@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -374,6 +375,19 @@ func TestStats(t *testing.T) {
 	for _, all := range [][]MethodStats{c.Stats(), s.Stats()} {
 		if len(all) != 1 || all[0].Calls != 3 || all[0].Failed["version mismatch"] != 1 || all[0].In != 9 || all[0].Out != 5 || all[0].Quantile(1) == 0 {
 			t.Errorf("got %+v", all)
+		}
+	}
+	told, err := c.Call(testContext(t), StatsMethod, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := ParseStats(told)
+	if want := s.Stats(); err != nil || !reflect.DeepEqual(got, want) || got[0].FailedCalls() != 1 || got[0].Mean() <= 0 {
+		t.Errorf("it tells %+v, %v, want %+v", got, err, want)
+	}
+	for cut := range told {
+		if _, err := ParseStats(told[:cut]); err == nil {
+			t.Errorf("%d bytes of %d are read", cut, len(told))
 		}
 	}
 	var text bytes.Buffer

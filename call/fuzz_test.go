@@ -63,6 +63,9 @@ func FuzzFrame(f *testing.F) {
 			parseFirst(fr.flags, rest)
 		}
 		parseError(fr.body)
+		if all, err := ParseStats(fr.body); err == nil && len(all) > toldMax {
+			t.Errorf("%d methods", len(all))
+		}
 		parseCredit(fr.body)
 		if tr, err := ParseTrace(string(b)); err == nil && tr.String() != string(b) {
 			t.Errorf("%q is written as %q", b, tr)

@@ -48,9 +48,11 @@ const (
 	slowCalls = 8
 )
 
-// NewServer makes a server without methods. It starts nothing.
+// NewServer makes a server that has StatsMethod only. It starts nothing.
 func NewServer(cfg Config) *Server {
-	return &Server{cfg: cfg.filled(), methods: map[string]*method{}, conns: map[*serverConn]any{}}
+	s := &Server{cfg: cfg.filled(), methods: map[string]*method{}, conns: map[*serverConn]any{}}
+	s.methods[StatsMethod.Name] = &method{name: StatsMethod.Name, unary: s.tell, stats: &methodStats{}} // which counts itself apart
+	return s
 }
 
 // Handle registers a unary method. KindExists if there is one of that name.

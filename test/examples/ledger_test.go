@@ -4,6 +4,7 @@ package examples
 
 import (
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -35,6 +36,15 @@ func TestLedger(t *testing.T) {
 		t.Errorf("the guide does not show\n%s", out)
 	}
 	server := m.ids[0]
+	if shown := s.Must(t, "calls", m.dir); !regexp.MustCompile(string(server)+` +ledger.Ledger/Enter +1 +0 `).MatchString(shown) || !regexp.MustCompile(`Balance +2 +1 `).MatchString(shown) {
+		t.Errorf("sigma calls shows\n%s", shown)
+	}
+	if _, err := c.Put(ctx, m.dir+"/junk", []byte("x"), sigma.PutOptions{}); err != nil {
+		t.Error(err)
+	}
+	if shown := s.Must(t, "calls", "--json", m.dir+"/"+string(server)); !strings.Contains(shown, `"not found": 1`) {
+		t.Errorf("sigma calls --json shows\n%s", shown)
+	}
 	if err := c.Evict(ctx, server, time.Minute); err != nil {
 		t.Fatal(err)
 	}
