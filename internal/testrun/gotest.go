@@ -92,7 +92,7 @@ func (p *goParser) event(e goEvent) {
 		}
 		appendBounded(b, e.Output)
 	case "output":
-		if strings.HasPrefix(e.Output, "attacks: ") { // what the attack suite promises to say
+		if strings.HasPrefix(e.Output, "attacks: ") || strings.HasPrefix(e.Output, "isolation: ") { // what these suites promise to say
 			p.r.say("%s", strings.TrimSpace(e.Output))
 		}
 		appendBounded(&p.get(e.Package, e.Test).output, e.Output)

@@ -57,8 +57,9 @@ func TestGoParserCountsLeaves(t *testing.T) {
 func TestGoParserShowsAttacks(t *testing.T) {
 	r, out := newTestRecorder()
 	newGoParser(r, goModule).parse(strings.NewReader(`{"Action":"output","Package":"p","Test":"T","Output":"attacks: 3 tried, 0 succeeded, 0 daemons harmed\n"}` + "\n" +
+		`{"Action":"output","Package":"p","Test":"U","Output":"isolation: 4 tried, 0 succeeded\n"}` + "\n" +
 		`{"Action":"output","Package":"p","Test":"T","Output":"other\n"}` + "\n" + `{"Action":"pass","Package":"p","Test":"T"}` + "\n"))
-	if got, want := out.String(), "   attacks: 3 tried, 0 succeeded, 0 daemons harmed\n"; got != want {
+	if got, want := out.String(), "   attacks: 3 tried, 0 succeeded, 0 daemons harmed\n   isolation: 4 tried, 0 succeeded\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
