@@ -207,7 +207,7 @@ type slot struct {
 
 const slotBits = 12
 
-// longLeast is the size of arguments that wait while much is waiting to be written. Shorter ones pass them.
+// longLeast is the size of arguments and answers that wait while much is waiting to be written. Shorter ones pass them.
 const longLeast = 16 << 10
 
 // pending is a call that waits for its answer.
@@ -295,13 +295,14 @@ func (c *clientConn) beginLocked(ctx context.Context, p *pending, m *Method, arg
 			return 0, sigma.Errorf("call.Call", sigma.KindUnavailable, "the server is leaving")
 		case len(c.free) == 0 && len(c.slots) == c.cfg.CallsMax:
 		case len(c.out) > roomMax && arg > longLeast: // the buffer would grow with all that are under way
-			if c.flushLocked(); len(c.out) <= roomMax {
-				continue
+			if err := c.roomLocked(ctx, &p.waiter); err != nil {
+				return 0, err
 			}
+			continue
 		case c.take(arg):
 			method, err := c.nameLocked(m.Name)
 			if err != nil {
-				c.credit[lane(arg)].Add(int64(cost(arg)))
+				c.giveLocked(arg)
 				return 0, err
 			}
 			c.placeLocked(p)

@@ -65,7 +65,8 @@ type conn struct {
 	writes   uint64    // mu; that have begun
 	queued   uint64    // mu; bytes, ever
 	handed   uint64    // mu; of them, those that a write was begun with
-	blocked  []*waiter // mu; those who wait for credit or room
+	blocked  []*waiter // mu; those who wait for credit
+	crowded  []*waiter // mu; those who wait for room in out, first come first served
 	active   int       // mu; calls under way
 	held     [2]int    // mu; what came and was not used up; small, bulk
 	owed     [2]int    // mu; what was used up and the peer was not told of
@@ -103,6 +104,7 @@ func (c *conn) failLocked(err error) {
 	c.nc.Close()
 	c.side.endedLocked()
 	c.unblockLocked()
+	c.crowded = nil // they sleep or read
 	for w := c.parked.next; w != &c.parked; w = c.parked.next {
 		c.signalLocked(w)
 	}
@@ -125,7 +127,7 @@ func (c *conn) rouseLocked(w *waiter) {
 	}
 }
 
-// unblockLocked has those who wait for credit or room look again.
+// unblockLocked has those who wait for credit look again.
 func (c *conn) unblockLocked() {
 	for _, w := range c.blocked {
 		c.signalLocked(w)
@@ -187,7 +189,7 @@ func (c *conn) passLocked() {
 	}
 }
 
-// blockLocked waits until credit has come or something was written.
+// blockLocked waits until credit has come.
 func (c *conn) blockLocked(ctx context.Context, w *waiter) error {
 	c.blocked = append(c.blocked, w)
 	err := c.awaitLocked(ctx, w)
@@ -195,6 +197,34 @@ func (c *conn) blockLocked(ctx context.Context, w *waiter) error {
 		c.blocked = slices.Delete(c.blocked, i, i+1)
 	}
 	return err
+}
+
+// roomLocked waits until so little is queued that a long piece may be, too.
+func (c *conn) roomLocked(ctx context.Context, w *waiter) error {
+	for len(c.out) > roomMax && c.err == nil {
+		if c.flushLocked(); len(c.out) <= roomMax {
+			break
+		}
+		c.crowded = append(c.crowded, w)
+		err := c.awaitLocked(ctx, w)
+		if i := slices.Index(c.crowded, w); i >= 0 { // something else came
+			c.crowded = slices.Delete(c.crowded, i, i+1)
+		}
+		if err != nil {
+			c.admitLocked() // the turn may have been its own
+			return err
+		}
+	}
+	return c.err
+}
+
+// admitLocked has the first of those who wait for room go on, if there is some. When it has queued its piece, which it then flushes, it is the next one's turn.
+func (c *conn) admitLocked() {
+	if len(c.crowded) > 0 && len(c.out) <= roomMax {
+		w := c.crowded[0]
+		c.crowded = slices.Delete(c.crowded, 0, 1)
+		c.signalLocked(w)
+	}
 }
 
 // take takes credit for a message, if there is enough.
@@ -205,6 +235,12 @@ func (c *conn) take(total int) bool {
 	}
 	lane.Add(n)
 	return false
+}
+
+// giveLocked gives back credit that was not used.
+func (c *conn) giveLocked(total int) {
+	c.credit[lane(total)].Add(int64(cost(total)))
+	c.unblockLocked()
 }
 
 // takeLocked waits for credit.
@@ -262,13 +298,8 @@ func (c *conn) queueMessageLocked(f frame, o *opening, msg []byte) (rest []byte)
 func (c *conn) piecesLocked(ctx context.Context, w *waiter, call uint32, rest []byte, live func() bool) error {
 	for len(rest) > 0 {
 		c.flushLocked()
-		for len(c.out) > roomMax && c.err == nil {
-			if err := c.blockLocked(ctx, w); err != nil {
-				return err
-			}
-		}
-		if c.err != nil {
-			return c.err
+		if err := c.roomLocked(ctx, w); err != nil {
+			return err
 		}
 		if !live() {
 			return nil
@@ -285,6 +316,7 @@ func (c *conn) piecesLocked(ctx context.Context, w *waiter, call uint32, rest []
 
 // flushLocked writes what is queued, unless somebody is writing, who will take it along. It releases mu meanwhile.
 func (c *conn) flushLocked() {
+	c.admitLocked()
 	if c.writing || len(c.out) == 0 {
 		return
 	}
@@ -308,6 +340,7 @@ func (c *conn) flushLocked() {
 		c.out, c.spare = c.spare[:0], nil
 		c.writes++
 		c.handed += uint64(len(buf))
+		c.admitLocked()
 		c.mu.Unlock()
 		n, err := c.nc.Write(buf)
 		c.mu.Lock()
@@ -316,9 +349,6 @@ func (c *conn) flushLocked() {
 		}
 		if err == nil && cap(buf) <= kept && c.spare == nil {
 			c.spare = buf[:0]
-		}
-		if len(c.blocked) > 0 {
-			c.unblockLocked()
 		}
 	}
 	c.writing = false
@@ -343,7 +373,6 @@ func (c *conn) resumeLocked(rest []byte, err error) (goOn bool) {
 			c.failLocked(lost(err))
 			return
 		}
-		c.unblockLocked()
 		c.flushLocked()
 	})
 	return false

@@ -224,7 +224,14 @@ func (c *serverCall) answer(reply []byte, err error) {
 	case c.stream != nil:
 		conn.queueLocked(frame{kind: frameReply, call: c.id})
 	default:
-		if conn.takeLocked(c, w, len(reply)) != nil || !live() {
+		if conn.takeLocked(c, w, len(reply)) != nil {
+			break
+		}
+		if len(reply) > longLeast {
+			conn.roomLocked(c, w)
+		}
+		if conn.err != nil || !live() {
+			conn.giveLocked(len(reply))
 			break
 		}
 		rest := conn.queueMessageLocked(frame{kind: frameReply, call: c.id}, nil, reply)
