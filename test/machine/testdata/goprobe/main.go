@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -47,6 +48,8 @@ func run(ctx context.Context, c *sdk.Client, what string, args []string) error {
 			return err
 		}
 		os.Exit(3)
+	case "opens": // opens a file, or files of a directory in turn, without end
+		return opens(ctx, c, args)
 	case "notice": // goes in good order
 		if err := c.Started(ctx); err != nil {
 			return err
@@ -432,4 +435,27 @@ func appendLines(ctx context.Context, c *sdk.Client, path string) error {
 		}
 		time.Sleep(time.Millisecond)
 	}
+}
+
+// opens opens so many files, or one so often, says after how many it could not and why, and keeps them until it is ended.
+func opens(ctx context.Context, c *sdk.Client, args []string) error {
+	files, n := 0, 0
+	fmt.Sscan(args[1], &files)
+	fmt.Sscan(args[2], &n)
+	var handles []sigma.Handle
+	for i := range n {
+		path := args[0]
+		if files > 0 {
+			path += fmt.Sprint(i % files)
+		}
+		h, err := c.Open(ctx, path, sigma.OpenRead)
+		if err != nil {
+			fmt.Printf("%d %v: %v\n", i, sigma.KindOf(err), err)
+			break
+		}
+		handles = append(handles, h)
+	}
+	err := c.WaitEvict(ctx)
+	runtime.KeepAlive(handles)
+	return err
 }
