@@ -207,6 +207,7 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.links, k.peerCalls, k.directServices = newLinks(), map[string]peerCall{}, map[string]directService{}
 	k.peerCalls[callService], k.peerCalls[callServiceOver] = k.serviceCall, k.serviceOverCall
+	k.peerCalls[callServiceUnused] = k.serviceUnusedCall
 	k.enrolled = make(chan struct{})
 	k.known = make(chan struct{})
 	var first sync.Once

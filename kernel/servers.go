@@ -168,6 +168,9 @@ func (d *servers) removeRealm(ctx context.Context, r realms, realm sigma.RealmID
 	if d.k.local(serviceS3) != nil && d.k.local(serviceDB) == nil { // dbd would be beside s3d
 		return nil
 	}
+	if d.k.isUnused(ctx, serviceDB) {
+		return d.forgetRealm(serviceDB, realm)
+	}
 	if _, err := r.admin(ctx, serviceDB, sigmap.CallRemove, realm); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -176,8 +177,30 @@ func (s *service) started(id sigma.ProcID) {
 	}
 }
 
-// ask has the service started, if it was not wanted before.
-func (s *service) ask() { s.want.Do(func() { close(s.wanted) }) }
+// ask has the service started, if it was not wanted before. That the databases were wanted once is noted on the disk.
+func (s *service) ask() {
+	s.want.Do(func() {
+		if s.name == serviceDB {
+			if err := os.WriteFile(s.usedFile(), nil, 0o600); err != nil {
+				s.k.cfg.Log.Error("that databases are used cannot be noted: realms may leave theirs when they are removed", "err", err)
+			}
+		}
+		close(s.wanted)
+	})
+}
+
+func (s *service) usedFile() string { return filepath.Join(s.k.cfg.Data, s.name+"-used") }
+
+// unused says that the service has nothing of any realm, since nobody of this machine or another ever wanted it.
+func (s *service) unused() bool {
+	select {
+	case <-s.wanted:
+		return false
+	default:
+	}
+	_, err := os.Stat(s.usedFile())
+	return s.name == serviceDB && os.IsNotExist(err)
+}
 
 func (s *service) waitReady(ctx context.Context) error {
 	s.mu.Lock()

@@ -15,6 +15,8 @@ const (
 	callService = "service"
 	// callServiceOver: name, Endpoint -> -. It waits until the service does not listen there any more.
 	callServiceOver = "service-over"
+	// callServiceUnused: name -> 1 if nobody ever wanted it.
+	callServiceUnused = "service-unused"
 )
 
 // toldMax bounds the endpoints of the object store that are remembered: it has another after each restart, and nobody who walks to it takes longer than a few of them.
@@ -145,6 +147,45 @@ func (k *Kernel) serviceOverCall(ctx context.Context, _ identity.Subject, payloa
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// isUnused says that the machine that has a service says that nobody ever wanted it; it is not started to say so.
+func (k *Kernel) isUnused(ctx context.Context, service string) bool {
+	if s := k.local(service); s != nil {
+		return s.unused()
+	}
+	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str(&service) })
+	for _, m := range k.candidates(service) {
+		dialling, cancel := context.WithTimeout(ctx, dialMost)
+		p, perr := k.peer(dialling, m)
+		if err == nil && perr == nil {
+			var unused uint32
+			reply, _, cerr := p.Call(dialling, callServiceUnused, payload, nil)
+			if cerr == nil && sigmap.Parse(reply, func(c *sigmap.Coder) { c.U32(&unused) }) == nil {
+				cancel()
+				return unused == 1
+			}
+		}
+		cancel()
+	}
+	return false
+}
+
+// serviceUnusedCall answers callServiceUnused.
+func (k *Kernel) serviceUnusedCall(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	var name string
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
+		return nil, err
+	}
+	s := k.local(name)
+	if s == nil || !ofRealms(name) {
+		return nil, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines", k.cfg.Machine, name)
+	}
+	unused := uint32(0)
+	if s.unused() {
+		unused = 1
+	}
+	return sigmap.Payload(func(c *sigmap.Coder) { c.U32(&unused) })
 }
 
 // serviceCall answers callService.
