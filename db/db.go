@@ -21,6 +21,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/db/lite"
 	"sigmaos.dev/sigma"
 )
 
@@ -36,10 +37,11 @@ type Limits struct {
 	Bytes       sigma.Bytes   // of one answer
 	File        sigma.Bytes   // of one SQLite database; a realm has Databases of them at most
 	Heap        sigma.Bytes   // of memory of all SQLite connections together
+	RealmHeap   sigma.Bytes   // of memory of those of one realm
 }
 
 // DefaultLimits are what docs/reference/db.md says. They are for a machine that others share: a session holds a connection of about 3 MiB, or one of the few hundred that a PostgreSQL has.
-var DefaultLimits = Limits{Databases: 32, Sessions: 64, Connections: 32, Time: time.Minute, TxIdle: 30 * time.Second, Idle: 10 * time.Minute, Rows: 1_000_000, Bytes: sigma.GiB, File: sigma.GiB, Heap: 256 * sigma.MiB}
+var DefaultLimits = Limits{Databases: 32, Sessions: 64, Connections: 32, Time: time.Minute, TxIdle: 30 * time.Second, Idle: 10 * time.Minute, Rows: 1_000_000, Bytes: sigma.GiB, File: sigma.GiB, Heap: 512 * sigma.MiB, RealmHeap: 128 * sigma.MiB}
 
 func (l Limits) orDefaults() Limits {
 	d := DefaultLimits
@@ -53,7 +55,7 @@ func (l Limits) orDefaults() Limits {
 			*x.to = *x.of
 		}
 	}
-	for _, x := range []struct{ of, to *sigma.Bytes }{{&l.Bytes, &d.Bytes}, {&l.File, &d.File}, {&l.Heap, &d.Heap}} {
+	for _, x := range []struct{ of, to *sigma.Bytes }{{&l.Bytes, &d.Bytes}, {&l.File, &d.File}, {&l.Heap, &d.Heap}, {&l.RealmHeap, &d.RealmHeap}} {
 		if *x.of > 0 {
 			*x.to = *x.of
 		}
@@ -92,6 +94,7 @@ type realm struct {
 	databases map[string]*database // Tree.mu
 	sessions  int                  // Tree.mu
 	removed   bool                 // Tree.mu
+	memory    *lite.Memory
 }
 
 // New opens the databases of a directory, which is made if it is missing. No engine is started before it is needed.
@@ -140,7 +143,13 @@ func (t *Tree) realmLocked(id sigma.RealmID) (*realm, error) {
 	if r := t.realms[id]; r != nil {
 		return r, nil
 	}
-	r := &realm{id: id, databases: map[string]*database{}}
+	r := &realm{id: id, databases: map[string]*database{}, memory: lite.NewMemory(int64(t.cfg.Limits.RealmHeap))}
+	loaded := false
+	defer func() {
+		if !loaded {
+			r.memory.Close()
+		}
+	}()
 	entries, err := os.ReadDir(t.realmDir(id))
 	if err != nil && !os.IsNotExist(err) {
 		return nil, inside("db.Attach", err)
@@ -158,7 +167,7 @@ func (t *Tree) realmLocked(id sigma.RealmID) (*realm, error) {
 		}
 		r.databases[e.Name()] = d
 	}
-	t.realms[id] = r
+	t.realms[id], loaded = r, true
 	return r, nil
 }
 
@@ -181,6 +190,9 @@ func (t *Tree) RemoveRealm(ctx context.Context, id sigma.RealmID) error {
 		if err := d.end(ctx, removed(d.name)); err != nil {
 			return err
 		}
+	}
+	if r != nil {
+		r.memory.Close()
 	}
 	return inside("db.RemoveRealm", os.RemoveAll(t.realmDir(id)))
 }

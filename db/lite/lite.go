@@ -1,6 +1,6 @@
 // Package lite is SQLite for people who are not trusted: a driver of database/sql whose connections reach one file and nothing else, whatever the SQL says, and stop when they are told to.
 //
-// It promises that no statement opens another file (no ATTACH, VACUUM INTO, extension or temporary file), changes how the file is kept (PRAGMAs are an allow list), or makes it larger than Config.PagesMax; that a
+// It promises that no statement opens another file (no ATTACH, VACUUM INTO, extension or temporary file), changes how the file is kept (PRAGMAs are an allow list), or makes it larger than Config.PagesMax, or takes more memory than Config.Memory; that a
 // statement ends soon after its context, also while rows are read or a lock is waited for; and that values come out with the type they went in. One statement is run at a time; text after it is refused.
 //
 // It is a driver of its own on the C interface of modernc.org/sqlite, because that module's driver does not end a long step when a context does, hides whether a transaction is open and where in the text an error is, and converts values by
@@ -25,7 +25,7 @@ const PageSize = 4096
 const (
 	valueMax  = 16 << 20 // bytes of one text, blob or row: it is several times in memory
 	textMax   = 1 << 20  // bytes of one statement
-	cacheKiB  = 2048     // of pages, for each connection
+	cacheKiB  = 1024     // of pages, for each connection
 	opsPerAsk = 1000     // steps of SQLite's machine between looks at the context: some ten microseconds
 )
 
@@ -34,6 +34,7 @@ type Config struct {
 	Path     string
 	PagesMax int64         // of the file
 	HeapMax  int64         // bytes of memory that all connections of the process share
+	Memory   *Memory       // what the connection may have of it; nil = all
 	BusyMax  time.Duration // how long a lock of another connection is waited for
 }
 
@@ -79,15 +80,6 @@ var connections struct {
 	last atomic.Uint64
 }
 
-// countMemory makes SQLite count what it has, without which no limit of memory holds. It must be said before the first connection.
-var countMemory = sync.OnceFunc(func() {
-	tls := libc.NewTLS()
-	defer tls.Close()
-	list := tls.Alloc(8)
-	defer tls.Free(8)
-	sqlite3.Xsqlite3_config(tls, sqlite3.SQLITE_CONFIG_MEMSTATUS, libc.VaList(list, int32(1)))
-})
-
 // Connect implements driver.Connector.
 func (c *Connector) Connect(ctx context.Context) (driver.Conn, error) {
 	conn := &Conn{cfg: c.cfg, tls: libc.NewTLS(), id: uintptr(connections.last.Add(1))}
@@ -105,6 +97,9 @@ func (c *Connector) Connect(ctx context.Context) (driver.Conn, error) {
 
 func (c *Conn) open() error {
 	countMemory()
+	if c.cfg.Memory != nil {
+		memories.byTLS.Store(c.tls, c.cfg.Memory)
+	}
 	path, err := libc.CString(c.cfg.Path)
 	if err != nil {
 		return err
@@ -125,7 +120,7 @@ func (c *Conn) open() error {
 	return nil
 }
 
-// prepareFile says how the file is kept, before statements are watched. Temporary tables are in memory, so that there are no other files; what they and sorting take is bounded by HeapMax, which is one number for the process.
+// prepareFile says how the file is kept, before statements are watched. Temporary tables are in memory, so that there are no other files; what they and sorting take is bounded by Memory and HeapMax.
 func (c *Conn) prepareFile(ctx context.Context) error {
 	pragmas := []string{"synchronous=full", "temp_store=memory", "trusted_schema=off", "foreign_keys=on", "journal_size_limit=16777216", fmt.Sprintf("cache_size=-%d", cacheKiB),
 		fmt.Sprintf("max_page_count=%d", c.cfg.PagesMax), fmt.Sprintf("hard_heap_limit=%d", c.cfg.HeapMax)}
@@ -167,6 +162,7 @@ func (c *Conn) Close() error {
 	}
 	connections.Delete(c.id)
 	if c.tls != nil {
+		memories.byTLS.Delete(c.tls)
 		c.tls.Close()
 		c.tls = nil
 	}
