@@ -245,8 +245,8 @@ const (
 
 // Each limit ends what exceeds it, and says which it is; the session goes on.
 func TestLimits(t *testing.T) {
-	s := newSQLiteSession(t, Limits{Time: 300 * time.Millisecond, Rows: 1000, File: 1 << 20})
-	s.fails(endless, sigma.KindTimeout, "300ms, which is the limit")
+	s := newSQLiteSession(t, Limits{Time: 2 * time.Second, Rows: 1000, File: 1 << 20})
+	s.fails(endless, sigma.KindTimeout, "2s, which is the limit")
 	s.fails(`{"sql": "`+endless+`", "timeout_ms": 20}`, sigma.KindTimeout, "20ms that were asked for")
 	s.fails(endlessRows, sigma.KindTooBig, "1000 rows, which is the limit")
 	s.fails(`{"sql": "`+endlessRows+`", "rows_max": 5}`, sigma.KindTooBig, "5 rows")
