@@ -65,7 +65,7 @@ var errNothing = errors.New("got nothing of the others'")
 
 // All lists the attempts.
 func All() []Attempt {
-	all := slices.Concat(procs(), endpoints(), provider(), leases(), secrets(), names(), links(), places(), spawns())
+	all := slices.Concat(procs(), endpoints(), provider(), leases(), secrets(), names(), links(), places(), spawns(), databases(), scratch())
 	for i, a := range all {
 		for _, g := range groups() {
 			if a.Attempt == "" && strings.HasPrefix(a.Name, g.prefix) && strings.Contains(a.Name, g.part) {
@@ -104,6 +104,9 @@ func groups() []group {
 		{"stop the machine", "", "stop the machine", "the machine's life"},
 		{"become the provider", "", "become the provider", "identity"},
 		{"", "another realm's lease", "use another realm's lease", "names of another realm"},
+		{"another realm's database", "", "read another realm's databases", "files of another realm"},
+		{"make a database", "", "have the machine connect elsewhere", rights},
+		{"publish a scratch file", "", "change a file after it was published", "files that others read"},
 		{"another realm's secret", "", "read another realm's files", "files of another realm"},
 		{"attach to the store", "", "attach to another realm's objects", "files of another realm"},
 		{"a link to", "by path", "read the host by a link", host},

@@ -81,6 +81,9 @@ func hold(ctx context.Context, c *sdk.Client) error {
 			return err
 		}
 	}
+	if err := forge.KeepInDatabase(ctx, c, w.Secret); err != nil {
+		return err
+	}
 	l, err := c.Listen(ctx, sigma.FormStream)
 	if err != nil {
 		return err
