@@ -171,14 +171,14 @@ type Core struct {
 	machines map[sigma.MachineID]*machine
 	queue    []*waiting // oldest first
 	known    map[sigma.ProcID]*waiting
-	at       map[sigma.ProcID]*machine  // where what was granted is
+	at       map[sigma.ProcID]int       // machines where it is reserved: more than one while a former leader's grant is being given back
 	spread   map[group]map[*machine]int // how many procs of a group are at a machine
 	freed    map[*machine]bool          // in this step; nobody who waited before fits anywhere else
 }
 
 // NewCore makes the state of a leader that has heard of nothing.
 func NewCore() *Core {
-	return &Core{machines: map[sigma.MachineID]*machine{}, known: map[sigma.ProcID]*waiting{}, at: map[sigma.ProcID]*machine{}, spread: map[group]map[*machine]int{}, freed: map[*machine]bool{}}
+	return &Core{machines: map[sigma.MachineID]*machine{}, known: map[sigma.ProcID]*waiting{}, at: map[sigma.ProcID]int{}, spread: map[group]map[*machine]int{}, freed: map[*machine]bool{}}
 }
 
 // Waits is a job that waits, and why.
@@ -237,7 +237,7 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 	look := false // at all that wait, because time or machines are others
 	switch e := e.(type) {
 	case Attended:
-		c.attended(e)
+		c.attended(now, e)
 		look = true
 	case Left:
 		c.gone(now, e.Life)
@@ -252,7 +252,7 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		}
 	case Enqueued:
 		for _, j := range e.Jobs {
-			if c.known[j.ID] == nil && c.at[j.ID] == nil && c.attends(j.Home) != nil {
+			if c.known[j.ID] == nil && c.at[j.ID] == 0 && c.attends(j.Home) != nil {
 				w := &waiting{Job: j, since: now, fresh: true}
 				c.known[j.ID] = w
 				c.queue = append(c.queue, w)
@@ -274,7 +274,7 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 			w := m.held[e.ID].job
 			c.release(m, e.ID)
 			m.declined = e.ID
-			if w != nil && c.attends(w.Home) != nil {
+			if w != nil && c.attends(w.Home) != nil && c.at[w.ID] == 0 {
 				w.fresh = true
 				c.known[w.ID] = w
 				c.queue = append([]*waiting{w}, c.queue...)
@@ -303,15 +303,15 @@ func (c *Core) attends(l sigma.Life) *machine {
 	return nil
 }
 
-func (c *Core) attended(e Attended) {
+func (c *Core) attended(now time.Time, e Attended) {
 	if m := c.machines[e.Life.Machine]; m != nil && m.left.IsZero() {
-		c.forget(m)
+		c.gone(now, m.life)
 	}
 	m := &machine{life: e.Life, cpu: e.CPU, memory: e.Memory, labels: e.Labels, closed: e.Closed, lent: e.Lent, held: map[sigma.ProcID]*reservation{}}
 	c.machines[e.Life.Machine] = m
 	c.freed[m] = true
 	for _, h := range e.Held {
-		if c.at[h.ID] != nil { // it was thought to be elsewhere, where it is not, or is released soon
+		if m.held[h.ID] != nil {
 			continue
 		}
 		if w := c.known[h.ID]; w != nil { // a leader before this one granted it
@@ -360,7 +360,7 @@ func (c *Core) hold(m *machine, r *reservation) {
 	m.held[r.ID] = r
 	m.heldCPU += r.CPU
 	m.heldMem += r.Memory
-	c.at[r.ID] = m
+	c.at[r.ID]++
 	g := group{r.Realm, r.Name}
 	if c.spread[g] == nil {
 		c.spread[g] = map[*machine]int{}
@@ -375,7 +375,9 @@ func (c *Core) release(m *machine, id sigma.ProcID) {
 	}
 	c.freed[m] = true
 	delete(m.held, id)
-	delete(c.at, id)
+	if c.at[id]--; c.at[id] == 0 {
+		delete(c.at, id)
+	}
 	m.heldCPU -= r.CPU
 	m.heldMem -= r.Memory
 	g := group{r.Realm, r.Name}

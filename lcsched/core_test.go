@@ -203,6 +203,17 @@ func TestPaperMachineCrashFreesItsReservations(t *testing.T) {
 	d.want("what the old life says", d.step(Released{life("m1"), []sigma.ProcID{"d"}}), "")
 }
 
+// A machine that attends in another life, or anew, is not given anything under the old one.
+func TestNothingIsGrantedToALifeThatIsOver(t *testing.T) {
+	d := newDesk(t)
+	d.attend("m1", "m2")
+	d.want("all is taken", d.enqueue(job("a", 4000, 1), job("b", 4000, 1), job("c", 4000, 1)), "a>m1 b>m2")
+	fs := d.c.Step(d.now, Attended{Life: sigma.Life{Machine: "m2", Incarnation: 2}, CPU: 4000, Memory: sigma.GiB})
+	if g, ok := fs[0].(Grant); len(fs) != 1 || !ok || g.To.Incarnation != 2 {
+		t.Errorf("got %+v", fs)
+	}
+}
+
 // A job that its machine declines waits again, and is not sent there before something changed.
 func TestDeclinedWaitsAgain(t *testing.T) {
 	d := newDesk(t)
@@ -211,7 +222,7 @@ func TestDeclinedWaitsAgain(t *testing.T) {
 	d.want("declined", d.step(Declined{life("m1"), "a"}), "")
 	d.attend("m2")
 	d.want("elsewhere", d.step(Ticked{}), "")
-	if d.c.at["a"].life.Machine != "m2" {
+	if cpu, _ := d.c.Held("m2"); cpu != 1000 {
 		t.Error("it is not at m2")
 	}
 }

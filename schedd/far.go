@@ -270,7 +270,7 @@ func (c *Core) members(now time.Time, least map[sigma.MachineID]sigma.Incarnatio
 // reborn begins a new life: what others took is theirs now, what was queued is lost, and what runs here is killed.
 func (c *Core) reborn(now time.Time) (out []Effect) {
 	c.leased = false
-	for id := range c.expected {
+	for _, id := range slices.Sorted(maps.Keys(c.expected)) {
 		c.unexpect(id)
 		out = append(out, c.unreserve(id)...)
 	}

@@ -1,0 +1,129 @@
+package sim
+
+import (
+	"time"
+
+	"sigmaos.dev/lcsched"
+	"sigmaos.dev/schedd"
+)
+
+// detect is how long it takes until a machine is known to be lost (docs/adr/0007-several-machines.md).
+const detect = 1750 * time.Millisecond
+
+// calm is after the last arrival: nothing breaks any more, so that all must come to an end.
+const calm = time.Second
+
+// breakSomething breaks one thing that may break, and comes again.
+func (s *Sim) breakSomething() {
+	if s.now > s.last+calm && s.spawned == s.report.Procs {
+		s.faulty, s.loss = false, 0
+		for _, m := range s.machines {
+			if !m.up {
+				m.begin()
+			}
+		}
+		return
+	}
+	s.after(time.Duration(s.r.Int64N(int64(200*time.Millisecond))), s.breakSomething)
+	s.report.Faults++
+	m := s.machines[s.r.IntN(len(s.machines))]
+	switch n := s.r.IntN(10); {
+	case !m.up:
+		m.begin()
+	case n < 3:
+		m.restart()
+	case n < 5:
+		m.dies()
+	case n < 6: // it is taken for lost
+		s.publish(m.name, m.life.Incarnation+1)
+	case n < 8:
+		sh := s.shards[s.r.IntN(len(s.shards))]
+		sh.restart()
+		for _, m := range s.machines {
+			if m.up {
+				m.later(rpcRetry, m.attend)
+			}
+		}
+	default:
+		s.lc.dies()
+	}
+}
+
+// dies ends a machine, which is found out later.
+func (m *machine) dies() {
+	s, life := m.s, m.life
+	m.up = false
+	for _, p := range m.running {
+		p.over = true
+	}
+	s.after(detect, func() {
+		for _, sh := range s.shards {
+			sh.gone(m, life)
+		}
+		s.lc.step(lcsched.Left{Life: life})
+		s.publish(m.name, life.Incarnation+1)
+		for _, other := range s.machines {
+			if other.up {
+				other.later(s.delay(), other.hear)
+			}
+		}
+	})
+}
+
+// dies ends the leader; another is elected when its lease is over.
+func (l *leader) dies() {
+	l.leads = false
+	l.term++
+	l.s.after(time.Duration(l.s.r.Int64N(int64(3*time.Second))), func() {
+		if !l.leads {
+			l.elected()
+			for _, m := range l.s.machines {
+				if m.up {
+					m.later(l.s.delay(), m.attendLC)
+				}
+			}
+		}
+	})
+}
+
+// requeueEvery is kernel's.
+const requeueEvery = 5 * time.Second
+
+// watch looks each second at what must go on.
+func (s *Sim) watch() {
+	s.after(time.Second, s.watch)
+	if s.cfg.Faults {
+		for _, m := range s.machines {
+			if m.up && int(s.now/time.Second)%5 == 0 {
+				m.step(schedd.Requeue{Before: m.clock().Add(-requeueEvery)})
+				m.attend()
+			}
+		}
+		return
+	}
+	slots := float64(s.cfg.Machines) * 16
+	bound := 30*time.Second + time.Duration(float64(20*s.cfg.Run)*(2+float64(len(s.order))/slots))
+	for _, r := range s.order {
+		if r.waiting > 0 && s.now-r.progress > bound {
+			s.fail("realm %s has %d procs that wait, and none was placed for %v", r.id, r.waiting, s.now-r.progress)
+		}
+	}
+	s.report.window(s)
+}
+
+// settled checks what must be when nothing is to come.
+func (s *Sim) settled() {
+	if n := len(s.procs); n > 0 {
+		s.fail("%d procs are not answered, and nothing is to happen any more", n)
+	}
+	for _, m := range s.machines {
+		if c := m.core; c.Free() != c.Capacity() || c.Running() != 0 || c.ReservedCPU() != 0 || len(c.Reservations()) != 0 || m.used != 0 || c.Queued() != 0 || c.QueuedLC() != 0 {
+			s.fail("machine %s: %v of %v are free, %d procs run, %d are queued, %v are reserved when all has ended", m.name, c.Free(), c.Capacity(), c.Running(), c.Queued()+c.QueuedLC(), c.ReservedMemory())
+		}
+	}
+	for _, sh := range s.shards {
+		if n := sh.core.Waiting(); n > 0 {
+			s.fail("%d jobs wait at besched when all has ended", n)
+		}
+	}
+}

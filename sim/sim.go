@@ -1,0 +1,342 @@
+// Package sim runs the decisions of a whole system in virtual time: the very cores of schedd, besched and lcsched, with procs that arrive, run and end by a seed, messages that take time and get lost, machines and
+// daemons that die, and clocks that are wrong. The same Config gives the same run.
+//
+// It checks at each step that no machine is over-committed and no proc starts twice, and in the end that each was answered once, nothing is reserved any more, and no realm that waited was passed over for long. A
+// Violation names the seed. What it leaves out is what procs do to one another by computing: a proc runs for the time that it was given, and is admitted by memory or by its reservation.
+//
+// Users: cmd/sigma (sigma sim).
+package sim
+
+import (
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/sigma"
+)
+
+// Config says what is simulated. Defaults are those of Config.fill.
+type Config struct {
+	Seed     uint64
+	Machines int
+	Realms   int
+	Procs    int
+	Load     float64       // offered memory-time as a part of all machines'; above 1 the queue grows until the last has come
+	Run      time.Duration // mean of the procs' run times, which are exponential
+	LC       float64       // part of the procs that reserve cores
+	Shards   int           // of besched
+	Cores    int           // of each machine
+	Memory   sigma.Bytes   // of each machine, for procs
+	Faults   bool          // messages are lost, machines and daemons die, clocks are wrong by up to an hour
+	Shares   []uint32      // of realms, in turn; none = 1 each
+	Trace    []Arrival     // instead of procs by the seed
+	Delay    time.Duration // mean time that a message is under way
+	Starts   time.Duration // between placing a proc and its program's first instruction
+}
+
+// Arrival is a proc that is spawned.
+type Arrival struct {
+	At     time.Duration // since the first
+	Realm  sigma.RealmID
+	Run    time.Duration
+	Memory sigma.Bytes
+	CPU    sigma.MilliCPU // of a latency-critical proc; 0 = it is best-effort
+	Waited time.Duration  // in the run that was recorded, from its spawn to its placement; negative = not known
+}
+
+func (c *Config) fill() {
+	or := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	or(&c.Machines, 10)
+	or(&c.Realms, 4)
+	or(&c.Procs, 10000)
+	or(&c.Shards, 1)
+	or(&c.Cores, 8)
+	if c.Memory == 0 {
+		c.Memory = 2 * sigma.GiB
+	}
+	if c.Load <= 0 {
+		c.Load = 0.9
+	}
+	if c.Run <= 0 {
+		c.Run = time.Second
+	}
+	if c.Delay <= 0 {
+		c.Delay = 200 * time.Microsecond
+	}
+	if c.Starts <= 0 {
+		c.Starts = 500 * time.Microsecond
+	}
+}
+
+// Violation is an invariant that does not hold.
+type Violation struct {
+	Seed uint64
+	At   time.Duration
+	What string
+}
+
+func (v *Violation) Error() string {
+	return fmt.Sprintf("seed %d, after %v: %s", v.Seed, v.At, v.What)
+}
+
+// event is something to be done at a time.
+type event struct {
+	at  time.Duration
+	seq uint64
+	do  func()
+}
+
+type events []event
+
+func (h events) Len() int { return len(h) }
+func (h events) Less(i, j int) bool {
+	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].seq < h[j].seq
+}
+func (h events) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *events) Push(x any)   { *h = append(*h, x.(event)) }
+func (h *events) Pop() any {
+	last := len(*h) - 1
+	e := (*h)[last]
+	(*h)[last] = event{}
+	*h = (*h)[:last]
+	return e
+}
+
+// proc is what the simulation knows of one.
+type proc struct {
+	Arrival
+	id      sigma.ProcID
+	spawned time.Duration
+	placed  time.Duration
+	starts  int
+	prepaid time.Duration
+	shard   *shard // that granted it
+}
+
+// Sim is one run. Not safe for concurrent use.
+type Sim struct {
+	cfg      Config
+	r        *rand.Rand
+	now      time.Duration
+	queue    events
+	seq      uint64
+	machines []*machine
+	byName   map[sigma.MachineID]*machine
+	shards   []*shard
+	lc       *leader
+	lives    sigma.Incarnation
+	roster   map[sigma.MachineID]sigma.Incarnation // first life of each machine that is not over
+	procs    map[sigma.ProcID]*proc                // that were not answered
+	loss     int                                   // of 100 messages
+	faulty   bool                                  // things break now
+	spawned  int
+	last     time.Duration // of arrivals
+	realms   map[sigma.RealmID]*realm
+	order    []*realm // of realms, by name
+	failure  *Violation
+	report   Report
+}
+
+// realm is what one realm has had.
+type realm struct {
+	id       sigma.RealmID
+	shares   float64
+	waiting  int
+	progress time.Duration // when a proc of it was placed last, or began to wait with none before it
+}
+
+// start is the time of the virtual beginning.
+var start = time.Unix(1_000_000_000, 0)
+
+// New prepares a run.
+func New(cfg Config) *Sim {
+	cfg.fill()
+	s := &Sim{cfg: cfg, r: rand.New(rand.NewPCG(cfg.Seed, 0x51)), byName: map[sigma.MachineID]*machine{}, roster: map[sigma.MachineID]sigma.Incarnation{}, procs: map[sigma.ProcID]*proc{}, realms: map[sigma.RealmID]*realm{}}
+	for i := range cfg.Shards {
+		s.shards = append(s.shards, newShard(s, i))
+	}
+	s.lc = newLeader(s)
+	for i := range cfg.Machines {
+		m := &machine{s: s, name: sigma.MachineID("m" + strconv.Itoa(i))}
+		if cfg.Faults {
+			m.skew = time.Duration(s.r.Int64N(int64(2*time.Hour))) - time.Hour
+		}
+		s.machines = append(s.machines, m)
+		s.byName[m.name] = m
+	}
+	for _, m := range s.machines {
+		m.begin()
+	}
+	return s
+}
+
+// after does something later.
+func (s *Sim) after(d time.Duration, do func()) {
+	s.seq++
+	heap.Push(&s.queue, event{s.now + d, s.seq, do})
+}
+
+// delay is how long a message is under way.
+func (s *Sim) delay() time.Duration {
+	d := s.cfg.Delay/2 + time.Duration(s.r.Int64N(int64(s.cfg.Delay)))
+	if s.faulty && s.r.IntN(50) == 0 {
+		d *= 200
+	}
+	return d
+}
+
+func (s *Sim) lost() bool { return s.loss > 0 && s.r.IntN(100) < s.loss }
+
+// fail notes the first invariant that does not hold.
+func (s *Sim) fail(format string, args ...any) {
+	if s.failure == nil {
+		s.failure = &Violation{s.cfg.Seed, s.now, fmt.Sprintf(format, args...)}
+	}
+}
+
+// Run simulates until all procs were answered. The error is a *Violation.
+func (s *Sim) Run() (*Report, error) {
+	s.arrivals()
+	s.after(time.Second, s.watch)
+	if s.cfg.Faults {
+		s.faulty, s.loss = true, 10
+		s.after(50*time.Millisecond, s.breakSomething)
+	}
+	for steps := 0; len(s.queue) > 0 && s.failure == nil; steps++ {
+		e := heap.Pop(&s.queue).(event)
+		s.now = e.at
+		e.do()
+		if s.spawned == s.report.Procs && len(s.procs) == 0 && s.now > s.last+time.Minute {
+			break
+		}
+		if s.now > s.last+24*time.Hour {
+			s.fail("%d procs are not answered a day after the last was spawned", len(s.procs))
+		}
+	}
+	if s.failure == nil {
+		s.settled()
+	}
+	s.finish()
+	if s.failure != nil {
+		return &s.report, s.failure
+	}
+	return &s.report, nil
+}
+
+// arrivals has procs spawned, by the trace or by the seed.
+func (s *Sim) arrivals() {
+	if len(s.cfg.Trace) > 0 {
+		s.report.Procs = len(s.cfg.Trace)
+		for _, a := range s.cfg.Trace {
+			s.last = max(s.last, a.At)
+			s.after(a.At, func() { s.spawn(a) })
+		}
+		return
+	}
+	s.report.Procs = s.cfg.Procs
+	mean := float64(s.cfg.Memory) / 16 * s.cfg.Run.Seconds() // memory-time of a proc
+	rate := s.cfg.Load * float64(s.cfg.Memory) * float64(s.cfg.Machines) / mean
+	var next func()
+	n := 0
+	next = func() {
+		if n == s.cfg.Procs {
+			return
+		}
+		n++
+		a := Arrival{At: s.now, Realm: sigma.RealmID("r" + strconv.Itoa(s.r.IntN(s.cfg.Realms))), Waited: -1,
+			Run:    time.Duration(min(s.r.ExpFloat64(), 10) * float64(s.cfg.Run)),
+			Memory: max(sigma.MemoryLeast, s.cfg.Memory/32*sigma.Bytes(1+s.r.IntN(3)))}
+		if s.r.Float64() < s.cfg.LC {
+			a.CPU = sigma.MilliCPU(1 + s.r.IntN(s.cfg.Cores*500))
+		}
+		s.last = s.now
+		s.spawn(a)
+		s.after(time.Duration(s.r.ExpFloat64()/rate*1e9), next)
+	}
+	next()
+}
+
+// spawn enters a proc at a machine that is up; if none is, it is spawned as soon as one may be.
+func (s *Sim) spawn(a Arrival) {
+	m := s.machines[s.r.IntN(len(s.machines))]
+	if !m.up {
+		s.after(100*time.Millisecond, func() { s.spawn(a) })
+		return
+	}
+	s.spawned++
+	p := &proc{Arrival: a, id: sigma.ProcID("p" + strconv.Itoa(s.spawned)), spawned: s.now, placed: -1}
+	s.procs[p.id] = p
+	m.homes[p.id] = true
+	r := s.realms[a.Realm]
+	if r == nil {
+		r = &realm{id: a.Realm, shares: float64(s.shareOf(a.Realm))}
+		s.realms[a.Realm] = r
+		s.order = append(s.order, r)
+		s.tellShares()
+	}
+	if r.waiting == 0 {
+		r.progress = s.now
+	}
+	r.waiting++
+	d := sigma.Descriptor{Program: "/bin/x", Memory: a.Memory}
+	if a.CPU > 0 {
+		d.Class, d.CPU = sigma.LatencyCritical, a.CPU
+	}
+	m.step(schedd.Spawned{By: sigma.Principal{Realm: a.Realm}, IDs: []sigma.ProcID{p.id}, Ds: []sigma.Descriptor{d}})
+}
+
+func (s *Sim) shareOf(id sigma.RealmID) uint32 {
+	if len(s.cfg.Shares) == 0 {
+		return 1
+	}
+	n, _ := strconv.Atoi(string(id[1:]))
+	return s.cfg.Shares[n%len(s.cfg.Shares)]
+}
+
+// tellShares tells each besched what the realms have a right to.
+func (s *Sim) tellShares() {
+	if len(s.cfg.Shares) == 0 {
+		return
+	}
+	for _, sh := range s.shards {
+		of := map[sigma.RealmID]uint32{}
+		for id := range s.realms {
+			of[id] = s.shareOf(id)
+		}
+		sh.core.Shares(of)
+	}
+}
+
+// leaves notes that a proc waits no more.
+func (s *Sim) leaves(p *proc) {
+	if p.placed >= 0 {
+		return
+	}
+	p.placed = s.now
+	r := s.realms[p.Realm]
+	r.waiting--
+	r.progress = s.now
+}
+
+// answer notes that a proc's waiter has its answer.
+func (s *Sim) answer(id sigma.ProcID, lost bool) {
+	p := s.procs[id]
+	if p == nil {
+		return
+	}
+	if p.placed < 0 {
+		s.leaves(p)
+		s.report.Unplaced++
+	}
+	if lost {
+		s.report.Lost++
+	}
+	delete(s.procs, id)
+}
