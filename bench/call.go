@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,7 +20,7 @@ import (
 // callBench: how many calls per second does package call make, beside grpc-go and net/http, and what does one cost the processors? Two machines joined by a veth pair (sigma up --machines 2); the same program, programs/calls, is client
 // and server of all arms: as procs, and as ordinary processes over a UNIX socket, which on one machine is the fastest that they have, or over TCP from one machine's network to the other's. One client calls, alone or from 64 goroutines;
 // arguments come back as they are. On one machine ours is what a dial gives (ring), and the same forced to its socket (unix_); between the machines what a dial gives (veth_). The processors' time counts both sides and the machines'
-// daemons. Expected: alone ours costs a wake-up for each side and no goroutine hand-over, or none of both in the ring while each side has a processor; many share system calls and wake-ups. Large arguments are copied, by all the same.
+// daemons. On a busy host best-effort procs have what is left; the peers therefore run in groups beside those of the procs, which have no more. Expected: alone ours costs a wake-up for each side and no goroutine hand-over, or none of both in the ring while each side has a processor; many share system calls and wake-ups. Large arguments are copied, by all the same.
 func callBench() Bench {
 	b := Bench{Name: "call", Question: "how many calls per second are made on one machine and between two, beside grpc-go and net/http?", run: runCall}
 	for _, i := range callItems() {
@@ -70,6 +71,7 @@ type callArms struct {
 	path    string            // and in the realm
 	address map[string]string // of servers, by kind and place
 	ends    []func()
+	groups  [2]string     // where the peers run, on each machine
 	span    time.Duration // of one block
 	calls   map[string][]float64
 	cpu     map[string][]float64
@@ -86,7 +88,7 @@ func runCall(ctx context.Context, r *Run) (err error) {
 	}
 	defer func() { err = errors.Join(err, a.c.Close()) }()
 	defer func() {
-		for _, f := range a.ends {
+		for _, f := range slices.Backward(a.ends) {
 			f()
 		}
 	}()
@@ -132,14 +134,6 @@ func (a *callArms) prepare(ctx context.Context) error {
 		return err
 	}
 	there, _, _ := strings.Cut(members[a.c.Machine(1).Name].Address, ":")
-	for n, kind := range callPeers {
-		if err := a.serve(ctx, 0, kind, "here", "unix:"+filepath.Join(a.r.dir, kind)); err != nil {
-			return err
-		}
-		if err := a.serve(ctx, 1, kind, "there", fmt.Sprintf("tcp:%s:%d", there, 9001+n)); err != nil {
-			return err
-		}
-	}
 	for _, x := range []struct{ kind, server, shut, open string }{{"sigma", "there", "m1", "m2"}, {"sigma", "here", "m2", "m1"}, {"socket", "here", "m2", "m1"}} {
 		for verb, machine := range map[string]string{"cordon": x.shut, "uncordon": x.open} {
 			if out, err := a.c.Machine(0).Command(ctx, "machine", verb, machine).CombinedOutput(); err != nil {
@@ -156,13 +150,54 @@ func (a *callArms) prepare(ctx context.Context) error {
 		}
 		a.address[x.kind+" "+x.server] = path
 	}
+	for machine, path := range []string{a.address["sigma here"], a.address["sigma there"]} {
+		if err := a.group(machine, path); err != nil {
+			return err
+		}
+	}
+	for n, kind := range callPeers {
+		if err := a.serve(ctx, 0, kind, "here", "unix:"+filepath.Join(a.r.dir, kind)); err != nil {
+			return err
+		}
+		if err := a.serve(ctx, 1, kind, "there", fmt.Sprintf("tcp:%s:%d", there, 9001+n)); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
-// inside is the program as a process of the host in a machine's network.
+// group makes a group of processes beside that of our server at path, as far as processors are concerned.
+func (a *callArms) group(machine int, path string) error {
+	pids, err := commanded("serve", "sigma", path)
+	if err != nil || len(pids) == 0 {
+		return fmt.Errorf("there is no server of %s: %w", path, err)
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pids[0]))
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(text)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(f) != 3 || f[2] == "/" || f[1] != "" && !slices.Contains(strings.Split(f[1], ","), "cpu") {
+			continue
+		}
+		dir := filepath.Join("/sys/fs/cgroup", f[1], filepath.Dir(f[2]), "peers-"+filepath.Base(a.r.dir))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+		a.groups[machine] = dir
+		a.ends = append(a.ends, func() { os.Remove(dir) })
+		a.r.note("peers of %s run in %s", path, dir)
+		return nil
+	}
+	return errors.New("procs are in no groups with a share of the processors")
+}
+
+// inside is the program as a process of the host in a machine's network, in the group beside our procs'.
 func (a *callArms) inside(ctx context.Context, machine int, args ...string) *exec.Cmd {
+	const enter = `echo $$ > "$0/cgroup.procs" && exec "$@"`
 	space := fmt.Sprintf("--net=/proc/%d/ns/net", a.c.Machine(machine).PID("keeper"))
-	return exec.CommandContext(ctx, "nsenter", append([]string{space, a.local}, args...)...)
+	return exec.CommandContext(ctx, "sh", append([]string{"-c", enter, a.groups[machine], "nsenter", space, a.local}, args...)...)
 }
 
 // serve starts a peer's server.
