@@ -309,3 +309,38 @@ func storesOf(ctx context.Context, c interface {
 		all, after = append(all, page...), page[len(page)-1].Realm
 	}
 }
+
+// storeFindings says how the object stores are, if a system runs and any is set.
+func (a *app) storeFindings(ctx context.Context) (out []finding) {
+	const check = "object store"
+	if _, err := os.Stat(a.socket()); err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, storesAskMax)
+	defer cancel()
+	c, err := a.connect(ctx)
+	if err != nil { // what is wrong with the system is said by others
+		return nil
+	}
+	defer c.Close()
+	list, err := storesOf(ctx, c, true)
+	if err != nil {
+		return []finding{weak(check, "not known: "+err.Error(), orElse(sigma.HintOf(err), "look at the log"))}
+	}
+	for _, s := range list {
+		found := s.URL + " of the realm " + string(s.Realm)
+		if s.Realm == sigma.SystemRealm {
+			found = s.URL + " of all realms without one of their own"
+		}
+		if s.State == "ok" {
+			out = append(out, ok(check, found+" answers"))
+			continue
+		}
+		advice := s.Hint
+		if advice == "" || strings.Contains(advice, "doctor") {
+			advice = "is it up, and does HOST still have these addresses? sigma s3 store set looks them up again"
+		}
+		out = append(out, weak(check, found+": "+s.State, advice))
+	}
+	return out
+}

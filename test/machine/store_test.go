@@ -86,12 +86,24 @@ func TestObjectStore(t *testing.T) {
 	}
 	whereSecret(t, s.DataDir)
 
+	doctor := func(says string) {
+		t.Helper()
+		out, _, _ := s.CLI(t, "doctor")
+		for l := range strings.Lines(out) {
+			if strings.Contains(l, "object store") && strings.Contains(l, realm) && strings.Contains(l, says) {
+				return
+			}
+		}
+		t.Errorf("sigma doctor does not say %q of the store:\n%s", says, out)
+	}
+	doctor("answers")
 	srv.Freeze()
 	if got := in("s3", "store", "ls", "--check"); !strings.Contains(got, "did not answer") {
 		t.Errorf("of a store that hangs:\n%s", got)
 	}
 	srv.Thaw()
 	srv.Stop()
+	doctor("cannot be reached")
 	if got := in("s3", "store", "ls", "--check", "--json"); !strings.Contains(got, "cannot be reached") || strings.Contains(got, s3server.AccessKey) {
 		t.Errorf("of a store that is gone:\n%s", got)
 	}

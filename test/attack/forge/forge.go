@@ -101,6 +101,9 @@ func groups() []group {
 		{"remove another realm", "", "remove another realm", rights},
 		{"ask what", "", "ask about the machine", rights},
 		{"read the machine's", "", "ask about the machine", rights},
+		{"list the object stores", "", "learn where objects are kept", rights},
+		{"set where", "", "set where objects and databases are kept", rights},
+		{"connect to", "a service of the system's", "connect to servers outside as a service", "networks"},
 		{"stop the machine", "", "stop the machine", "the machine's life"},
 		{"become the provider", "", "become the provider", "identity"},
 		{"", "another realm's lease", "use another realm's lease", "names of another realm"},
@@ -259,6 +262,19 @@ func provider() []Attempt {
 		{Name: "remove another realm", Try: func(ctx context.Context, e *Env) error { return e.C.Realms().Remove(ctx, e.Other.Spare) }},
 		{Name: "ask what runs on the machine", Try: func(ctx context.Context, e *Env) error { _, err := e.C.Services(ctx); return err }},
 		{Name: "read the machine's metrics", Try: func(ctx context.Context, e *Env) error { _, _, err := e.C.Get(ctx, "/sys/metrics"); return err }},
+		{Name: "list the object stores", Try: func(ctx context.Context, e *Env) error { _, err := e.C.Stores(ctx, "", false); return err }},
+		{Name: "set where another realm's objects are", Try: func(ctx context.Context, e *Env) error { return setStore(ctx, e, e.Other.Realm) }},
+		{Name: "set where all realms' objects are", Try: func(ctx context.Context, e *Env) error { return setStore(ctx, e, sigma.SystemRealm) }},
+		{Name: "set where another realm's database is", Try: func(ctx context.Context, e *Env) error {
+			return e.C.SetServer(ctx, e.Other.Realm, "stolen", "127.0.0.1:1")
+		}},
+		{Name: "connect to a store as a service of the system's", Uncontrolled: true, Try: func(ctx context.Context, e *Env) error { // by name: the provider is no service either
+			conn, err := e.C.DialStore(ctx, e.Other.Realm)
+			if err == nil {
+				conn.Close()
+			}
+			return err
+		}},
 		{Name: "stop the machine", Try: func(ctx context.Context, e *Env) error { return e.C.Down(ctx) },
 			Uncontrolled: true}, // that the method works is shown by every sigma down
 		{Name: "become the provider by what is said", Try: func(ctx context.Context, e *Env) error {
@@ -268,6 +284,15 @@ func provider() []Attempt {
 			return nil
 		}},
 	}
+}
+
+// setStore has a store forgotten. That none is set is said to who may only.
+func setStore(ctx context.Context, e *Env, realm sigma.RealmID) error {
+	err := e.C.SetStore(ctx, realm, "", nil)
+	if sigma.KindOf(err) == sigma.KindNotFound {
+		return nil
+	}
+	return err
 }
 
 func leases() []Attempt {
