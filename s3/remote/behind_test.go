@@ -186,7 +186,7 @@ func TestNames(t *testing.T) {
 		}
 	}
 	got, err := w.list(ctx, "others")
-	got = slices.DeleteFunc(got, func(name string) bool { return name == "double" }) // where keys are paths it is in others/ itself
+	got = slices.DeleteFunc(got, func(name string) bool { return name == "double" })       // where keys are paths it is in others/ itself
 	if want := "%61 %zz a b+c&d dir plain"; err != nil || strings.Join(got, " ") != want { // %61 is no escape of ours: the letter a needs none
 		t.Errorf("others' keys are listed as %q, %v; want %s", got, err, want)
 	}
