@@ -133,9 +133,9 @@ func (c *Client) connect(ctx context.Context) (*clientConn, error) {
 			return nil, errClosed()
 		}
 		l.mu.Lock()
-		if l.conn != nil && l.conn.good() {
-			defer l.mu.Unlock()
-			return l.conn, nil
+		if conn := l.conn; conn != nil && conn.good() {
+			l.mu.Unlock() // no defer, which would cost memory in a loop
+			return conn, nil
 		}
 		if wait := l.dialing; wait != nil {
 			l.mu.Unlock()

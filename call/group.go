@@ -2,6 +2,7 @@ package call
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net"
 	"slices"
@@ -11,8 +12,12 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// groupAtOnce bounds the members that one Call of a Group waits for at a time; each that is called anew costs a dial and a connection.
-const groupAtOnce = 64
+const (
+	// groupAtOnce bounds the members that one Call of a Group waits for at a time.
+	groupAtOnce = 64
+	// groupMax bounds the members, as each has a connection of its own: a proc can have 4,096 descriptors.
+	groupMax = 1024
+)
 
 // Members tells who can be called now, by name, and how to connect to each; sdk.Dialer.Members is one.
 type Members func(ctx context.Context) (map[string]func(context.Context) (net.Conn, error), error)
@@ -63,12 +68,15 @@ func (g *Group) Close() error {
 	return nil
 }
 
-// Call makes a unary call to all members and gives what each of them answered, in the order of their names; none is no error. Each call is one as of Client.Call: made at most once, unless its method is idempotent. The error is that of
+// Call makes a unary call to all members and gives what each of them answered, in the order of their names; none is no error, more than 1,024 are KindTooBig. Each call is one as of Client.Call: made at most once, unless its method is idempotent. The error is that of
 // telling who they are. Who joins meanwhile is not called.
 func (g *Group) Call(ctx context.Context, m *Method, arg []byte) ([]Answer, error) {
 	now, err := g.members(ctx)
 	if err != nil {
 		return nil, sigma.Wrap("call.Group", m.Name, err)
+	}
+	if len(now) > groupMax {
+		return nil, &sigma.Error{Op: "call.Group", Kind: sigma.KindTooBig, Msg: fmt.Sprintf("%d members; %d can be called at once", len(now), groupMax), Hint: "divide them among several directories"}
 	}
 	fellows, old, err := g.begin(now)
 	if err != nil {

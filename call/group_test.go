@@ -105,6 +105,13 @@ func TestGroup(t *testing.T) {
 	if all := g.Stats(); len(all) != 1 || all[0].Calls != 6*uint64(2*groupAtOnce+1)+4 {
 		t.Errorf("got %+v", all)
 	}
+	for i := range groupMax {
+		d.set(fmt.Sprintf("n%d", i), dead)
+	}
+	if _, err := g.Call(ctx, name, nil); sigma.KindOf(err) != sigma.KindTooBig {
+		t.Errorf("more members than possible: %v", err)
+	}
+	d.set("zz", nil) // as many as are possible
 	g.Close()
 	if _, err := g.Call(ctx, name, nil); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("after Close: %v", err)
