@@ -257,3 +257,45 @@ func TestPlace(t *testing.T) {
 		t.Errorf("a tree: %v", err)
 	}
 }
+
+// Ten thousand connections that nobody accepts are refused beyond the limits of their listener and their realm, hold nothing then, and keep no other realm from being served.
+func TestHalfOpen(t *testing.T) {
+	x := New("m")
+	var es []sigma.Endpoint
+	for range 2 * WaitingMax / BacklogMax {
+		es = append(es, listen(t, x, server, false))
+	}
+	public := listen(t, x, server, true)
+	var held []*os.File
+	refused := 0
+	for i := range 10_000 {
+		f, _, err := x.Dial(client, es[i%len(es)])
+		switch {
+		case err == nil:
+			held = append(held, f)
+		case sigma.KindOf(err) == sigma.KindUnavailable:
+			refused++
+		default:
+			t.Fatal(err)
+		}
+	}
+	if len(held) != WaitingMax || refused != 10_000-WaitingMax {
+		t.Errorf("%d wait and %d were refused, want %d to wait", len(held), refused, WaitingMax)
+	}
+	f, _, err := x.Dial(other, public)
+	if err != nil {
+		t.Fatalf("another realm is kept out: %v", err)
+	}
+	f.Close()
+	for _, f := range held {
+		f.Close() // the listener does not know yet, and they still count
+	}
+	if f, _, err := x.Dial(client, es[0]); err == nil {
+		f.Close()
+		t.Error("who hangs up makes room")
+	}
+	x.CloseProc(server.Proc)
+	if n := len(x.waiting); n != 0 {
+		t.Errorf("%d realms still wait", n)
+	}
+}
