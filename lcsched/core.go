@@ -285,7 +285,9 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 			m.lent = e.Memory
 		}
 	}
-	maps.DeleteFunc(c.machines, func(_ sigma.MachineID, m *machine) bool { return !m.left.IsZero() && now.Sub(m.left) >= absence })
+	if look {
+		c.forgetAbsent(now)
+	}
 	out := c.place(now, look)
 	for n := 0; len(out) > n; { // a machine that was kept for one of them is everybody's now
 		n = len(out)
@@ -293,6 +295,11 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 	}
 	clear(c.freed)
 	return out
+}
+
+// forgetAbsent forgets machines that are away for so long that they are not thought to come back.
+func (c *Core) forgetAbsent(now time.Time) {
+	maps.DeleteFunc(c.machines, func(_ sigma.MachineID, m *machine) bool { return !m.left.IsZero() && now.Sub(m.left) >= absence })
 }
 
 // attends finds the machine of a life that attends.

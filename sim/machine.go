@@ -300,6 +300,7 @@ func (m *machine) exits(id sigma.ProcID) {
 		return
 	}
 	m.stop(id)
+	m.s.report.ended = m.s.now
 	if !m.up {
 		return
 	}

@@ -12,13 +12,14 @@ import (
 type Report struct {
 	Procs, Unplaced, Lost, Faults int
 	Virtual                       time.Duration // how long it took
-	Utilisation                   float64       // part of all memory-time until the last arrival
+	Utilisation                   float64       // part of all memory-time until the last proc ended
 	WaitMean                      time.Duration // from spawn to the program's first instruction, as the following
 	Wait50, Wait90, Wait99, Most  time.Duration
 	Jain                          float64       // of what realms got for their shares while all of them waited; 0 if they never did
 	Recorded, Predicted           time.Duration // mean wait of the procs of a trace whose wait is known, and of the same in the simulation
 
-	busy     float64 // GiB seconds
+	busy     float64       // GiB seconds
+	ended    time.Duration // when a proc did last
 	waits    []time.Duration
 	seen     int
 	total    time.Duration
@@ -85,7 +86,7 @@ func (s *Sim) finish() {
 		at := func(q float64) time.Duration { return r.waits[int(q*float64(len(r.waits)-1))] }
 		r.Wait50, r.Wait90, r.Wait99 = at(0.5), at(0.9), at(0.99)
 	}
-	if all := gib(s.cfg.Memory) * float64(s.cfg.Machines) * s.last.Seconds(); all > 0 {
+	if all := gib(s.cfg.Memory) * float64(s.cfg.Machines) * max(s.last, r.ended).Seconds(); all > 0 {
 		r.Utilisation = r.busy / all
 	}
 	if r.recorded > 0 {
