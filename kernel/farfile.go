@@ -38,6 +38,7 @@ func (k *Kernel) member(m sigma.MachineID) (identity.Member, bool) {
 type farPlace struct {
 	k       *Kernel
 	machine sigma.MachineID
+	realm   sigma.RealmID
 	root    remoteRoot
 	names   []string // of the place, from the root
 	seed    uint64   // of ids
@@ -68,7 +69,7 @@ func (r *root) farAt(ctx context.Context, m sigma.MachineID, names ...string) (*
 	if !ok {
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "the session's root is no remote file")
 	}
-	return &farPlace{k: k, machine: m, root: all, names: names, seed: idOf(path + "@" + string(m)), path: path}, nil
+	return &farPlace{k: k, machine: m, realm: r.realm, root: all, names: names, seed: idOf(path + "@" + string(m)), path: path}, nil
 }
 
 // fail makes an error speak of the machine, if it is about that.
@@ -150,6 +151,7 @@ var (
 	_ sigma.Watcher = (*farFile)(nil)
 
 	_ sigma.Publisher   = (*farFile)(nil)
+	_ sigma.BulkPasser  = (*farFile)(nil)
 	_ sigma.Conditional = (*farFile)(nil)
 )
 

@@ -116,6 +116,7 @@ type Kernel struct {
 	peerCalls map[string]peerCall                     // what other machines' sigmads may call here; complete before Run
 	beats     func(ctx context.Context, l *link.Link) // answers another machine's beats until l ends; set before Run
 
+	tickets        tickets
 	directServices map[string]directService // what other machines' programs have direct connections to; complete before Run
 
 	nextLaunch atomic.Uint64
@@ -205,7 +206,8 @@ func New(cfg Config) (*Kernel, error) {
 	if k.nothing, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
-	k.links, k.peerCalls, k.directServices = newLinks(), map[string]peerCall{}, map[string]directService{}
+	k.links, k.peerCalls, k.directServices = newLinks(), map[string]peerCall{}, map[string]directService{directFiles: k.serveFiles}
+	k.tickets.open = map[[ticketSize]byte]*ticket{}
 	k.peerCalls[callService], k.peerCalls[callServiceOver] = k.serviceCall, k.serviceOverCall
 	k.peerCalls[callServiceUnused] = k.serviceUnusedCall
 	k.enrolled = make(chan struct{})
@@ -314,7 +316,9 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	k.mu.Unlock()
 	cfg := treekit.Config{Tree: t, Principal: p, Reset: reset, Events: k.serveEvents(p)}
 	cfg.Events.Numbered = t.numbered
-	if !t.far {
+	if t.far {
+		cfg.BulkTicket = func(ctx context.Context, serve func(net.Conn)) ([]byte, error) { return k.tickets.give(ctx, p, serve) }
+	} else {
 		if t.quota = k.quotaOf(p); t.quota != nil {
 			cfg.Handles = t.quota
 			defer t.quota.close()

@@ -33,6 +33,7 @@ var (
 	_ sigma.Leaser      = (*viewFile)(nil)
 	_ sigma.Caller      = (*viewFile)(nil)
 	_ sigma.FilePasser  = (*viewFile)(nil)
+	_ sigma.BulkPasser  = (*viewFile)(nil)
 	_ sigma.Publisher   = (*viewFile)(nil)
 	_ sigma.Conditional = (*viewFile)(nil)
 	_ sigma.Rememberer  = (*viewFile)(nil)
@@ -413,6 +414,19 @@ func (f *viewFile) Call(ctx context.Context, method string, payload []byte, file
 		return nil, nil, err
 	}
 	return c.Call(ctx, method, payload, nil)
+}
+
+// PassBulk implements sigma.BulkPasser. What can be done by it is what the file was opened for.
+func (f *viewFile) PassBulk(ctx context.Context) (*os.File, error) {
+	p, ok := f.inner.(sigma.BulkPasser)
+	if !ok {
+		return nil, treekit.Unsupported("a stream")
+	}
+	ctx, err := f.v.fenced(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return p.PassBulk(ctx)
 }
 
 // PassFile implements sigma.FilePasser. What is passed was opened for reading only, unless the proc made the file; a server of a tenant's might say so and pass another.

@@ -122,6 +122,15 @@ func (g *guarded) Call(ctx context.Context, method string, payload []byte, files
 	return c.Call(g.with(ctx), method, payload, files)
 }
 
+// PassBulk implements sigma.BulkPasser where the file does.
+func (g *guarded) PassBulk(ctx context.Context) (*os.File, error) {
+	p, ok := g.File.(sigma.BulkPasser)
+	if !ok {
+		return nil, treekit.Unsupported("a stream")
+	}
+	return p.PassBulk(g.with(ctx))
+}
+
 // PassFile implements sigma.FilePasser where the file does.
 func (g *guarded) PassFile(ctx context.Context) (*os.File, error) {
 	p, ok := g.File.(sigma.FilePasser)

@@ -45,7 +45,9 @@ func (t *Tree) Open(ctx context.Context, path string, f sigma.OpenFlags) (sigma.
 	if err != nil {
 		return nil, err
 	}
-	return newHandle(ctx, file, path, f.Writes()), nil
+	h := newHandle(ctx, file, path, f.Writes())
+	h.appends = f&sigma.OpenAppend != 0
+	return h, nil
 }
 
 // Create implements sigma.Namespace.
@@ -63,7 +65,8 @@ func (t *Tree) Create(ctx context.Context, path string, f sigma.OpenFlags, perm 
 		return nil, withPath(err, path)
 	}
 	h := newHandle(ctx, file, path, true)
-	h.hidden = f&sigma.OpenHidden != 0 && f&sigma.OpenAppend == 0
+	h.appends = f&sigma.OpenAppend != 0
+	h.hidden = f&sigma.OpenHidden != 0 && !h.appends
 	return h, nil
 }
 
@@ -94,6 +97,9 @@ func (h *handle) ReadAt(p []byte, off int64) (int, error) {
 	if passed {
 		return n, err
 	}
+	if err := h.settle(); err != nil {
+		return 0, withPath(err, h.path)
+	}
 	n, err = h.file.ReadAt(h.ctx, p, uint64(off))
 	if err == nil && n < len(p) {
 		return n, io.EOF
@@ -113,6 +119,9 @@ func (h *handle) WriteAt(p []byte, off int64) (int, error) {
 	}
 	n, passed, err := h.writeDirectly(p, off)
 	if !passed {
+		if err := h.settle(); err != nil {
+			return 0, withPath(err, h.path)
+		}
 		n, err = h.file.WriteAt(h.ctx, p, uint64(off))
 	}
 	return n, withPathOrNil(err, h.path)
@@ -131,6 +140,7 @@ func (h *handle) Seek(offset int64, whence int) (int64, error) {
 	case io.SeekCurrent:
 		offset += int64(h.pos)
 	case io.SeekEnd:
+		h.settle()
 		st, err := h.file.Stat(h.ctx)
 		if err != nil {
 			return 0, withPath(err, h.path)
@@ -147,6 +157,7 @@ func (h *handle) Seek(offset int64, whence int) (int64, error) {
 }
 
 func (h *handle) Stat() (sigma.Stat, error) {
+	h.settle()
 	st, err := h.file.Stat(h.ctx)
 	return st, withPathOrNil(err, h.path)
 }

@@ -36,6 +36,7 @@ var (
 	_ sigma.Rememberer = (*remote)(nil)
 	_ sigma.Caller     = (*remote)(nil)
 	_ sigma.FilePasser = (*remote)(nil)
+	_ sigma.BulkPasser = (*remote)(nil)
 	_ sigma.Publisher  = (*remote)(nil)
 
 	_ sigma.Conditional = (*remote)(nil)
@@ -425,4 +426,45 @@ func (r *remote) PassFile(ctx context.Context) (*os.File, error) {
 		return nil, unexpected(got)
 	}
 	return files[0], nil
+}
+
+// PassBulk implements sigma.BulkPasser.
+func (r *remote) PassBulk(ctx context.Context) (*os.File, error) {
+	m, files, err := r.bulk(ctx)
+	if err == nil && len(files) == 0 && len(m.Ticket) > 0 {
+		err = sigma.Errorf("session.PassBulk", sigma.KindUnsupported, "the server passes no sockets")
+	} else if err == nil && len(files) != 1 {
+		err = unexpected(m)
+	}
+	if err != nil {
+		CloseFiles(files)
+		return nil, err
+	}
+	return files[0], nil
+}
+
+// BulkTicket asks for a stream of the open file where no sockets are passed: the ticket is what to say on a direct connection to the server's machine.
+func (r *remote) BulkTicket(ctx context.Context) ([]byte, error) {
+	m, files, err := r.bulk(ctx)
+	CloseFiles(files)
+	if err == nil && len(m.Ticket) == 0 {
+		err = unexpected(m)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return m.Ticket, nil
+}
+
+func (r *remote) bulk(ctx context.Context) (*sigmap.Rbulk, []*os.File, error) {
+	got, files, err := r.call(ctx, &sigmap.Tbulk{Fid: r.fid}, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, ok := got.(*sigmap.Rbulk)
+	if !ok {
+		CloseFiles(files)
+		return nil, nil, unexpected(got)
+	}
+	return m, files, nil
 }

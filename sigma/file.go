@@ -235,6 +235,12 @@ type FilePasser interface {
 	PassFile(ctx context.Context) (*os.File, error)
 }
 
+// BulkPasser hands out a stream for the bytes of an opened file (package bulk), which need not pass through who hands it out.
+type BulkPasser interface {
+	// PassBulk returns a connected socket, on which the file's server speaks as package bulk says, until the handle is closed. KindUnsupported where there is none, or the file must be read and written by messages.
+	PassBulk(ctx context.Context) (*os.File, error)
+}
+
 // WriteDescriptorMax is how large a program can make a file by a descriptor that was passed to it: the launcher gives each proc this limit of file sizes (RLIMIT_FSIZE), beyond which a write fails and the proc gets SIGXFSZ. What is
 // larger is written through the handle. It is what such a descriptor costs of a quota while it is out, so it is a compromise between the largest file and the smallest quota that have use of it.
 const WriteDescriptorMax = GiB

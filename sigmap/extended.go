@@ -73,6 +73,10 @@ type (
 	Tpass struct{ Fid uint32 }
 	// Rpass comes with it.
 	Rpass struct{}
+	// Tbulk asks for a stream of the open file's bytes.
+	Tbulk struct{ Fid uint32 }
+	// Rbulk comes with its socket, or has what to say on one to this machine.
+	Rbulk struct{ Ticket []byte }
 	// Treadif is Tread of what the file has at a version.
 	Treadif struct {
 		Fid     uint32
@@ -137,6 +141,8 @@ func (*Tcall) Type() Type     { return typeTcall }
 func (*Rcall) Type() Type     { return typeTcall + 1 }
 func (*Tpass) Type() Type     { return typeTpass }
 func (*Rpass) Type() Type     { return typeTpass + 1 }
+func (*Tbulk) Type() Type     { return typeTbulk }
+func (*Rbulk) Type() Type     { return typeTbulk + 1 }
 func (*Treadif) Type() Type   { return typeTreadif }
 func (*Rreadif) Type() Type   { return typeTreadif + 1 }
 func (*Twriteif) Type() Type  { return typeTwriteif }
@@ -219,6 +225,8 @@ func (m *Tcall) fields(c *Coder)  { c.U32(&m.Fid); c.Str(&m.Method); c.Data(&m.P
 func (m *Rcall) fields(c *Coder)  { c.Data(&m.Payload) }
 func (m *Tpass) fields(c *Coder)  { c.U32(&m.Fid) }
 func (m *Rpass) fields(*Coder)    {}
+func (m *Tbulk) fields(c *Coder)  { c.U32(&m.Fid) }
+func (m *Rbulk) fields(c *Coder)  { c.Data(&m.Ticket) }
 func (m *Treadif) fields(c *Coder) {
 	c.U32(&m.Fid)
 	c.U64(&m.Offset)

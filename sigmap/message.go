@@ -119,6 +119,7 @@ const (
 	typeTfind     Type = 150
 	typeTlist     Type = 152
 	typeTdescribe Type = 154
+	typeTbulk     Type = 158
 	typeRreset    Type = 157 // another server has taken over the connection; nobody asked
 )
 
@@ -183,6 +184,7 @@ var constructors = [256]func() Message{
 	typeTwriteif: func() Message { return new(Twriteif) }, typeTwriteif + 1: func() Message { return new(Rwriteif) },
 	typeTlist: func() Message { return new(Tlist) }, typeTlist + 1: func() Message { return new(Rlist) },
 	typeTwith: func() Message { return new(Twith) }, typeTwith + 1: func() Message { return new(Rwith) }, typeTfind: func() Message { return new(Tfind) }, typeTfind + 1: func() Message { return new(Rfind) },
+	typeTbulk: func() Message { return new(Tbulk) }, typeTbulk + 1: func() Message { return new(Rbulk) },
 	typeTdescribe: func() Message { return new(Tdescribe) }, typeTdescribe + 1: func() Message { return new(Rdescribe) },
 }
 

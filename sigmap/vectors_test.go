@@ -60,7 +60,7 @@ func vectors() map[string]Message {
 		&Tput{Fid: 1, Names: []string{"a"}, Options: sigma.PutOptions{Kind: sigma.KindFile, Perm: 0o644, MustMake: true, IfVersion: 5, Lease: 6, Wait: true}, Data: []byte("data")},
 		&Treadif{Fid: 1, Offset: 2, Count: 3, Version: 4}, &Rreadif{Data: []byte("data")}, &Twriteif{Fid: 1, Offset: 2, Version: 4, Data: []byte("data")}, &Rwriteif{Count: 4, Version: 5},
 		&Rput{ID: wide}, &Twatch{Fid: 1, Since: 1<<64 - 1}, &Rwatch{Version: 8}, &Tlease{Fid: 1, ID: 2, TTL: 3 * time.Second}, &Rlease{ID: 4},
-		&Tcall{Fid: 1, Method: "spawn", Payload: []byte("payload")}, &Rcall{Payload: []byte("reply")}, &Tpass{Fid: 1}, &Rpass{}, &Tlist{Fid: 1, Cookie: 2, Max: 3},
+		&Tcall{Fid: 1, Method: "spawn", Payload: []byte("payload")}, &Rcall{Payload: []byte("reply")}, &Tpass{Fid: 1}, &Rpass{}, &Tbulk{Fid: 1}, &Rbulk{Ticket: []byte("ticket")}, &Tlist{Fid: 1, Cookie: 2, Max: 3},
 		&Rlist{Next: 9, More: true, Entries: []sigma.DirEntry{{Name: "a", ID: wide, Size: 1, Next: 5}, {Name: "b", ID: sigma.FileID{Kind: sigma.KindFile, Path: 3, Version: 4}, Next: 9}}},
 		&Twith{Once: sigma.Once{Client: 0x1122334455667788, Seq: 3, Done: 2, Again: true}, Fence: sigma.Fence{Name: "/leader", Epoch: 9}, Request: &Tunlinkat{Dir: 1, Name: "a"}},
 		&Rwith{Age: 2 * time.Second, Reply: &Rreadlink{Target: "t"}},

@@ -59,8 +59,11 @@ func (s *server) do(ctx context.Context, m sigmap.Message, files []*os.File) (si
 	}
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	if _, ok := m.(*sigmap.Tpass); ok {
+	switch m.(type) {
+	case *sigmap.Tpass:
 		return pass(ctx, f)
+	case *sigmap.Tbulk:
+		return s.passBulk(ctx, f)
 	}
 	r, err := s.plainly(ctx, f, m)
 	if err == errNotPlain && !s.plain {
@@ -123,6 +126,8 @@ func fidOf(m sigmap.Message) (uint32, bool) {
 	case *sigmap.Tlease:
 		return m.Fid, true
 	case *sigmap.Tpass:
+		return m.Fid, true
+	case *sigmap.Tbulk:
 		return m.Fid, true
 	case *sigmap.Tlist:
 		return m.Fid, true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"net"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -40,9 +41,11 @@ type Config struct {
 	Events    Events
 	Reset     bool // the connection was that of a server that died: the client must begin anew
 	// Fences refuse requests of deposed leaders. All sessions by which one realm reaches the tree share them. nil: the tree looks after fences itself, or has none.
-	Fences    *fence.Table
-	Handles   Handles // counts the session's handles with those of others; nil = they are bounded by FidsMax alone
-	KeepFiles bool    // whether file descriptors that come with calls are handed to Callers (else closed)
+	Fences  *fence.Table
+	Handles Handles // counts the session's handles with those of others; nil = they are bounded by FidsMax alone
+	// BulkTicket has serve called with the stream of whoever shows the ticket, unless ctx ends before. It is for sessions that pass no sockets; nil: they do.
+	BulkTicket func(ctx context.Context, serve func(net.Conn)) (ticket []byte, err error)
+	KeepFiles  bool // whether file descriptors that come with calls are handed to Callers (else closed)
 }
 
 // Handles counts the handles of several sessions. Safe for concurrent use.
@@ -67,7 +70,7 @@ type Events struct {
 // Serve answers requests on conn until the peer closes, breaks the protocol, or ctx ends. It returns an error only when the peer broke the protocol. It owns conn.
 func Serve(ctx context.Context, conn session.Conn, cfg Config) error {
 	ctx, cancel := context.WithCancel(ctx)
-	s := &server{cfg: cfg, conn: conn, out: session.NewSender(conn), requests: map[uint16]*request{}, fids: map[uint32]*fid{}, bulk: make(chan struct{}, bulkMax), over: ctx.Done()}
+	s := &server{cfg: cfg, conn: conn, out: session.NewSender(conn), requests: map[uint16]*request{}, fids: map[uint32]*fid{}, bulk: make(chan struct{}, bulkMax), over: ctx.Done(), ctx: ctx}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	err := s.reset()
 	if err == nil {
@@ -80,6 +83,9 @@ func Serve(ctx context.Context, conn session.Conn, cfg Config) error {
 	stop()
 	conn.Close()
 	s.handlers.Wait()
+	s.mu.Lock() // who began a stream has counted it
+	s.mu.Unlock()
+	s.streams.Wait()
 	for _, f := range s.fids {
 		f.file.Close()
 	}
@@ -102,8 +108,11 @@ type server struct {
 	unread   atomic.Int64    // as unsent; their bytes
 	several  bool            // of loop only; records may hold several messages
 	pace     pace
+	streams  sync.WaitGroup  // of package bulk
+	ctx      context.Context // of the session; ends them
 
 	mu       sync.Mutex
+	bulks    int                 // mu; streams
 	requests map[uint16]*request // mu
 	fids     map[uint32]*fid     // mu
 }
@@ -118,6 +127,11 @@ type request struct {
 type fid struct {
 	file sigma.File
 	uses int // server.mu
+
+	bulks   sync.WaitGroup     // its streams
+	bulkCtx context.Context    // server.mu; of them
+	end     context.CancelFunc // server.mu; of bulkCtx; nil = there was none
+	ended   bool               // server.mu; there will be no more
 
 	mu   sync.RWMutex    // Open against the rest
 	open bool            // mu
@@ -603,6 +617,7 @@ func (s *server) clunk(ctx context.Context, n uint32, publish bool) error {
 		return sigma.Errorf("treekit.Serve", sigma.KindInvalid, "fid %d is not in use", n)
 	}
 	s.gone(1)
+	s.endBulk(f)
 	defer s.put(f)
 	f.mu.RLock()
 	defer f.mu.RUnlock()
