@@ -18,7 +18,9 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
+	"sigmaos.dev/ring"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 )
@@ -40,6 +42,7 @@ type Proxy struct {
 	owned     map[sigma.ProcID]int           // mu; listeners per proc
 	waiting   map[sigma.RealmID]int          // mu; connections that wait, by who dialled
 	rings     rings
+	conns     table // mu
 }
 
 type listener struct {
@@ -61,7 +64,7 @@ type arrival struct {
 
 // New makes a machine's proxy.
 func New(machine sigma.MachineID) *Proxy {
-	x := &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}}}
+	x := &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}}, conns: newTable()}
 	rand.Read(x.rings.key[:])
 	return x
 }
@@ -125,6 +128,7 @@ func (x *Proxy) accepted(l *listener, a arrival) (*os.File, sigma.Principal, Tic
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.countLocked(l, a.from.Realm, -1)
+	x.underWayLocked(a.number)
 	return a.file, a.from, a.ticket, nil
 }
 
@@ -177,9 +181,16 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, err
 		widen(theirs)
 	}
 	memory := x.earlyFile(p.Proc, e.Proc)
+	inodes := [2]uint64{inodeOf(mine), inodeOf(theirs)}
 	x.mu.Lock() // so that close, which drains, sees either no arrival or this one
 	defer x.mu.Unlock()
-	if err := x.roomLocked(p, l); err != nil {
+	err = x.roomLocked(p, l)
+	for _, id := range []sigma.ProcID{p.Proc, l.endpoint.Proc} {
+		if err == nil {
+			err = x.manyLocked(id)
+		}
+	}
+	if err != nil {
 		mine.Close()
 		theirs.Close()
 		memory.Close() // of nil, too
@@ -187,7 +198,15 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, err
 	}
 	x.rings.last++
 	t := x.ticket(x.rings.last, p, l)
-	l.waiting <- arrival{theirs, p, t, x.rings.last} // there is room
+	c := &connection{Connection: Connection{x.rings.last, l.endpoint, p, "unix", time.Now(), sigma.Life{}}}
+	if p.Machine == x.machine || p.Machine == "" {
+		c.ends[ring.Dialled] = end{proc: p.Proc, realm: p.Realm, inode: inodes[0], since: c.Began}
+	}
+	c.ends[ring.Accepted] = end{proc: l.endpoint.Proc, realm: l.endpoint.Realm, inode: inodes[1]}
+	if p.Proc != "" || l.endpoint.Realm != sigma.SystemRealm { // what sigmad and services have with each other nobody asks about
+		x.noteLocked(c)
+	}
+	l.waiting <- arrival{theirs, p, t, c.Number} // there is room
 	x.countLocked(l, p.Realm, 1)
 	if memory != nil && t != "" {
 		x.earlyLocked(memory, x.rings.last, p.Realm, p.Proc, e.Proc)
@@ -199,13 +218,14 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, err
 
 // Place is kept in a listener's backlog for a connection whose socket comes later, since the other machine's end is made first. One of its methods is called, once.
 type Place struct {
-	x    *Proxy
-	l    *listener
-	from sigma.Principal
+	x     *Proxy
+	l     *listener
+	from  sigma.Principal
+	other sigma.Life
 }
 
-// Reserve keeps a place for p, who dials from another machine, at an endpoint of FormStream.
-func (x *Proxy) Reserve(p sigma.Principal, e sigma.Endpoint) (*Place, error) {
+// Reserve keeps a place for p, who dials from another machine, whose life that is, at an endpoint of FormStream.
+func (x *Proxy) Reserve(p sigma.Principal, e sigma.Endpoint, other sigma.Life) (*Place, error) {
 	l, err := x.find(p, e)
 	if err != nil {
 		return nil, err
@@ -220,11 +240,12 @@ func (x *Proxy) Reserve(p sigma.Principal, e sigma.Endpoint) (*Place, error) {
 	}
 	l.reserved++
 	x.countLocked(l, p.Realm, 1)
-	return &Place{x, l, p}, nil
+	return &Place{x, l, p, other}, nil
 }
 
 // Give has the listener accept f, and owns it. If the listener has ended meanwhile, so does f.
 func (p *Place) Give(f *os.File) {
+	inode := inodeOf(f)
 	p.x.mu.Lock()
 	defer p.x.mu.Unlock()
 	p.l.reserved--
@@ -233,7 +254,11 @@ func (p *Place) Give(f *os.File) {
 		f.Close() // of nil, too
 		return
 	}
-	p.l.waiting <- arrival{file: f, from: p.from} // there is room, since it was reserved
+	p.x.rings.last++
+	c := &connection{Connection: Connection{p.x.rings.last, p.l.endpoint, p.from, "tcp", time.Now(), p.other}}
+	c.ends[ring.Accepted] = end{proc: p.l.endpoint.Proc, realm: p.l.endpoint.Realm, inode: inode}
+	p.x.noteLocked(c)
+	p.l.waiting <- arrival{file: f, from: p.from, number: c.Number} // there is room, since it was reserved
 }
 
 // Close gives the place back.
@@ -352,6 +377,7 @@ func (x *Proxy) After(realm sigma.RealmID, after sigma.EndpointID, n int) (out [
 func (x *Proxy) CloseProc(id sigma.ProcID) {
 	x.closeRings(id)
 	x.CloseListeners(id)
+	x.closeConnections(id) // now none can come at its listeners any more
 }
 
 // CloseListeners ends all listeners of a proc, with those who wait there: of one that is to be killed before it dies, so that who dials it meanwhile goes elsewhere and loses nothing.

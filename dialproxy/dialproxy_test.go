@@ -215,19 +215,19 @@ func TestPlace(t *testing.T) {
 	e := listen(t, x, server, false)
 	var places []*Place
 	for range BacklogMax {
-		p, err := x.Reserve(far, e)
+		p, err := x.Reserve(far, e, sigma.Life{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		places = append(places, p)
 	}
-	if _, err := x.Reserve(far, e); sigma.KindOf(err) != sigma.KindUnavailable {
+	if _, err := x.Reserve(far, e, sigma.Life{}); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("a place too many: %v", err)
 	}
 	if _, _, err := x.Dial(client, e); sigma.KindOf(err) != sigma.KindUnavailable {
 		t.Errorf("a dial where all places are kept: %v", err)
 	}
-	if _, err := x.Reserve(sigma.Principal{Realm: "b", Proc: "far", Machine: "n"}, e); sigma.KindOf(err) != sigma.KindPermission {
+	if _, err := x.Reserve(sigma.Principal{Realm: "b", Proc: "far", Machine: "n"}, e, sigma.Life{}); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a place for another realm: %v", err)
 	}
 	r, w, err := os.Pipe()
@@ -253,7 +253,7 @@ func TestPlace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := x.Reserve(far, tree); sigma.KindOf(err) != sigma.KindUnsupported {
+	if _, err := x.Reserve(far, tree, sigma.Life{}); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("a tree: %v", err)
 	}
 }

@@ -125,13 +125,17 @@ func (x *Proxy) Ring(p sigma.Principal, t Ticket) (*os.File, error) {
 	defer x.mu.Unlock()
 	number := is.Number
 	r := x.rings.all[number]
+	c := x.conns.all[number]
 	switch {
-	case r != nil && x.rings.of[p.Proc][number] && r.waits[side]:
-		fresh.Close()
-		return x.giveLocked(r, side)
-	case r != nil && x.rings.of[p.Proc][number]:
+	case r != nil && x.rings.of[p.Proc][number] && !r.waits[side]:
 		fresh.Close()
 		return nil, sigma.Errorf(op, sigma.KindExists, "the proc has the memory of this connection")
+	case c == nil || c.revoked:
+		fresh.Close()
+		return nil, sigma.Errorf(op, sigma.KindUnavailable, "the connection is over")
+	case r != nil && x.rings.of[p.Proc][number]:
+		fresh.Close()
+		return x.giveLocked(r, side)
 	case r == nil && x.fullLocked(is.Realm), len(x.rings.of[p.Proc]) >= RingsOfProc:
 		fresh.Close()
 		return nil, sigma.Errorf(op, sigma.KindBusy, "%d connections of this proc have memory, %d of its realm, %d of all", len(x.rings.of[p.Proc]), x.rings.used[is.Realm], len(x.rings.all))
@@ -228,7 +232,7 @@ func (x *Proxy) Early(p sigma.Principal, t Ticket, wanted bool) *os.File {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	r := x.rings.all[is.Number]
-	if r == nil || !r.waits[side] {
+	if c := x.conns.all[is.Number]; r == nil || !r.waits[side] || c == nil || c.revoked {
 		return nil
 	}
 	var f *os.File

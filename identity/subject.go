@@ -31,6 +31,11 @@ func (s Subject) URI() *url.URL {
 	return &url.URL{Scheme: "sigma", Host: string(s.System), Path: fmt.Sprintf("/machine/%s/%d/%d", s.Machine, s.Incarnation, s.Epoch)}
 }
 
+// Life is which life of which machine that is.
+func (s Subject) Life() sigma.Life {
+	return sigma.Life{Machine: s.Machine, Incarnation: s.Incarnation}
+}
+
 // String is for people.
 func (s Subject) String() string {
 	return fmt.Sprintf("machine %s (life %d) of system %s", s.Machine, s.Incarnation, s.System)

@@ -35,11 +35,11 @@ func (k *Kernel) reserve(d link.Direct) (link.Place, error) {
 		if err != nil {
 			return nil, err
 		}
-		p, err := k.proxy.Reserve(d.From, e)
+		p, err := k.proxy.Reserve(d.From, e, d.Peer.Life())
 		if err != nil {
 			return nil, err
 		}
-		return listenerPlace{p}, nil
+		return listenerPlace{p, k}, nil
 	}
 	serve := k.directServices[d.Target.Name]
 	if serve == nil {
@@ -62,7 +62,10 @@ func (k *Kernel) endpointHere(to link.Target) (sigma.Endpoint, error) {
 }
 
 // listenerPlace is one in the backlog of a listener.
-type listenerPlace struct{ *dialproxy.Place }
+type listenerPlace struct {
+	*dialproxy.Place
+	k *Kernel
+}
 
 // Take implements link.Place.
 func (p listenerPlace) Take(conn *net.TCPConn) {
@@ -72,6 +75,7 @@ func (p listenerPlace) Take(conn *net.TCPConn) {
 		return
 	}
 	p.Give(f)
+	p.k.recheck()
 }
 
 // servicePlace is one at a directService.

@@ -269,6 +269,8 @@ func (m *machine) launch(control *net.UnixConn) {
 			m.mu.Lock()
 			m.shares[string(b[18:])] = binary.LittleEndian.Uint32(b[4:])
 			m.mu.Unlock()
+		case 11: // the procs of these tests are in this process
+			m.send(sockets(b))
 		case 8:
 			metered := append([]byte{24, 0, 1, 0}, b[4:12]...)
 			for n := range uint64(4) {
@@ -293,6 +295,28 @@ func (m *machine) launch(control *net.UnixConn) {
 			}
 		}
 	}
+}
+
+// sockets answers which sockets this process has, and shuts them down if that is wanted.
+func sockets(b []byte) []byte {
+	wanted, out, n := map[uint64]bool{}, []byte{}, 0
+	for at := 26; at < len(b); at += 8 {
+		wanted[binary.LittleEndian.Uint64(b[at:])] = true
+	}
+	for fd := range 4096 {
+		var st syscall.Stat_t
+		if syscall.Fstat(fd, &st) != nil || st.Mode&syscall.S_IFMT != syscall.S_IFSOCK || !wanted[st.Ino] {
+			continue
+		}
+		if b[20] == 1 {
+			syscall.Shutdown(fd, syscall.SHUT_RDWR)
+		}
+		delete(wanted, st.Ino)
+		n++
+		out = binary.LittleEndian.AppendUint64(out, st.Ino)
+		out = append(out, make([]byte, 16)...)
+	}
+	return append(binary.LittleEndian.AppendUint16(append([]byte{27, 0, 1, 0}, b[12:20]...), uint16(n)), out...)
 }
 
 func (m *machine) start(b, oob []byte) {

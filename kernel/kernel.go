@@ -117,6 +117,8 @@ type Kernel struct {
 	beats     func(ctx context.Context, l *link.Link) // answers another machine's beats until l ends; set before Run
 
 	tickets        tickets
+	sockets        *questions               // which sockets procs have, and to shut them down
+	rechecks       chan struct{}            // takes one: connections are to be looked at
 	directServices map[string]directService // what other machines' programs have direct connections to; complete before Run
 
 	nextLaunch atomic.Uint64
@@ -198,7 +200,7 @@ func New(cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, uxQuotas: uxQuotas, services: map[string]*service{}, meters: newQuestions(metersMax), freezes: newQuestions(1), start: time.Now(), startMono: monotonic(),
+	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, uxQuotas: uxQuotas, services: map[string]*service{}, meters: newQuestions(metersMax), sockets: newQuestions(socketsAtOnce), freezes: newQuestions(1), start: time.Now(), startMono: monotonic(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{}, recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
@@ -210,6 +212,7 @@ func New(cfg Config) (*Kernel, error) {
 	k.tickets.open = map[[ticketSize]byte]*ticket{}
 	k.peerCalls[callService], k.peerCalls[callServiceOver] = k.serviceCall, k.serviceOverCall
 	k.peerCalls[callServiceUnused] = k.serviceUnusedCall
+	k.peerCalls[peerRevoke], k.rechecks = k.revokeCall, make(chan struct{}, 1)
 	k.enrolled = make(chan struct{})
 	k.known = make(chan struct{})
 	var first sync.Once

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/identity"
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
@@ -544,10 +545,14 @@ func testEndsAcross(t *testing.T, w *world, second part, server, client sigma.Fi
 	defer open.Close()
 	f, _ := accept(t, server, e)
 	defer f.Close()
-	if !second.encrypt {
-		return // TODO(#7): cut
+	w.machines["m1"].launched("server", 7)
+	w.machines["m2"].launched("client", 7)
+	if second.encrypt {
+		w.lose("m1")
+	} else { // both are the same process here, so that one of the two is not to hear of it
+		other := w.machines["m2"].k
+		other.shut(ctx, other.proxy.Revoke("cut", func(c *dialproxy.Connection) bool { return c.Other.Machine == "m1" }))
 	}
-	w.lose("m1")
 	for name, c := range map[string]io.Reader{"the dialler": open, "the listener": f} {
 		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
 			t.Errorf("%s still has a connection: %v", name, err)

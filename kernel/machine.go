@@ -211,6 +211,7 @@ func (k *Kernel) begin(g *identity.Grant, known bool) error {
 	k.id, k.node = id, node
 	close(k.enrolled)
 	k.sessions.Go(func() { node.Watch(k.ctx) })
+	k.sessions.Go(func() { k.watchConnections(k.ctx) })
 	if k.cfg.Listener != nil {
 		k.sessions.Go(func() {
 			if err := node.Listen(k.ctx, k.cfg.Listener); err != nil {

@@ -27,10 +27,9 @@ func (k *Kernel) dialEndpoint(ctx context.Context, who sigma.Principal, e sigma.
 	typ := syscall.SOCK_SEQPACKET
 	switch {
 	case e.Form == sigma.FormStream && who.Proc != "":
-		conn, err := k.dialDirect(ctx, who, e.Machine, to)
+		f, err := k.dialStraight(ctx, who, e, to)
 		if err == nil {
-			f, err := fileOf(conn)
-			return f, "", err
+			return f, "", nil
 		}
 		if sigma.KindOf(err) != sigma.KindUnsupported {
 			return nil, "", unreachable(err, to)
@@ -41,6 +40,25 @@ func (k *Kernel) dialEndpoint(ctx context.Context, who sigma.Principal, e sigma.
 	}
 	f, err := k.dialRelay(ctx, who, e.Machine, to, typ)
 	return f, "", err
+}
+
+// dialStraight makes a direct connection and notes it.
+func (k *Kernel) dialStraight(ctx context.Context, who sigma.Principal, e sigma.Endpoint, to link.Target) (*os.File, error) {
+	member, _ := k.id.Roster().Member(e.Machine)
+	conn, err := k.dialDirect(ctx, who, e.Machine, to)
+	if err != nil {
+		return nil, err
+	}
+	f, err := fileOf(conn)
+	if err != nil {
+		return nil, sigma.Wrap("kernel.Dial", "", err)
+	}
+	if err := k.proxy.Dialled(who, e, sigma.Life{Machine: e.Machine, Incarnation: member.Incarnation}, f); err != nil {
+		f.Close()
+		return nil, err
+	}
+	k.recheck()
+	return f, nil
 }
 
 // dialStream connects a service of the system with itself on another machine.

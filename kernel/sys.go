@@ -343,6 +343,7 @@ func (r *root) endpointCalls() map[string]handler {
 			}
 			return nil, nil, k.proxy.Close(who, l)
 		},
+		sigmap.CallRevoke: r.revokeCall,
 	}
 }
 

@@ -24,8 +24,8 @@ type questions struct {
 }
 
 type question struct {
-	what   byte   // 'm' meter, 'f' freeze, 't' thaw
-	launch uint64 // id
+	what   byte   // 'm' meter, 'f' freeze, 't' thaw, 's' sockets
+	launch uint64 // id; of 's' a number of its own
 }
 
 const (
@@ -93,6 +93,8 @@ func (k *Kernel) answered(e launch.Event) bool {
 	switch e.(type) {
 	case launch.Metered:
 		k.meters.answer(question{'m', e.ProcID()}, e)
+	case launch.Found:
+		k.sockets.answer(question{'s', e.ProcID()}, e)
 	case launch.Frozen:
 		k.freezes.answer(question{'f', e.ProcID()}, e)
 	case launch.Thawed:

@@ -88,6 +88,7 @@ func (w *world) boot(p part, ln net.Listener, id *identity.Identity) *machine {
 		ctx, stop := context.WithCancel(context.Background())
 		var all sync.WaitGroup
 		all.Go(func() { node.Watch(ctx) })
+		all.Go(func() { m.k.watchConnections(ctx) })
 		all.Go(func() {
 			if err := node.Listen(ctx, ln); err != nil {
 				w.t.Error(err)

@@ -57,7 +57,7 @@ type Request struct {
 	Passed    []Passed
 }
 
-// Event is Started, Failed, Exited, Metered, Lost or Adopted.
+// Event is Started, Failed, Exited, Frozen, Thawed, Metered, Found, Lost or Adopted.
 type Event interface{ ProcID() uint64 }
 
 // Started says that the program executes.
@@ -345,6 +345,10 @@ func Decode(b []byte) (Event, error) {
 	case typ == 24 && len(b) == 36:
 		return Metered{ID: id, User: time.Duration(u64(0)) * time.Microsecond, Sys: time.Duration(u64(8)) * time.Microsecond, Memory: sigma.Bytes(u64(16)), MemoryPeak: sigma.Bytes(u64(24)),
 			Tasks: u32(32)}, nil
+	case typ == 27:
+		if f, ok := decodeFound(id, b); ok {
+			return f, nil
+		}
 	}
 	return nil, bad
 }

@@ -12,6 +12,7 @@
 package ring
 
 import (
+	"encoding/binary"
 	"os"
 	"sync/atomic"
 	"unsafe"
@@ -96,6 +97,13 @@ func NewFile() (*os.File, error) {
 		return nil, sigma.Wrap(op, "", err)
 	}
 	return f, nil
+}
+
+// Revoke has both sides of a memory find that the connection was taken back, as soon as they look. Who sleeps is to be woken by the end of the socket.
+func Revoke(f *os.File) error {
+	one := binary.NativeEndian.AppendUint32(nil, 1)
+	_, err := f.WriteAt(one, int64(unsafe.Offsetof(header{}.revoked)))
+	return sigma.Wrap("ring.Revoke", "", err)
 }
 
 // mapFile maps a file of NewFile, which stays the caller's. KindInvalid if it is none, or could be cut short under who reads it.

@@ -98,6 +98,11 @@ func (c *Client) DialPath(ctx context.Context, path string) (net.Conn, error) {
 	return c.Dial(ctx, e)
 }
 
+// Revoke takes back an endpoint of this proc, or as the provider any: nobody dials it any more, and the connections that were made to it are ended, on this machine and with others. They have been when it returns.
+func (c *Client) Revoke(ctx context.Context, e sigma.Endpoint) error {
+	return c.do(ctx, sigmap.FileEndpoints, sigmap.CallRevoke, func(enc *sigmap.Coder) { enc.Endpoint(&e) }, nil)
+}
+
 // Publish writes e into the file at path, replacing what is there.
 func (c *Client) Publish(ctx context.Context, path string, e sigma.Endpoint, lease sigma.LeaseID) error {
 	_, err := c.Put(ctx, path, []byte(e.String()), sigma.PutOptions{Kind: sigma.KindEndpoint, Lease: lease})

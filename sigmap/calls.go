@@ -59,6 +59,7 @@ const (
 	CallAccept     = "accept"
 	CallDial       = "dial"
 	CallClose      = "close"
+	CallRevoke     = "revoke"
 	CallRing       = "ring"
 	CallEndRing    = "end-ring"
 	CallDialStream = "dial-stream"

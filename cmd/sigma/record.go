@@ -50,8 +50,9 @@ type record struct {
 	CPU     sigma.MilliCPU    `json:"cpu,omitempty"`     // 0 = all of the host's
 	Memory  sigma.Bytes       `json:"memory,omitempty"`  // 0 = all of the host's
 	Labels  map[string]string `json:"labels,omitempty"`
-	Etcd    *recordEtcd       `json:"etcd,omitempty"`  // where the names are; nil = in named's own etcd, or as it was told when it joined
-	Local   bool              `json:"local,omitempty"` // its network is that of up --machines
+	Etcd    *recordEtcd       `json:"etcd,omitempty"`    // where the names are; nil = in named's own etcd, or as it was told when it joined
+	Encrypt bool              `json:"encrypt,omitempty"` // all that goes to other machines
+	Local   bool              `json:"local,omitempty"`   // its network is that of up --machines
 }
 
 // readRecord gives what the machine of DATA is; nil if that was never noted.
@@ -89,6 +90,7 @@ func isMember(dir string) bool {
 type offer struct {
 	machine, address, cpu, memory string
 	labels                        []string
+	encrypt                       string
 }
 
 func (o *offer) flags(f *pflag.FlagSet) {
@@ -96,6 +98,8 @@ func (o *offer) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.address, "address", "", "`HOST:PORT` where other machines reach this one")
 	f.StringVar(&o.cpu, "cpu", "", "`CORES` that this machine offers, as in 2 or 0.5 (default: all)")
 	f.StringVar(&o.memory, "memory", "", "memory that this machine offers, as in 4GiB; a hard `LIMIT` (default: all)")
+	f.StringVar(&o.encrypt, "encrypt", "", "encrypt what programs say to those of other machines: `yes`, or no to end it; where the network is not private")
+	f.Lookup("encrypt").NoOptDefVal = "yes"
 	f.StringArrayVar(&o.labels, "label", nil, "`NAME=VALUE` that describes this machine, as in zone=a; may be repeated")
 }
 
@@ -141,6 +145,13 @@ func (o *offer) apply(ctx context.Context, r *record) error {
 		}
 		r.Memory = m
 	}
+	switch o.encrypt {
+	case "":
+	case "yes", "no":
+		r.Encrypt = o.encrypt == "yes"
+	default:
+		return flagFault("--encrypt %.40q is neither yes nor no", o.encrypt)("write --encrypt, or --encrypt=no to end it")
+	}
 	if o.labels == nil {
 		return nil
 	}
@@ -184,6 +195,9 @@ func (r *record) arguments() []string {
 	}
 	if r.Memory > 0 {
 		args = append(args, "--memory", fmt.Sprint(uint64(r.Memory)))
+	}
+	if r.Encrypt {
+		args = append(args, "--encrypt", "yes")
 	}
 	var labels []string
 	for _, name := range slices.Sorted(maps.Keys(r.Labels)) {

@@ -39,7 +39,7 @@ pub struct Config {
     pub rootless: Option<Rootless>,
     /// Where other machines connect to this one.
     pub listen: Option<SocketAddr>,
-    /// What sigmad is told as it is: the machine's address, share and labels.
+    /// What sigmad is told as it is: the machine's address, share and labels, and whether it encrypts.
     pub told: Vec<CString>,
     pub share: Share,
     /// Kept open, so that what it is the last handle of lives as long as the system.
@@ -81,7 +81,7 @@ impl Config {
                 b"--ready-fd" => config.ready_fd = descriptor(&value)?,
                 b"--rootless" => config.rootless = Some(rootless(&value)?),
                 b"--listen" => config.listen = Some(socket_address(&value)?),
-                b"--address" | b"--labels" => config.tell(&flag, value),
+                b"--address" | b"--encrypt" | b"--labels" => config.tell(&flag, value),
                 b"--cpu" => {
                     config.share.milli_cpu = Some(amount(&value)?);
                     config.tell(&flag, value);

@@ -20,6 +20,7 @@ mod protocol;
 mod rootless;
 mod seats;
 mod seed;
+mod sockets;
 mod space;
 mod status;
 mod supervisor;

@@ -2,12 +2,16 @@
 
 use crate::cgroup::meter::Reading;
 use crate::error::Error;
+use crate::sockets::Found;
 
 pub const VERSION: u16 = 1;
 /// The largest record either side sends.
 pub const MESSAGE_MAX: usize = 64 * 1024;
 /// Targets lie in 0..64 and are distinct, so more descriptors cannot be meant.
 pub const FDS_MAX: usize = 64;
+
+/// Sockets of one question: the answer fits a record.
+pub const SOCKETS_MAX: usize = 2048;
 
 /// Descriptors of one proc that sigmad may have kept.
 pub const KEPT_MAX: usize = 8;
@@ -63,6 +67,13 @@ pub enum Request {
     },
     /// What a group of leaves has, beside its siblings.
     Group(GroupShare),
+    /// Which of these sockets does the proc still have open? `shut` ends them for both sides.
+    Sockets {
+        id: u64,
+        ask: u64,
+        shut: bool,
+        inodes: Vec<u64>,
+    },
     /// With descriptors. Without any it brings another label for a proc that is kept already.
     Keep {
         id: u64,
@@ -78,6 +89,7 @@ pub enum Reply {
     Frozen { id: u64, errno: i32 },
     Thawed { id: u64, errno: i32 },
     Metered { id: u64, reading: Reading },
+    Sockets { ask: u64, found: Vec<Found> },
 }
 
 /// EXITED: the kernel's out-of-memory killer took a process of the proc.
@@ -147,6 +159,14 @@ pub fn decode(message: &[u8]) -> Result<Request, Error> {
         10 => {
             let (cpu_shares, quota_milli, idle, len) = (r.u32()?, r.u32()?, r.u32()?, r.u16()?);
             Request::Group(GroupShare { cpu_shares, quota_milli, idle, group: r.bytes(len as usize)?.to_vec() })
+        }
+        11 => {
+            let (id, ask, shut, count) = (r.u64()?, r.u64()?, r.u32()?, r.u16()?);
+            if count as usize > SOCKETS_MAX {
+                return Err(Error::Malformed("too many sockets"));
+            }
+            let inodes = (0..count).map(|_| r.u64()).collect::<Result<_, _>>()?;
+            Request::Sockets { id, ask, shut: shut != 0, inodes }
         }
         _ => return Err(Error::Malformed("unknown type")),
     };
@@ -224,6 +244,13 @@ pub fn encode(reply: &Reply) -> Vec<u8> {
                 out.extend(figure.to_le_bytes());
             }
             out.extend(reading.tasks.to_le_bytes());
+        }
+        Reply::Sockets { ask, ref found } => {
+            head(&mut out, 27, ask);
+            out.extend((found.len() as u16).to_le_bytes());
+            for figure in found.iter().flat_map(|one| [one.inode, one.sent, one.received]) {
+                out.extend(figure.to_le_bytes());
+            }
         }
     }
     out

@@ -10,6 +10,7 @@ use crate::plan::{self, Bounds, Plan};
 use crate::proc::{Body, Kept, Proc};
 use crate::protocol::{self, MESSAGE_MAX, Reply, Request, Start};
 use crate::seats::Lost;
+use crate::sockets;
 use crate::status::{News, Status};
 use crate::sys::{self, Epoll, Waited, socket};
 use std::collections::{HashMap, VecDeque};
@@ -349,7 +350,20 @@ impl Supervisor {
                 self.send(&Reply::Metered { id, reading });
                 Ok(())
             }
+            // An unknown id has none, which is an answer too.
+            Request::Sockets { id, ask, shut, mut inodes } => {
+                inodes.sort_unstable();
+                let pids = self.procs.get(&id).map(|proc| self.processes(proc)).unwrap_or_default();
+                self.send(&Reply::Sockets { ask, found: sockets::find(&pids, &inodes, shut) });
+                Ok(())
+            }
         }
+    }
+
+    /// A proc's processes, and ours in its leaf. Without cgroups only the first of them is known.
+    fn processes(&self, proc: &Proc) -> Vec<i32> {
+        let members = self.factory.cgroups.members(proc.leaf()).unwrap_or_default();
+        if members.is_empty() { proc.main.into_iter().collect() } else { members }
     }
 
     fn hold(&mut self, id: u64, act: impl Fn(&Factory, &mut Proc) -> sys::Result<()>) -> i32 {

@@ -149,6 +149,12 @@ pub fn pidfd_send_signal(fd: &OwnedFd, signo: i32) -> Result<()> {
     unsafe { call(libc::SYS_pidfd_send_signal, args) }.map(drop)
 }
 
+/// Copies a descriptor of another process.
+pub fn pidfd_getfd(pidfd: &OwnedFd, fd: RawFd) -> Result<OwnedFd> {
+    // SAFETY: the call takes plain numbers.
+    unsafe { call(libc::SYS_pidfd_getfd, [pidfd.as_raw_fd() as usize, fd as usize, 0, 0, 0]) }.map(own)
+}
+
 /// Whether a descriptor can be read at this moment (a pidfd: whether its process has ended).
 pub fn readable(fd: RawFd) -> Result<bool> {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };

@@ -122,6 +122,19 @@ pub fn shut_down(fd: &OwnedFd) {
     unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RDWR) };
 }
 
+/// Where `struct tcp_info` (linux/tcp.h) has tcpi_bytes_acked, with tcpi_bytes_received behind it.
+const TCP_BYTES_AT: usize = 120;
+
+/// Bytes of a TCP connection that the other side has acknowledged, and that came from it.
+pub fn tcp_bytes(fd: &OwnedFd) -> Result<(u64, u64)> {
+    let mut info = [0u64; TCP_BYTES_AT / 8 + 2];
+    let mut len = size_of_val(&info) as libc::socklen_t;
+    let (level, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
+    // SAFETY: the result is a live local of integers, passed with its length.
+    check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, info.as_mut_ptr().cast(), &mut len) } as c_long)?;
+    Ok((info[TCP_BYTES_AT / 8], info[TCP_BYTES_AT / 8 + 1]))
+}
+
 /// Sends one record; false: the peer's buffer is full, nothing was sent.
 pub fn send(fd: RawFd, record: &[u8]) -> Result<bool> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;

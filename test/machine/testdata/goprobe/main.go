@@ -85,6 +85,11 @@ func run(ctx context.Context, c *sdk.Client, what string, args []string) error {
 		return inRing(ctx, c, args[0])
 	case "say":
 		return say(ctx, c, args[0], args[1])
+	case "hold", "hold-ring": // has a connection until that ends
+		if what == "hold-ring" {
+			c.UseTransport(ring.Shared)
+		}
+		return hold(ctx, c, args[0])
 	case "dial":
 		return dial(ctx, c, args[0])
 	case "http":
@@ -253,6 +258,29 @@ func say(ctx context.Context, c *sdk.Client, path, words string) error {
 	}
 	_, err = os.Stdout.Write(bytes.Replace(b, []byte(c.Info().Principal.Proc), []byte("ME"), 1))
 	return err
+}
+
+// hold talks to an echo server for as long as it answers.
+func hold(ctx context.Context, c *sdk.Client, path string) error {
+	conn, err := c.DialPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	answers := bufio.NewReader(conn)
+	for i := 0; ; i++ {
+		if _, err = io.WriteString(conn, "still there?\n"); err == nil {
+			_, err = answers.ReadString('\n')
+		}
+		if err != nil {
+			fmt.Printf("it ended, after answers: %v\n", i > 100)
+			return nil
+		}
+		if i == 100 { // in memory by now, if that is wanted
+			if err := c.Started(ctx); err != nil {
+				return err
+			}
+		}
+	}
 }
 
 // inRing has an echo server's answers until both directions of the connection are in memory, and then some more.
