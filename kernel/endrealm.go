@@ -46,6 +46,7 @@ func (k *Kernel) leaveRealm(ctx context.Context, realm sigma.RealmID, by *tree) 
 // forgetRealm drops what is remembered of a realm that is gone.
 func (k *Kernel) forgetRealm(realm sigma.RealmID) {
 	k.dropNames(realm)
+	k.ledger.drop(realm)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.stepLocked(schedd.RealmGone{Realm: realm})

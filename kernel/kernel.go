@@ -96,6 +96,7 @@ type Kernel struct {
 	services  map[string]*service
 	sched     *scheduler
 	shares    *groupShares
+	ledger    *ledger
 	reserved  *reservations
 	metrics   metrics
 	meters    *questions // what launches use
@@ -229,6 +230,9 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.sched = newScheduler(k)
 	k.shares = newGroupShares()
+	if k.ledger, err = newLedger(cfg.Data, k.start); err != nil {
+		cfg.Log.Warn("the usage of realms cannot be read and begins anew", "err", err)
+	}
 	k.reserved = newReservations(k)
 	k.holders = newHolders(k)
 	if k.scratch, err = newScratch(k); err != nil {
@@ -274,6 +278,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.sessions.Go(func() { k.reserved.run(ctx) })
 	k.sessions.Go(func() { k.followRoster(ctx) })
 	k.sessions.Go(func() { k.watchShares(ctx) })
+	k.sessions.Go(func() { k.keepLedger(ctx) })
 	k.sessions.Go(k.ready.Run)
 	context.AfterFunc(ctx, k.ready.Close)
 	booted := make(chan error, 1)

@@ -21,6 +21,7 @@ const (
 	nameUtilisation = "utilisation"
 	nameLimits      = "limits"
 	nameMetrics     = "metrics"
+	nameUsage       = "usage"
 )
 
 // endpointsPage endpoints are told at a time.

@@ -110,6 +110,17 @@ type Usage struct {
 	Output        uint64  `json:"output_bytes"`
 }
 
+// RealmUsage is a line of /sys/usage: what a realm's procs have used of a machine in one hour.
+type RealmUsage struct {
+	Machine string    `json:"machine,omitempty"`
+	Realm   string    `json:"realm"`
+	From    time.Time `json:"from"` // of the hour
+	Starts  uint64    `json:"starts"`
+	Ended   uint64    `json:"ended"`
+	CPU     float64   `json:"cpu_seconds"`
+	Memory  float64   `json:"memory_byte_seconds"` // what procs had a right to, for as long as they had it
+}
+
 // Timing is the trace of a start. Phases follow one another without gaps.
 type Timing struct {
 	Total  float64 `json:"total_seconds"`

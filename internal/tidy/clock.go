@@ -24,6 +24,7 @@ var wallClock = map[string]string{
 	"treekit/handle.go":      "modification times",
 	"treekit/callable.go":    "modification times",
 	"kernel/viewfile.go":     "modification times",
+	"kernel/ledger.go":       "which hour it is, in which something is counted",
 	"kernel/dir.go":          "modification times",
 	"kernel/lines.go":        "modification times",
 	"kernel/root.go":         "modification times",

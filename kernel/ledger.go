@@ -1,0 +1,261 @@
+package kernel
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
+)
+
+// ledger is what the procs of each realm have used of this machine, hour by hour. A proc counts while it runs, and the rest of it at its end, in the hour in which that is seen. It is kept in a file, so that another sigmad goes on with
+// it; what the last few seconds before a kill -9 have added is lost.
+type ledger struct {
+	path string
+
+	mu      sync.Mutex
+	hours   map[ledgerKey]*state.RealmUsage // mu
+	running map[sigma.ProcID]*ledgerProc    // mu
+	dirty   bool                            // mu
+}
+
+type ledgerKey struct {
+	realm sigma.RealmID
+	hour  int64 // Unix time / 3600
+}
+
+// ledgerProc is a proc that runs here.
+type ledgerProc struct {
+	Realm  sigma.RealmID `json:"realm"`
+	Memory sigma.Bytes   `json:"memory"`
+	Until  time.Time     `json:"until"` // it is counted
+	CPU    time.Duration `json:"cpu"`   // that is counted
+}
+
+// ledgerFile is what is kept.
+type ledgerFile struct {
+	Hours   []state.RealmUsage           `json:"hours"`
+	Running map[sigma.ProcID]*ledgerProc `json:"running"`
+}
+
+const (
+	// ledgerEvery is how often procs that run are looked at and the file is written.
+	ledgerEvery = 10 * time.Second
+	// ledgerEach bounds the procs that are looked at each time; each costs the launcher some 40 µs. With more each has its turn later.
+	ledgerEach = 128
+	// ledgerMost hours of realms are kept, some 100 bytes each; the oldest are forgotten.
+	ledgerMost = 20000
+	// ledgerAge is for how long.
+	ledgerAge = 31 * 24 * time.Hour
+)
+
+// newLedger reads what another sigmad has kept. Between the two nothing is counted but processor time, so that no change of the clock is. A damaged file is none, which is said.
+func newLedger(dir string, now time.Time) (*ledger, error) {
+	l := &ledger{path: filepath.Join(dir, "usage"), hours: map[ledgerKey]*state.RealmUsage{}, running: map[sigma.ProcID]*ledgerProc{}}
+	text, err := os.ReadFile(l.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return l, nil
+	}
+	var kept ledgerFile
+	if err == nil {
+		err = json.Unmarshal(text, &kept)
+	}
+	if err != nil {
+		return l, err
+	}
+	for i := range kept.Hours {
+		h := &kept.Hours[i]
+		l.hours[ledgerKey{sigma.RealmID(h.Realm), h.From.Unix() / 3600}] = h
+	}
+	for id, p := range kept.Running {
+		if p != nil {
+			p.Until = now
+			l.running[id] = p
+		}
+	}
+	return l, nil
+}
+
+// hourLocked is the present hour of a realm.
+func (l *ledger) hourLocked(now time.Time, realm sigma.RealmID) *state.RealmUsage {
+	l.dirty = true
+	key := ledgerKey{realm, now.Unix() / 3600}
+	h := l.hours[key]
+	if h == nil {
+		h = &state.RealmUsage{Realm: string(realm), From: time.Unix(key.hour*3600, 0).UTC()}
+		l.hours[key] = h
+		l.tidyLocked(now)
+	}
+	return h
+}
+
+// tidyLocked forgets what is old, and the oldest of too much.
+func (l *ledger) tidyLocked(now time.Time) {
+	oldest := now.Add(-ledgerAge).Unix() / 3600
+	for key := range l.hours {
+		if key.hour < oldest {
+			delete(l.hours, key)
+		}
+	}
+	if len(l.hours) <= ledgerMost {
+		return
+	}
+	keys := make([]ledgerKey, 0, len(l.hours))
+	for key := range l.hours {
+		keys = append(keys, key)
+	}
+	slices.SortFunc(keys, func(a, b ledgerKey) int { return cmp.Compare(a.hour, b.hour) })
+	for _, key := range keys[:len(keys)-ledgerMost/2] {
+		delete(l.hours, key)
+	}
+}
+
+// started counts a start.
+func (l *ledger) started(now time.Time, realm sigma.RealmID, id sigma.ProcID, memory sigma.Bytes) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.hourLocked(now, realm).Starts++
+	l.running[id] = &ledgerProc{Realm: realm, Memory: memory, Until: now}
+}
+
+// uses counts what a proc has used in all, cpu, as far as that is new; ended: it has.
+func (l *ledger) uses(now time.Time, id sigma.ProcID, cpu time.Duration, ended bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.running[id]
+	if p == nil {
+		return
+	}
+	h := l.hourLocked(now, p.Realm)
+	h.CPU += max(0, cpu-p.CPU).Seconds()
+	h.Memory += float64(p.Memory) * max(0, now.Sub(p.Until).Seconds())
+	p.CPU, p.Until = max(p.CPU, cpu), now
+	if ended {
+		h.Ended++
+		delete(l.running, id)
+	}
+}
+
+// some lists procs that have not been looked at for a while.
+func (l *ledger) some(now time.Time) map[sigma.ProcID]sigma.RealmID {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := map[sigma.ProcID]sigma.RealmID{}
+	for id, p := range l.running { // in an order that differs each time, so that all have their turn
+		if now.Sub(p.Until) >= ledgerEvery {
+			out[id] = p.Realm
+		}
+		if len(out) == ledgerEach {
+			break
+		}
+	}
+	return out
+}
+
+// drop forgets a realm that was removed.
+func (l *ledger) drop(realm sigma.RealmID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dirty = true
+	for key := range l.hours {
+		if key.realm == realm {
+			delete(l.hours, key)
+		}
+	}
+	for id, p := range l.running {
+		if p.Realm == realm {
+			delete(l.running, id)
+		}
+	}
+}
+
+// list gives the hours of a realm, or of all (""), by realm and time.
+func (l *ledger) list(realm sigma.RealmID) []state.RealmUsage {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.listLocked(realm)
+}
+
+func (l *ledger) listLocked(realm sigma.RealmID) []state.RealmUsage {
+	out := []state.RealmUsage{}
+	for key, h := range l.hours {
+		if realm == "" || key.realm == realm {
+			out = append(out, *h)
+		}
+	}
+	slices.SortFunc(out, func(a, b state.RealmUsage) int {
+		return cmp.Or(cmp.Compare(a.Realm, b.Realm), a.From.Compare(b.From))
+	})
+	return out
+}
+
+// save writes the file, if something is new.
+func (l *ledger) save() error {
+	l.mu.Lock()
+	if !l.dirty {
+		l.mu.Unlock()
+		return nil
+	}
+	text, err := json.Marshal(ledgerFile{l.listLocked(""), l.running})
+	l.dirty = false
+	l.mu.Unlock()
+	if err == nil {
+		err = os.WriteFile(l.path+"~", text, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(l.path+"~", l.path)
+	}
+	return err
+}
+
+// keepLedger looks at procs that run long, and writes the file, until ctx ends; and once then.
+func (k *Kernel) keepLedger(ctx context.Context) {
+	every := time.NewTicker(ledgerEvery)
+	defer every.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-every.C:
+		case <-ctx.Done():
+		}
+		now := time.Now()
+		for id, realm := range k.ledger.some(now) {
+			if ctx.Err() != nil {
+				break
+			}
+			k.mu.Lock()
+			p := k.core.Proc(realm, id)
+			gone := p == nil || p.Ended() || p.Away() // of a former sigmad, and its end was not seen
+			k.mu.Unlock()
+			u, err := k.usageOf(ctx, realm, id)
+			if err == nil {
+				k.ledger.uses(now, id, u.UserTime+u.SystemTime, gone)
+			}
+		}
+		if err := k.ledger.save(); err != nil {
+			k.cfg.Log.Warn("cannot keep the usage of realms", "err", err)
+		}
+	}
+}
+
+// usageFile is /sys/usage: what realms have used of this machine.
+func (r *root) usageFile() sigma.File {
+	k, of := r.tree.k, r.realm
+	if r.tree.principal.System {
+		of = ""
+	}
+	return r.sysState(nameUsage, func(context.Context) ([]byte, error) {
+		all := k.ledger.list(of)
+		for i := range all {
+			all[i].Machine = string(k.cfg.Machine)
+		}
+		return state.Lines(all)
+	})
+}

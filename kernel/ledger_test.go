@@ -1,0 +1,99 @@
+package kernel
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
+)
+
+// Goal: what a proc uses is counted once, in the hours in which it ran, also over another sigmad; a removed realm leaves nothing; what is old or too much is forgotten; a damaged file is said to be one.
+func TestLedger(t *testing.T) {
+	dir := t.TempDir()
+	at := time.Date(2026, 1, 1, 0, 59, 0, 0, time.UTC)
+	open := func() *ledger {
+		l, err := newLedger(dir, at.Add(30*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	l := open()
+	l.started(at, "a", "p", 100)
+	l.started(at, "b", "q", 1)
+	l.uses(at.Add(30*time.Second), "p", 3*time.Second, false)
+	l.uses(at.Add(30*time.Second), "p", 2*time.Second, false) // later than it was asked: nothing is given back
+	if err := l.save(); err != nil {
+		t.Fatal(err)
+	}
+	l = open() // another sigmad
+	if n := len(l.some(at.Add(time.Hour))); n != 2 {
+		t.Errorf("%d procs run", n)
+	}
+	l.uses(at.Add(2*time.Minute), "p", 5*time.Second, true)
+	l.uses(at.Add(2*time.Minute), "p", 5*time.Second, true) // no more
+	want := []state.RealmUsage{{Realm: "a", From: at.Truncate(time.Hour), Starts: 1, CPU: 3, Memory: 3000}, {Realm: "a", From: at.Truncate(time.Hour).Add(time.Hour), Ended: 1, CPU: 2, Memory: 9000}}
+	got := l.list("a")
+	if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if all := l.list(""); len(all) != 3 || all[2].Realm != "b" {
+		t.Errorf("all are %+v", all)
+	}
+	l.drop("b")
+	if all := l.list("b"); len(all) != 0 || len(l.some(at.Add(time.Hour))) != 0 {
+		t.Errorf("a removed realm has %+v", all)
+	}
+	l.started(at.Add(2*ledgerAge), "c", "r", 1)
+	if all := l.list(""); len(all) != 1 {
+		t.Errorf("what is old is there: %+v", all)
+	}
+	for i := range ledgerMost + 1 {
+		l.started(at.Add(2*ledgerAge), sigma.RealmID(rune(i+1000)), "x", 1)
+	}
+	if n := len(l.list("")); n > ledgerMost {
+		t.Errorf("%d hours are kept", n)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "usage"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := newLedger(dir, at); err == nil || l == nil {
+		t.Errorf("a damaged file: %v, %v", l, err)
+	}
+}
+
+// Goal: /sys/usage tells a tenant of its own realm, the provider of all.
+func TestUsageFile(t *testing.T) {
+	m := boot(t)
+	admin := m.connect(sigma.SystemRealm)
+	if err := admin.Realms().Create(t.Context(), "other"); err != nil {
+		t.Fatal(err)
+	}
+	for _, realm := range []sigma.RealmID{"default", "other"} {
+		c := m.connect(realm)
+		id := m.spawn(c, sigma.Descriptor{Memory: 8 * sigma.MiB})
+		(<-m.procs).exit(0)
+		m.status(c, id)
+	}
+	of := func(g getter) (out []string) {
+		for _, u := range objects[state.RealmUsage](t, g, "/sys/usage") {
+			if u.Starts != 1 || u.Ended != 1 || u.Memory <= 0 || u.Machine != "m1" {
+				t.Errorf("the usage is %+v", u)
+			}
+			out = append(out, u.Realm)
+		}
+		return out
+	}
+	if got := of(admin); len(got) != 2 || got[0] != "default" || got[1] != "other" {
+		t.Errorf("the provider is told of %v", got)
+	}
+	worker := m.worker(m.connect("other")) // one more start
+	for _, u := range objects[state.RealmUsage](t, worker, "/sys/usage") {
+		if u.Realm != "other" || u.Starts != 2 || u.Ended != 1 {
+			t.Errorf("a tenant is told of %+v", u)
+		}
+	}
+}
