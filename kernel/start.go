@@ -101,7 +101,7 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 	shares, slice := weightOf(p.Class, p.Descriptor.CPU)
 	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: profile, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: shares, Slice: slice, NoFile: noFileMax,
 		Group: groupOf(p.Realm, p.Class), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
-		Env:    append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm), "SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, p.Descriptor.Env...),
+		Env:    append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm), "SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, environment(p.Descriptor)...),
 		Passed: []launch.Passed{{FD: c.outW, Target: 1}, {FD: c.errW, Target: 2}, {FD: c.theirs, Target: 3}}}
 	if p.Class == sigma.BestEffort {
 		k.shares.uses(k.living(), p.Realm)
@@ -257,6 +257,14 @@ func (c *child) event(e launch.Event) {
 		c.gone(schedd.LauncherDied{ID: id})
 	}
 	k.unregister(e.ProcID())
+}
+
+// environment is what the proc's spawner gave, with the trace that it belongs to by the name that other programs know.
+func environment(d sigma.Descriptor) []string {
+	if d.TraceParent == "" {
+		return d.Env
+	}
+	return append([]string{"TRACEPARENT=" + d.TraceParent}, d.Env...)
 }
 
 // gone ends what a proc had. Its end is told when its output is complete.

@@ -49,7 +49,7 @@ type Descriptor struct {
 	CPU         MilliCPU // reservation; LC only, and at least 1
 	Memory      Bytes    // hard limit and admission charge; 0 = MemoryDefault
 	Start       StartMark
-	TraceParent string  // W3C traceparent, optional
+	TraceParent string  // W3C traceparent, which the proc finds in its environment as TRACEPARENT; "" = none
 	Profile     Profile // the calls it may make; "" = ProfileSigma
 
 	// Where are labels that the machine of an LC proc must have, as in zone=a. Spread is the label whose values are failure domains, over which the LC procs of one Name are spread; "" = each machine is one.
@@ -120,6 +120,8 @@ func (d *Descriptor) Check() error {
 		return Errorf(op, KindInvalid, "a reservation of %d cores; no machine has more than %d", d.CPU/1000, CPUMost/1000)
 	case d.Class == BestEffort && (d.CPU != 0 || len(d.Where) > 0 || d.Spread != ""):
 		return &Error{Op: op, Kind: KindInvalid, Msg: "a best-effort proc reserves no cores and chooses no machine", Hint: "make it latency-critical"}
+	case d.TraceParent != "" && (len(d.TraceParent) != 55 || strings.Trim(d.TraceParent, "0123456789abcdef-") != ""):
+		return &Error{Op: op, Kind: KindInvalid, Msg: "the trace is no traceparent", Hint: "it is 00-TRACE-SPAN-FLAGS in lower-case hexadecimal digits, 55 bytes"}
 	case len(d.Where) > WhereMax:
 		return Errorf(op, KindTooBig, "%d labels are asked for; %d are allowed", len(d.Where), WhereMax)
 	case !labelsOK(d.Where), len(d.Spread) > LabelMax, strings.Contains(d.Spread, "="):

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/sigma"
 )
 
 // Goal: the first thing a user does works, for three languages.
@@ -81,6 +82,30 @@ func TestRunStreams(t *testing.T) {
 	}
 	if strings.Contains(stdout, "HOME=") {
 		t.Errorf("the caller's environment reached the proc: %q", stdout)
+	}
+}
+
+// A proc is told which trace it belongs to, and what is none is refused.
+func TestTraceParent(t *testing.T) {
+	s := shared.Get(t)
+	ctx := testContext(t)
+	c := s.Connect(ctx, t, sigma.DefaultRealm)
+	show := s.Install(ctx, t, c, program(t, "probe.c"))
+	const trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: show, Args: []string{"show"}, TraceParent: trace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := c.WaitExit(ctx, ids[0]); err != nil || !st.OK() {
+		t.Fatalf("got %+v, %v", st, err)
+	}
+	if out, _, err := c.Get(ctx, "/proc/"+string(ids[0])+"/stdout"); err != nil || !strings.Contains(string(out), "env TRACEPARENT="+trace+"\n") {
+		t.Errorf("the proc was given %q, %v", out, err)
+	}
+	for _, bad := range []string{"x", trace + "0", strings.ToUpper(trace), strings.Replace(trace, "0", "\x00", 1)} {
+		if _, err := c.Spawn(ctx, sigma.Descriptor{Program: show, TraceParent: bad}); sigma.KindOf(err) != sigma.KindInvalid {
+			t.Errorf("%q: %v", bad, err)
+		}
 	}
 }
 
