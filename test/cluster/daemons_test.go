@@ -13,7 +13,7 @@ import (
 )
 
 // daemonActs kill each daemon: those that every machine has at machines that have nothing else, the others where they are.
-var daemonActs = []act{crash("sigmad", false), crash("launcher", false), crash("sigmad", true), crash("launcher", true), crash("named", true), crash("besched", true), crash("s3d", true), crash("machined", true)}
+var daemonActs = []act{crash("sigmad", false), crash("launcher", false), crash("sigmad", true), crash("launcher", true), crash("named", true), crash("besched", true), crash("lcsched", true), crash("s3d", true), crash("machined", true)}
 
 // Goal: each daemon of a system of five machines is killed in turn, time and again, under load: each waiter is answered, no proc starts twice, no acknowledged name is lost and nothing is left over (001 §3.4). How long it takes until
 // procs run by way of the machine again, and until who waited for procs of a launcher's is answered, is printed.
