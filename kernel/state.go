@@ -6,7 +6,9 @@ import (
 
 	"sigmaos.dev/besched"
 	"sigmaos.dev/dialproxy"
+	"sigmaos.dev/lcsched"
 	"sigmaos.dev/schedd"
+	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
@@ -117,8 +119,41 @@ func (r *root) queuesFile() sigma.File {
 				out = append(out, state.Queue{Realm: string(q.Realm), Waiting: int(q.Jobs), Memory: uint64(q.Memory), Shares: q.Shares})
 			}
 		}
+		lc, err := recall(&k.memo, "queue lc", k.askWaits)
+		if err != nil { // nobody leads, so nothing is known to wait there
+			k.cfg.Log.Debug("no lcsched answers", "err", err)
+		}
+		for _, w := range lc {
+			if r.tree.principal.System || w.Realm == r.realm {
+				out = append(out, state.Queue{Realm: string(w.Realm), Waiting: 1, Memory: uint64(w.Memory), Proc: string(w.ID), Class: sigma.LatencyCritical.String(), Why: w.Why})
+			}
+		}
 		return state.Lines(out)
 	})
+}
+
+// askWaits asks the lcsched that leads what waits there.
+func (k *Kernel) askWaits() (ws []lcsched.Waits, err error) {
+	if k.local(serviceLcsched) == nil && len(k.others()) == 0 {
+		return nil, nil
+	}
+	ctx, cancel := k.asked()
+	defer cancel()
+	c, _, err := k.reach(ctx, serviceLcsched, func(ctx context.Context, c *session.Client) error {
+		b, err := callable(ctx, c)
+		if err != nil {
+			return err
+		}
+		reply, _, err := b.Call(ctx, lcsched.CallWaiting, nil, nil)
+		if err == nil {
+			err = sigmap.Parse(reply, func(c *sigmap.Coder) { lcsched.CodeWaits(c, &ws) })
+		}
+		return err
+	})
+	if err == nil {
+		c.Close()
+	}
+	return ws, err
 }
 
 func (k *Kernel) askQueues() (qs []besched.Queued, err error) {

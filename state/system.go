@@ -82,6 +82,11 @@ type Queue struct {
 	Waiting int    `json:"waiting"`
 	Memory  uint64 `json:"memory_bytes"` // that those ask for
 	Shares  uint32 `json:"shares"`
+
+	// Of a latency-critical proc, each of which has a line of its own.
+	Proc  string `json:"proc,omitempty"`
+	Class string `json:"class,omitempty"` // "lc"
+	Why   string `json:"why,omitempty"`   // it waits
 }
 
 // MachineUse is the first line of /sys/utilisation as the provider sees it: what runs at this machine, and what there is room for.

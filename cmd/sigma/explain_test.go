@@ -1,0 +1,40 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
+)
+
+// What is said of a proc names what it waits for, and what rules out each machine.
+func TestExplain(t *testing.T) {
+	at := time.Unix(1000, 0)
+	s := situation{at: at, here: state.MachineUse{Machine: "m1", Running: 3, Capacity: 1 << 30, Free: 1 << 20},
+		queues: []state.Queue{{Realm: "a", Waiting: 2, Memory: 128 << 20, Shares: 1}, {Realm: "b", Waiting: 1, Shares: 3}, {Realm: "a", Waiting: 1, Proc: "lc", Class: "lc", Why: "what is reserved leaves no machine with 2 cores"}},
+		machines: []state.MachineSeen{{Name: "m1", State: "alive", CPU: 4, Memory: 1 << 30}, {Name: "m2", State: "alive", CPU: 1, Memory: 32 << 20}, {Name: "m3", State: "lost", Memory: 1 << 40},
+			{Name: "m4", State: "alive", Cordoned: true, CPU: 4, Memory: 1 << 40}, {Name: "m5", State: "alive", CPU: 1, Memory: 1 << 40}}}
+	times := sigma.Times{Spawned: at.Add(-3 * time.Second)}
+	placed := times
+	placed.Placed, placed.Executed = at.Add(-time.Second), at.Add(-time.Second+time.Millisecond)
+	for what, c := range map[string]struct {
+		p    sigma.ProcInfo
+		want []string
+	}{
+		"best effort that waits": {sigma.ProcInfo{ID: "be", Realm: "a", Name: "job", Memory: 64 << 20, Times: times}, []string{"it has waited 3s", "2 procs of its realm wait, which ask for 128MiB", "1 of the 4 shares",
+			"m1: is full: 1MiB of 1GiB", "m2: is too small: it has 32MiB", "m3: is lost", "m4: takes nothing new", "m5: is large enough"}},
+		"latency critical that waits": {sigma.ProcInfo{ID: "lc", Realm: "a", Class: sigma.LatencyCritical, CPU: 2000, Memory: 64 << 20, Times: times}, []string{"reserves 2 cores", "lcsched: what is reserved leaves no machine", "m5: is too small: it has 1 cores"}},
+		"one that has ended": {sigma.ProcInfo{Realm: "a", Name: "job", Machine: "m2", State: sigma.ProcEnded, Status: sigma.Status{Code: sigma.StatusOOM, Msg: "too much"}, Times: placed}, []string{"it waited 2s until", "machine m2 had room",
+			"started in 1ms", "it ended: oom: too much"}},
+		"one that was refused": {sigma.ProcInfo{Realm: "a", State: sigma.ProcEnded, Status: sigma.Status{Code: sigma.StatusError, Msg: "there is no machine with zone=b"}, Times: times}, []string{"never placed", "there is no machine with zone=b"}},
+	} {
+		got := strings.Join(s.explain(&c.p), "\n")
+		for _, want := range c.want {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: %q is not in\n%s", what, want, got)
+			}
+		}
+	}
+}
