@@ -29,8 +29,8 @@ type pending struct {
 const (
 	// missedMax is when nothing is asked ahead any more: somebody writes the file all the time.
 	missedMax = 3
-	// behindMax bounds the writes that were sent and not answered.
-	behindMax = 8
+	// behindMax bounds the writes that were sent and not answered: 8 MiB, what 10 Gbit/s carry in 7 ms.
+	behindMax = 32
 )
 
 // New makes the Client of a stream, which it owns.
@@ -220,7 +220,8 @@ func (c *Client) WriteAt(p []byte, off int64, behind bool) (n int, err error) {
 		}
 	}
 	for sent := 0; sent < len(p) || len(c.pending) > 0 && !behind; {
-		if sent == len(p) || len(c.pending) >= behindMax {
+		answers := sent == len(p) || len(c.pending) >= behindMax // some at a time, so that who writes is not woken for each
+		for answers && len(c.pending) > 0 && (sent == len(p) || len(c.pending) > behindMax/2) {
 			done := int(c.pending[0].count)
 			if err := c.writtenLocked(); err != nil {
 				return n, c.afterLocked(err, behind)
@@ -228,7 +229,9 @@ func (c *Client) WriteAt(p []byte, off int64, behind bool) (n int, err error) {
 			if !behind {
 				n += done
 			}
-			continue
+		}
+		if sent == len(p) {
+			break
 		}
 		piece := p[sent:min(len(p), sent+writePiece)]
 		r := request{opWrite, uint32(len(piece)), uint64(off) + uint64(sent)}
