@@ -100,6 +100,12 @@ func (f *file) Put(ctx context.Context, names []string, data []byte, o sigma.Put
 		return none, stopped, err
 	}
 	defer sp.release(dir)
+	switch { // a tree beyond may have what this one lacks
+	case o.Kind == sigma.KindPipe:
+		return none, nil, sigma.Errorf(op, sigma.KindUnsupported, "there are no pipes here")
+	case o.Lease != 0 || o.Wait:
+		return none, nil, sigma.Errorf(op, sigma.KindUnsupported, "this tree has no leases, and nobody can wait for a name")
+	}
 	name := names[len(names)-1]
 	p := &put{sp: sp, op: op, dir: dir, name: name, o: o, walked: len(names)}
 	if o.Append {
@@ -116,16 +122,12 @@ func (sp *space) checkPut(op string, names []string, data []byte, o sigma.PutOpt
 	switch {
 	case len(names) == 0:
 		return sigma.Errorf(op, sigma.KindInvalid, "put needs the name of a file")
-	case o.Kind == sigma.KindPipe:
-		return sigma.Errorf(op, sigma.KindUnsupported, "there are no pipes here")
-	case o.Kind != sigma.KindFile && !isLink(o.Kind):
+	case o.Kind != sigma.KindFile && !isLink(o.Kind) && o.Kind != sigma.KindPipe:
 		return sigma.Errorf(op, sigma.KindInvalid, "a %v cannot be put", o.Kind)
 	case o.Append && o.Kind != sigma.KindFile:
 		return sigma.Errorf(op, sigma.KindInvalid, "nothing can be appended to a %v", o.Kind)
 	case o.MustMake && o.MustExist:
 		return sigma.Errorf(op, sigma.KindInvalid, "a file cannot both be new and exist")
-	case o.Lease != 0 || o.Wait:
-		return sigma.Errorf(op, sigma.KindUnsupported, "this tree has no leases, and nobody can wait for a name")
 	case o.Append && sp.t.cfg.Policy.Objects:
 		return sigma.Errorf(op, sigma.KindUnsupported, "nothing can be appended to an object")
 	case isLink(o.Kind) && !sp.t.cfg.Policy.Links:

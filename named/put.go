@@ -28,6 +28,9 @@ func (o putOp) apply(s *step, now time.Time) reply {
 	if r.err != nil || r.stopped != nil {
 		return r
 	}
+	if o.o.Kind == sigma.KindPipe { // not before it is known that the name is here: a tree beyond may have pipes
+		return reply{err: &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "there are no pipes here", Hint: "a tree that a proc serves from its memory has them"}}
+	}
 	link := o.o.Kind != sigma.KindFile
 	if err := o.allowed(s, dirID, existing); err != nil {
 		return reply{err: err}
@@ -111,9 +114,7 @@ func (o putOp) check(s *step) error {
 	const op = "named.Put"
 	bad := func(msg string) error { return sigma.Errorf(op, sigma.KindInvalid, "%s", msg) }
 	switch {
-	case o.o.Kind == sigma.KindPipe:
-		return &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "there are no pipes here", Hint: "a tree that a proc serves from its memory has them"}
-	case o.o.Kind != sigma.KindFile && o.o.Kind != sigma.KindSymlink && o.o.Kind != sigma.KindEndpoint:
+	case o.o.Kind != sigma.KindFile && o.o.Kind != sigma.KindSymlink && o.o.Kind != sigma.KindEndpoint && o.o.Kind != sigma.KindPipe:
 		return bad("only files, symlinks and endpoints can be put")
 	case len(o.names) == 0:
 		return bad("a put needs a name")
