@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"sigmaos.dev/sigma"
 )
 
 // Goal: in small systems in which everything breaks, no machine is ever over-committed, no proc starts twice, each is answered, and nothing is left.
@@ -42,5 +44,41 @@ func TestFairOverShards(t *testing.T) {
 		if err != nil || r.Jain < 0.99 {
 			t.Errorf("%d shards, shares %v: Jain %.4f, %v", c.Shards, c.Shares, r.Jain, err)
 		}
+	}
+}
+
+// 100,000 procs of one realm do not keep another's only proc from its turn.
+func TestOneAmongAHundredThousand(t *testing.T) {
+	c := Config{Seed: 5, Machines: 50, Shards: 2}
+	for range 100_000 {
+		c.Trace = append(c.Trace, Arrival{Realm: "r0", Run: 100 * time.Millisecond, Memory: 64 * sigma.MiB, Waited: -1})
+	}
+	c.Trace = append(c.Trace, Arrival{At: 500 * time.Millisecond, Realm: "r1", Run: time.Second, Memory: 64 * sigma.MiB})
+	r, err := New(c).Run()
+	if err != nil || r.Predicted > 200*time.Millisecond || r.Most < 5*time.Second {
+		t.Errorf("it waited %v, of the others one %v; %v", r.Predicted, r.Most, err)
+	}
+}
+
+// A machine that dies and comes back all the time leaves nothing reserved, and nobody without an answer.
+func TestFlappingMachine(t *testing.T) {
+	s := New(Config{Seed: 6, Machines: 4, Procs: 2000, LC: 0.3, Faults: true, Run: 200 * time.Millisecond})
+	flaps := 0
+	var flap func()
+	flap = func() {
+		m := s.machines[0]
+		if flaps++; flaps > 40 {
+			return
+		}
+		if m.up {
+			m.dies()
+		} else {
+			m.begin()
+		}
+		s.after(300*time.Millisecond, flap)
+	}
+	s.after(time.Second, flap)
+	if _, err := s.Run(); err != nil {
+		t.Error(err)
 	}
 }
