@@ -34,7 +34,7 @@ type Config struct {
 	Board      *changeboard.Board
 
 	Elsewhere string      // directory of what is known of stores of S3's kind, their cache and uploads; "" = none can be used
-	Cache     sigma.Bytes // of what is read from them; 0 means remote.CacheDefault
+	Cache     sigma.Bytes // of what is read from them; see remote.Config
 	Dial      remote.Dial // connects to them
 	Buckets   []string    // that each realm whose objects are elsewhere is given
 	Log       *slog.Logger

@@ -3,6 +3,7 @@ package remote
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -311,6 +312,28 @@ func TestCache(t *testing.T) {
 	w.proxy.Set(nil)
 	for _, name := range []string{"o1", "o2", "large", "o0", "large"} {
 		check(name)
+	}
+	// A descriptor has the whole object, or is not passed.
+	for _, name := range []string{"o2", "large", "o0"} {
+		f := w.open(name)
+		file, err := f.(sigma.FilePasser).PassFile(ctx)
+		if name == "large" {
+			if sigma.KindOf(err) != sigma.KindUnsupported {
+				t.Errorf("an object larger than the cache was passed: %v", err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		defer file.Close()
+		check("large") // which takes the room of all others
+		if got, err := io.ReadAll(file); err != nil || !bytes.Equal(got, bodies[name]) {
+			t.Errorf("by descriptor %s has %d bytes, %v", name, len(got), err)
+		}
+		if _, err := file.WriteAt([]byte("x"), 0); err == nil {
+			t.Errorf("%s can be written by its descriptor", name)
+		}
 	}
 	// A file that was damaged on the disk is not believed.
 	check("o1")

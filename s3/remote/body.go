@@ -163,6 +163,9 @@ func (b *body) pass(ctx context.Context) (*os.File, error) {
 	if b.e == nil {
 		return b.sp.t.cache.emptyFile()
 	}
+	if !b.sp.t.cache.fits(b.a.size) {
+		return nil, sigma.Errorf("remote.PassFile", sigma.KindUnsupported, "the object is too large for the cache")
+	}
 	for i := range b.e.chunks {
 		if _, here := b.e.turn(i); !here && b.a.size > passMax {
 			return nil, sigma.Errorf("remote.PassFile", sigma.KindUnsupported, "not all of the object is in the cache")

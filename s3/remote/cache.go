@@ -57,6 +57,7 @@ type entry struct {
 	at     *list.Element // cache.mu
 	users  int           // cache.mu; bodies
 	gone   bool          // cache.mu; not in the table any more
+	passed bool          // cache.mu; somebody may have a descriptor of the file, from which nothing may vanish
 	chunks []chunk       // cache.mu
 }
 
@@ -104,7 +105,7 @@ func (c *cache) use(sp *space, path, key string, a attr) (*entry, error) {
 
 func cacheError(path string, err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return &sigma.Error{Op: "remote.cache", Path: path, Kind: sigma.KindNoSpace, Msg: "the disk of the machine that keeps the cache of the object store is full", Hint: "make room in its data directory, or choose a smaller cache: sigma up --s3-cache"}
+		return &sigma.Error{Op: "remote.cache", Path: path, Kind: sigma.KindNoSpace, Msg: "the disk of the machine that keeps the cache of the object store is full", Hint: "make room in its data directory, or remove something else there"}
 	}
 	return sigma.Wrap("remote.cache", path, err)
 }
@@ -149,7 +150,7 @@ func (c *cache) makeRoomLocked(more uint64, but *entry) {
 			at = before
 		}
 	}
-	if c.used+more > c.most && !but.gone { // an object that is larger than the cache goes through it
+	if c.used+more > c.most && !but.gone && !but.passed { // an object that is larger than the cache goes through it
 		for i := range but.chunks {
 			if ch := &but.chunks[i]; ch.here && c.used+more > c.most {
 				ch.here = false
@@ -311,8 +312,21 @@ func (c *cache) emptyFile() (*os.File, error) {
 	return f, nil
 }
 
-// pass opens the whole object, which is here, for reading only.
+// fits says whether an object can be in the cache as a whole beside others.
+func (c *cache) fits(size uint64) bool { return size <= c.most/2 }
+
+// pass opens the whole object for reading only. KindUnsupported if not all of it is here: some may have been evicted since it came.
 func (e *entry) pass() (*os.File, error) {
+	e.c.mu.Lock()
+	whole := !e.gone
+	for i := range e.chunks {
+		whole = whole && e.chunks[i].here
+	}
+	e.passed = e.passed || whole
+	e.c.mu.Unlock()
+	if !whole {
+		return nil, sigma.Errorf("remote.PassFile", sigma.KindUnsupported, "the object is not in the cache as a whole")
+	}
 	f, err := os.Open(filepath.Join(e.c.dir, e.name))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, sigma.Errorf("remote.PassFile", sigma.KindUnsupported, "the object is not in the cache any more")

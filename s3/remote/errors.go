@@ -89,7 +89,7 @@ func judgeReply(make func(sigma.Kind, string, string) *sigma.Error, r minio.Erro
 	f := fault{status: r.StatusCode}
 	switch {
 	case r.Code == "NoSuchBucket":
-		f.err = make(sigma.KindUnavailable, "the bucket of the object store in which objects are kept does not exist", "make it, or name another: sigma s3 store")
+		f.err = make(sigma.KindUnavailable, "the bucket of the object store in which objects are kept does not exist", "make it, or name another: sigma s3 store set")
 	case r.StatusCode == http.StatusNotFound:
 		f.err = make(sigma.KindNotFound, "", "")
 	case r.StatusCode == http.StatusPreconditionFailed || r.StatusCode == http.StatusConflict && r.Code == "ConditionalRequestConflict":
@@ -103,7 +103,7 @@ func judgeReply(make func(sigma.Kind, string, string) *sigma.Error, r minio.Erro
 	case r.StatusCode >= 500:
 		f.again, f.unknown, f.err = true, true, make(sigma.KindUnavailable, said, "see sigma doctor")
 	case r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized:
-		f.err = make(sigma.KindPermission, said, "the store refuses what its credentials ask for: are they right, and may they write? sigma s3 store sets others")
+		f.err = make(sigma.KindPermission, said, "the store refuses what its credentials ask for: are they right, and may they write? sigma s3 store set names others")
 	case r.Code == "EntityTooLarge":
 		f.err = make(sigma.KindTooBig, said, "")
 	default:

@@ -23,6 +23,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sigmaos.dev/changeboard"
 	"sigmaos.dev/fence"
 	"sigmaos.dev/sigma"
@@ -33,14 +35,15 @@ const (
 	freshMax = time.Second
 	// knownMax bounds what is remembered of objects that nobody has open, in all realms: about 30 MiB.
 	knownMax = 1 << 17
-	// CacheDefault is the size of the cache.
-	CacheDefault = 4 * sigma.GiB
+	// The size of the cache, if none is given: a quarter of the room that its disk has, within these.
+	cacheMost  = 4 * sigma.GiB
+	cacheLeast = 256 * sigma.MiB
 )
 
 // Config says what is served.
 type Config struct {
 	Dir   string                                                 // for the cache, and for what is being written
-	Cache sigma.Bytes                                            // 0 means CacheDefault
+	Cache sigma.Bytes                                            // 0 means a quarter of the room on the disk, from 256 MiB to 4 GiB
 	Check func(top bool, name string, kind sigma.FileKind) error // whether an entry may be made; see dirtree.Policy
 	Dial  Dial
 	// Patience bounds one operation with all its repetitions, if nobody gives it less; 0 means 30 s.
@@ -68,11 +71,11 @@ type Tree struct {
 
 // New makes a Tree, and removes what an earlier one left in Dir.
 func New(cfg Config) (*Tree, error) {
-	if cfg.Cache == 0 {
-		cfg.Cache = CacheDefault
-	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Cache == 0 {
+		cfg.Cache = cacheSize(cfg.Dir)
 	}
 	c, err := newCache(filepath.Join(cfg.Dir, "cache"), cfg.Cache)
 	if err != nil {
@@ -92,6 +95,15 @@ func New(cfg Config) (*Tree, error) {
 		return nil, sigma.Wrap("remote.New", cfg.Dir, err)
 	}
 	return t, nil
+}
+
+// cacheSize is how large a cache in a directory should be.
+func cacheSize(dir string) sigma.Bytes {
+	var st unix.Statfs_t
+	if unix.Statfs(dir, &st) != nil {
+		return cacheLeast
+	}
+	return min(cacheMost, max(cacheLeast, sigma.Bytes(st.Bavail*uint64(st.Bsize)/4)))
 }
 
 // Attach returns the directory of buckets of a realm whose objects are in a store; whole says that all below its URL are the realm's, else those below the realm's name.

@@ -101,12 +101,12 @@ func (sp *space) load(ctx context.Context) error {
 		return nil
 	}
 	var data bytes.Buffer
-	a, err := sp.c.head(ctx, "", sp.prefix+fencesKey)
+	a, err := sp.c.head(ctx, "/"+sigma.NameS3, sp.prefix+fencesKey)
 	if err == nil && a.size > 4*fence.NamesMax+32*fence.FencesMax {
 		err = sigma.Errorf(op, sigma.KindTooBig, "the list of fences in the object store is too long")
 	}
 	if err == nil && a.size > 0 {
-		err = sp.c.fetch(ctx, "", sp.prefix+fencesKey, a, 0, int64(a.size), func(p []byte, at int64) error {
+		err = sp.c.fetch(ctx, "/"+sigma.NameS3, sp.prefix+fencesKey, a, 0, int64(a.size), func(p []byte, at int64) error {
 			data.Truncate(int(at))
 			data.Write(p)
 			return nil
@@ -123,7 +123,7 @@ func (sp *space) load(ctx context.Context) error {
 	}
 	sp.fences = fence.NewTable(fence.Config{Known: known, Save: func(ctx context.Context, _ sigma.Fence, all []sigma.Fence) error {
 		text := fence.Encode(all)
-		_, err := sp.c.put(ctx, "", sp.prefix+fencesKey, attr{id: 1, version: sp.after(0), size: uint64(len(text))}, bytes.NewReader(text), condition{})
+		_, err := sp.c.put(ctx, "/"+sigma.NameS3, sp.prefix+fencesKey, attr{id: 1, version: sp.after(0), size: uint64(len(text))}, bytes.NewReader(text), condition{})
 		return err
 	}})
 	sp.loaded = true
