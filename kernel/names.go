@@ -246,11 +246,32 @@ func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
 	if serr := t.Symlink(ctx, "/s3/bin", "/bin"); serr != nil && sigma.KindOf(serr) != sigma.KindExists {
 		return serr
 	}
-	if merr := t.MkdirAll(ctx, "/s3/bin", 0o755); merr != nil {
+	if merr := r.makeBin(ctx, t, err != nil); merr != nil {
 		return merr
 	}
 	if err == nil {
 		r.k.leaveFresh(id)
+	}
+	return err
+}
+
+// binWait is how long a realm that was there before waits for its object store, which may be away: the machine comes up all the same.
+const binWait = 5 * time.Second
+
+// makeBin makes the directory of a realm's programs.
+func (r realms) makeBin(ctx context.Context, t *realmTree, before bool) error {
+	if !before {
+		return t.MkdirAll(ctx, "/s3/bin", 0o755)
+	}
+	ctx, cancel := context.WithTimeout(ctx, binWait)
+	defer cancel()
+	err := t.MkdirAll(ctx, "/s3/bin", 0o755)
+	switch sigma.KindOf(err) {
+	case sigma.KindUnavailable, sigma.KindTimeout, sigma.KindBusy, sigma.KindPermission, sigma.KindNoSpace:
+		if err != nil {
+			r.k.cfg.Log.Warn("a realm's object store is of no use at the moment", "err", err)
+			return nil
+		}
 	}
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"sigmaos.dev/internal/s3server"
+	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sigma"
 )
 
@@ -113,6 +114,32 @@ func TestObjectStore(t *testing.T) {
 	in("s3", "store", "rm") // so that the realm can be removed
 	if got := in("s3", "bucket", "ls"); strings.Contains(got, "photos") {
 		t.Errorf("back on the local disk there is %q", got)
+	}
+}
+
+// Goal: a system whose objects are all in a store comes up while that is away, and uses it again when it is back.
+func TestStoreAwayAtStart(t *testing.T) {
+	s := testenv.New(t, testenv.Options{})
+	s.Up(t)
+	srv := s3server.Start(t)
+	keys := filepath.Join(t.TempDir(), "keys")
+	if err := os.WriteFile(keys, fmt.Appendf(nil, "aws_access_key_id=%s\naws_secret_access_key=%s\n", s3server.AccessKey, s3server.SecretKey), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.Must(t, "s3", "store", "set", "--all", "--credentials", keys, srv.URL())
+	s.Must(t, "s3", "bucket", "create", "in")
+	if srv.Object(t, "default/in/") != "" || !strings.Contains(s.Must(t, "s3", "bucket", "ls"), "bin\nin\n") {
+		t.Error("the buckets are not in the store")
+	}
+	srv.Freeze()
+	s.Down(t)
+	s.Up(t)
+	if out := s.Must(t, "ls", "/"); !strings.Contains(out, "s3") {
+		t.Errorf("the realm has %q", out)
+	}
+	srv.Thaw()
+	if out := s.Must(t, "s3", "bucket", "ls"); out != "bin\nin\n" {
+		t.Errorf("the store is back, and its buckets are %q", out)
 	}
 }
 
