@@ -262,7 +262,7 @@ func (p *beschedProcess) run(ctx context.Context, d time.Duration) (float64, err
 	var all sync.WaitGroup
 	room := make(chan struct{}, 16) // batches that may be ahead
 	fail := func(err error) {
-		if err != nil {
+		if err != nil && ctx.Err() == nil { // else what is under way when the run is over ends with it
 			select {
 			case p.failed <- err:
 			default:
