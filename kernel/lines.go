@@ -40,7 +40,7 @@ func stateFile(path, name string, perm uint32, text func(context.Context) ([]byt
 
 // answering makes the file answer the calls of c too.
 func (l *lines[C]) answering(c sigma.File) *lines[C] {
-	l.Callable.Handle = c.(*treekit.Callable).Handle
+	l.Callable.Handle, l.Callable.Prompt = c.(*treekit.Callable).Handle, c.(*treekit.Callable).Prompt
 	l.perm |= 0o200
 	return l
 }

@@ -239,7 +239,7 @@ func (r *root) endpointsFile() sigma.File {
 		text, err = state.Lines(out)
 		return text, last, more, err
 	}
-	return linesFile("/sys/"+sigmap.FileEndpoints, sigmap.FileEndpoints, 0o444, page).answering(r.callable(sigmap.FileEndpoints, r.endpointCalls()))
+	return linesFile("/sys/"+sigmap.FileEndpoints, sigmap.FileEndpoints, 0o444, page).answering(r.endpointsCallable())
 }
 
 // limitsFile is /sys/limits: what a realm, and each of its procs, may have.

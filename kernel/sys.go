@@ -254,6 +254,16 @@ func (r *root) selfCalls() map[string]handler {
 	}
 }
 
+// endpointsCallable answers a dial to an endpoint of this machine at once: dialproxy does not wait.
+func (r *root) endpointsCallable() sigma.File {
+	c := r.callable(sigmap.FileEndpoints, r.endpointCalls()).(*treekit.Callable)
+	c.Prompt = func(method string, payload []byte) bool {
+		var e sigma.Endpoint
+		return method == sigmap.CallDial && r.tree.view == nil && sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e); c.Last(func() { var rings bool; c.Bool(&rings) }) }) == nil && e.Machine == r.tree.k.cfg.Machine
+	}
+	return c
+}
+
 func (r *root) endpointCalls() map[string]handler {
 	k, who := r.tree.k, r.tree.principal
 	who.Realm = r.realm

@@ -139,20 +139,22 @@ func (c *Conn) LocalAddr() net.Addr { return c.local }
 // RemoteAddr implements net.Conn.
 func (c *Conn) RemoteAddr() net.Addr { return c.remote }
 
-// streamOf makes a connection of what sigmad passed.
+// streamOf makes a connection of what sigmad passed: a socket, and with a ticket, which only a pair of this machine has, perhaps its memory.
 func (c *Client) streamOf(form sigma.ConnForm, files []*os.File, side ring.Side, ticket string, local, remote net.Addr) (net.Conn, error) {
+	var nc ring.Stream
 	var memory *os.File
-	if len(files) == 2 && form == sigma.FormStream && ticket != "" {
-		files, memory = files[:1], files[1]
-	}
-	nc, err := connOf(files, local, remote)
-	if err != nil || form != sigma.FormStream {
-		if memory != nil {
-			memory.Close()
+	if form == sigma.FormStream && ticket != "" && (len(files) == 1 || len(files) == 2) {
+		if nc = ring.FileStream(files[0]); len(files) == 2 {
+			memory = files[1]
 		}
-		return nc, err
+	} else {
+		other, err := connOf(files, local, remote)
+		if err != nil || form != sigma.FormStream {
+			return other, err
+		}
+		nc = other.(*conn).Stream
 	}
-	r, err := c.rings.New(nc.(*conn).Stream, side, []byte(ticket), memory)
+	r, err := c.rings.New(nc, side, []byte(ticket), memory)
 	if err != nil {
 		nc.Close()
 		return nil, err

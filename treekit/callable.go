@@ -17,6 +17,18 @@ type Callable struct {
 	Name   string
 	ID     uint64
 	Handle func(ctx context.Context, method string, payload []byte) (reply []byte, files []*os.File, err error)
+	// Prompt says that Handle answers a call without waiting, so that it is made where it is received; nil = of none.
+	Prompt func(method string, payload []byte) bool
+}
+
+// prompter is a Caller that says which calls it answers without waiting.
+type prompter interface {
+	IsPrompt(method string, payload []byte) bool
+}
+
+// IsPrompt says that Call will not wait.
+func (c *Callable) IsPrompt(method string, payload []byte) bool {
+	return c.Prompt != nil && c.Prompt(method, payload)
 }
 
 var _ sigma.Caller = (*Callable)(nil)

@@ -476,6 +476,21 @@ func (s *server) recall(m sigmap.Message) (reply sigmap.Message) {
 	return &sigmap.Rget{ID: r.ID, Size: r.Size, Data: r.Data}
 }
 
+// isPrompt says that m is a call that is answered without waiting: it is handled by the reader of requests, without a goroutine that another thread would be woken for.
+func (s *server) isPrompt(m sigmap.Message) bool {
+	call, ok := m.(*sigmap.Tcall)
+	if !ok || s.plain {
+		return false
+	}
+	f, err := s.get(call.Fid)
+	if err != nil {
+		return false
+	}
+	defer s.put(f)
+	p, ok := f.file.(prompter)
+	return ok && p.IsPrompt(call.Method, call.Payload)
+}
+
 // extended answers the messages that sigmaP adds.
 func (s *server) extended(ctx context.Context, f *fid, m sigmap.Message) (sigmap.Message, error) {
 	switch m := m.(type) {

@@ -312,6 +312,11 @@ func (s *server) begin(ctx context.Context, alone bool, tag uint16, m sigmap.Mes
 	s.mu.Lock()
 	s.requests[tag] = &request{cancel: cancel}
 	s.mu.Unlock()
+	if alone && size <= bulkSize && s.isPrompt(m) {
+		defer cancel()
+		s.handle(ctx, tag, m, files)
+		return nil
+	}
 	s.handlers.Go(func() {
 		defer release()
 		defer cancel()
