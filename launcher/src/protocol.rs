@@ -381,6 +381,21 @@ mod tests {
     }
 
     #[test]
+    fn group_is_read_as_written_in_the_document() {
+        let mut m = vec![10, 0, 1, 0];
+        for field in [768u32, 1500, 1] {
+            m.extend(field.to_le_bytes());
+        }
+        m.extend(5u16.to_le_bytes());
+        m.extend(b"be/or");
+        let want = GroupShare { cpu_shares: 768, quota_milli: 1500, idle: 1, group: b"be/or".to_vec() };
+        assert_eq!(decode(&m).unwrap(), Request::Group(want));
+        assert!(decode(&m[..m.len() - 1]).is_err(), "a group that is cut");
+        m.push(0);
+        assert!(decode(&m).is_err(), "a byte too many");
+    }
+
+    #[test]
     fn kill_and_signal() {
         let mut m = vec![2, 0, 1, 0];
         m.extend(5u64.to_le_bytes());
