@@ -135,19 +135,24 @@ func (s *server) read(ctx context.Context, r request) error {
 	}
 	var head [headSize]byte
 	answer{count: uint32(n), version: st.ID.Version}.encode(head[:])
-	if _, err := s.conn.Write(head[:]); err != nil {
+	if n == 0 {
+		_, err := s.conn.Write(head[:])
 		return err
 	}
-	return s.send(int64(r.offset), int(n))
+	return s.send(head[:], int64(r.offset), int(n))
 }
 
-// send sends bytes of the file. If there are fewer, as it was cut meanwhile, it is an error: more were announced.
-func (s *server) send(off int64, n int) (err error) {
+// send sends the beginning of an answer, and then bytes of the file, in a packet with it. If there are fewer, as the file was cut meanwhile, it is an error: more were announced.
+func (s *server) send(head []byte, off int64, n int) (err error) {
 	src := int(s.file.Fd())
 	werr := s.raw.Write(func(fd uintptr) bool {
 		for n > 0 {
 			var sent int
-			sent, err = unix.Sendfile(int(fd), src, &off, n)
+			if len(head) > 0 {
+				sent, err = unix.SendmsgN(int(fd), head, nil, nil, unix.MSG_MORE|unix.MSG_NOSIGNAL)
+			} else {
+				sent, err = unix.Sendfile(int(fd), src, &off, n)
+			}
 			switch {
 			case err == unix.EINTR:
 			case err == unix.EAGAIN:
@@ -158,8 +163,11 @@ func (s *server) send(off int64, n int) (err error) {
 			case sent == 0:
 				err = io.ErrUnexpectedEOF
 				return true
+			case len(head) > 0:
+				head = head[sent:]
+			default:
+				n -= sent
 			}
-			n -= max(sent, 0)
 		}
 		return true
 	})
