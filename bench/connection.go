@@ -168,7 +168,7 @@ var (
 func runEndpoint(ctx context.Context, r *Run) error {
 	blocks, trips, streamed := 20, 5000, 4096
 	if r.Quick {
-		blocks, trips, streamed = 5, 2000, 512
+		blocks, trips, streamed = 3, 1500, 256
 	}
 	a, err := r.newConnections(ctx, "ring", "socket", "sigma")
 	if err != nil {
