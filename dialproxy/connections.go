@@ -28,9 +28,10 @@ type Connection struct {
 	Number    uint64
 	Endpoint  sigma.Endpoint  // that was dialled
 	From      sigma.Principal // who dialled
-	Transport string          // "unix", "tcp"
+	Transport string          // "unix", "tcp", or "ring" if it has memory
 	Began     time.Time
-	Other     sigma.Life // machine of the other end; zero: this one
+	Other     sigma.Life  // machine of the other end; zero: this one
+	Tally     *ring.Tally // by Connections, of one that has memory
 }
 
 // Open is one end of a connection, which a proc of this machine has.
@@ -161,7 +162,7 @@ func (x *Proxy) Dialled(p sigma.Principal, e sigma.Endpoint, other sigma.Life, f
 		return err
 	}
 	x.rings.last++
-	c := &connection{Connection: Connection{x.rings.last, e, p, "tcp", time.Now(), other}}
+	c := &connection{Connection: Connection{x.rings.last, e, p, "tcp", time.Now(), other, nil}}
 	c.ends[ring.Dialled] = end{proc: p.Proc, realm: p.Realm, inode: inode, since: time.Now()}
 	x.noteLocked(c)
 	return nil
@@ -180,7 +181,13 @@ func (x *Proxy) Connections(match func(*Connection) bool) (cs []Connection, ends
 	defer x.mu.Unlock()
 	for _, c := range x.conns.all {
 		if match(&c.Connection) {
-			cs, ends = append(cs, c.Connection), append(ends, c.open()...)
+			one := c.Connection
+			if r := x.rings.all[c.Number]; r != nil {
+				if t, err := ring.TallyOf(r.file); err == nil {
+					one.Transport, one.Tally = "ring", &t
+				}
+			}
+			cs, ends = append(cs, one), append(ends, c.open()...)
 		}
 	}
 	slices.SortFunc(cs, func(a, b Connection) int { return int(int64(a.Number - b.Number)) })

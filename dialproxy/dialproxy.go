@@ -198,7 +198,7 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, err
 	}
 	x.rings.last++
 	t := x.ticket(x.rings.last, p, l)
-	c := &connection{Connection: Connection{x.rings.last, l.endpoint, p, "unix", time.Now(), sigma.Life{}}}
+	c := &connection{Connection: Connection{x.rings.last, l.endpoint, p, "unix", time.Now(), sigma.Life{}, nil}}
 	if p.Machine == x.machine || p.Machine == "" {
 		c.ends[ring.Dialled] = end{proc: p.Proc, realm: p.Realm, inode: inodes[0], since: c.Began}
 	}
@@ -255,7 +255,7 @@ func (p *Place) Give(f *os.File) {
 		return
 	}
 	p.x.rings.last++
-	c := &connection{Connection: Connection{p.x.rings.last, p.l.endpoint, p.from, "tcp", time.Now(), p.other}}
+	c := &connection{Connection: Connection{p.x.rings.last, p.l.endpoint, p.from, "tcp", time.Now(), p.other, nil}}
 	c.ends[ring.Accepted] = end{proc: p.l.endpoint.Proc, realm: p.l.endpoint.Realm, inode: inode}
 	p.x.noteLocked(c)
 	p.l.waiting <- arrival{file: f, from: p.from, number: c.Number} // there is room, since it was reserved

@@ -34,7 +34,7 @@ func (r *root) sysDir() sigma.File {
 func (r *root) sysNames() []string {
 	names := append(make([]string, 0, 16), sigmap.FileProcs, sigmap.FileSelf, sigmap.FileEndpoints, nameVersion)
 	if r.tree.view == nil {
-		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameUsage, nameLimits)
+		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameUsage, nameLimits, nameConnections)
 	}
 	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isService(serviceMachined) {
 		names = append(names, sigmap.FileNames)
@@ -67,6 +67,8 @@ func (r *root) sysFile(name string) sigma.File {
 		return r.versionFile()
 	case nameQueues:
 		return r.queuesFile()
+	case nameConnections:
+		return r.connectionsFile()
 	case nameUtilisation:
 		return r.utilisationFile()
 	case nameUsage:
@@ -356,6 +358,7 @@ func (r *root) endpointCalls() map[string]handler {
 			return nil, nil, k.proxy.Close(who, l)
 		},
 		sigmap.CallRevoke: r.revokeCall,
+		sigmap.CallLog:    r.logCall,
 	}
 }
 

@@ -103,6 +103,13 @@ func (c *Client) Revoke(ctx context.Context, e sigma.Endpoint) error {
 	return c.do(ctx, sigmap.FileEndpoints, sigmap.CallRevoke, func(enc *sigmap.Coder) { enc.Endpoint(&e) }, nil)
 }
 
+// ConnectionLog gives the latest things that happened to connections of this machine's procs, as JSON lines (state.ConnectionEvent).
+func (c *Client) ConnectionLog(ctx context.Context) ([]byte, error) {
+	reply, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallLog, nil)
+	session.CloseFiles(files)
+	return reply, err
+}
+
 // Publish writes e into the file at path, replacing what is there.
 func (c *Client) Publish(ctx context.Context, path string, e sigma.Endpoint, lease sigma.LeaseID) error {
 	_, err := c.Put(ctx, path, []byte(e.String()), sigma.PutOptions{Kind: sigma.KindEndpoint, Lease: lease})

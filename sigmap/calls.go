@@ -60,6 +60,7 @@ const (
 	CallDial       = "dial"
 	CallClose      = "close"
 	CallRevoke     = "revoke"
+	CallLog        = "log"
 	CallRing       = "ring"
 	CallEndRing    = "end-ring"
 	CallDialStream = "dial-stream"

@@ -117,6 +117,30 @@ type Endpoint struct {
 	Waiting int    `json:"waiting"` // connections that are not accepted yet
 }
 
+// Connection is a line of /sys/connections: one that procs of this machine have. What was carried is of two kinds: TCP's own account, and what the procs wrote into memory that they share; of a socket within the machine nobody knows.
+type Connection struct {
+	Realm     string    `json:"realm"`   // of who listens
+	Machine   string    `json:"machine"` // that tells it
+	Proc      string    `json:"proc"`    // that listens
+	On        string    `json:"on"`      // machine of that
+	From      string    `json:"from"`    // proc that dialled; "" = a program outside, or sigmad
+	FromRealm string    `json:"from_realm"`
+	FromOn    string    `json:"from_on"`
+	Transport string    `json:"transport"` // unix, ring, tcp
+	Began     time.Time `json:"began"`
+	Sent      *uint64   `json:"sent_bytes,omitempty"` // from the end that this machine has; if it has both, the dialler's
+	Received  *uint64   `json:"received_bytes,omitempty"`
+	Messages  *uint64   `json:"messages,omitempty"` // of both directions, in memory
+	Spun      *uint64   `json:"spun_ns,omitempty"`  // by both procs
+}
+
+// ConnectionEvent is a line of sigma ep log.
+type ConnectionEvent struct {
+	Time  time.Time `json:"time"`
+	Event string    `json:"event"` // dialled, revoked, cut
+	Connection
+}
+
 // Limit is a line of /sys/limits.
 type Limit struct {
 	Realm string  `json:"realm"`

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/sdk"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
+)
+
+func newEpCommand(a *app) *cobra.Command {
+	return a.group("ep", "List endpoints and connections, and take endpoints back",
+		`What listens at this machine, who is connected with whom, and what happened to connections
+lately. sigma ep revoke takes an endpoint back and ends its connections.`,
+		&cobra.Command{Use: "ls", Short: "List who listens at this machine", Long: `List the endpoints of procs that listen at this machine, with the connections that wait there
+to be accepted.`, Example: "  sudo sigma ep ls", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error { return a.epList(cmd.Context()) }},
+		&cobra.Command{Use: "stat", Short: "Show which connections there are, and what they carried", Long: `Show the connections that procs of this machine have: who dialled whom, by which transport
+(unix, ring: memory that both share, or tcp: with another machine), since when. Bytes of tcp
+are the kernel's account; bytes, messages and time spun of ring are what the procs wrote there
+themselves; of unix nobody knows.`, Example: "  sudo sigma ep stat\n  sudo sigma ep stat --json", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error { return a.epStat(cmd.Context()) }},
+		&cobra.Command{Use: "revoke PATH...", Short: "Take endpoints back and end their connections", Long: `Take back the endpoints in the files PATH: nobody dials them any more, and the connections
+that were made to them are ended, on this machine and with others. The files stay.`, Example: "  sudo sigma ep revoke /svc/web", Args: between(1, -1), ValidArgsFunction: a.complete,
+			RunE: func(cmd *cobra.Command, args []string) error { return a.epRevoke(cmd.Context(), args) }},
+		&cobra.Command{Use: "log", Short: "Show what happened to connections lately", Long: `Show the latest connections that were dialled, revoked, or cut because the other machine was
+lost, oldest first.`, Example: "  sudo sigma ep log", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error { return a.epLog(cmd.Context()) }},
+	)
+}
+
+// linesOf reads JSON lines.
+func linesOf[T any](text []byte) ([]T, error) {
+	out := []T{}
+	for d := json.NewDecoder(bytes.NewReader(text)); d.More(); {
+		var one T
+		if err := d.Decode(&one); err != nil {
+			return nil, sigma.Wrap("sigma.ep", "", err)
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+// epLines prints lines of the system's state as a table, or as JSON.
+func epLines[T any](ctx context.Context, a *app, read func(c *sdk.Client) ([]byte, error), heads []string, row func(t *table, one *T)) error {
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	text, err := read(c)
+	if err != nil {
+		return err
+	}
+	all, err := linesOf[T](text)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(all)
+	}
+	t := a.table(heads...)
+	for i := range all {
+		row(t, &all[i])
+	}
+	return t.print()
+}
+
+func fileOf(ctx context.Context, path string) func(c *sdk.Client) ([]byte, error) {
+	return func(c *sdk.Client) ([]byte, error) {
+		h, err := c.Open(ctx, path, sigma.OpenRead)
+		if err != nil {
+			return nil, err
+		}
+		defer h.Close()
+		return io.ReadAll(h)
+	}
+}
+
+func (a *app) epList(ctx context.Context) error {
+	return epLines(ctx, a, fileOf(ctx, "/sys/endpoints"), []string{"REALM", "PROC", "MACHINE", "FORM", "WAITING"}, func(t *table, e *state.Endpoint) {
+		t.row(e.Realm, e.Proc, e.Machine, e.Form, e.Waiting)
+	})
+}
+
+func (a *app) epStat(ctx context.Context) error {
+	return epLines(ctx, a, fileOf(ctx, "/sys/connections"), []string{"REALM", "FROM", "TO", "TRANSPORT", "SENT", "RECEIVED", "MESSAGES", "SPUN", "AGE"}, func(t *table, c *state.Connection) {
+		spun := "-"
+		if c.Spun != nil {
+			spun = fmt.Sprint(time.Duration(*c.Spun).Round(time.Microsecond))
+		}
+		t.row(c.Realm, who(c.From, c.FromOn), who(c.Proc, c.On), c.Transport, tallied(c.Sent), tallied(c.Received), tallied(c.Messages), spun, time.Since(c.Began).Round(time.Second))
+	})
+}
+
+func (a *app) epLog(ctx context.Context) error {
+	read := func(c *sdk.Client) ([]byte, error) { return c.ConnectionLog(ctx) }
+	return epLines(ctx, a, read, []string{"TIME", "EVENT", "REALM", "FROM", "TO", "TRANSPORT"}, func(t *table, e *state.ConnectionEvent) {
+		t.row(e.Time.Format("15:04:05.000"), e.Event, e.Realm, who(e.From, e.FromOn), who(e.Proc, e.On), e.Transport)
+	})
+}
+
+func who(proc, machine string) string {
+	return orElse(proc, "outside") + "@" + machine
+}
+
+func tallied(n *uint64) string {
+	if n == nil {
+		return "-"
+	}
+	return fmt.Sprint(*n)
+}
+
+func (a *app) epRevoke(ctx context.Context, paths []string) error {
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, path := range paths {
+		text, err := c.ReadLink(ctx, path)
+		if err != nil {
+			return err
+		}
+		e, err := sigma.ParseEndpoint(strings.TrimSpace(text))
+		if err != nil {
+			return sigma.Wrap("sigma.ep", path, err)
+		}
+		if err := c.Revoke(ctx, e); err != nil {
+			return sigma.Wrap("sigma.ep", path, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,72 @@
+package kernel
+
+import (
+	"context"
+	"os"
+
+	"sigmaos.dev/dialproxy"
+	"sigmaos.dev/launch"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
+)
+
+const (
+	nameConnections = "connections"
+	logMost         = 128 // events in one answer, which has room for them
+)
+
+// shownTo says which connections who reads may know of: the provider of all, a tenant of those that its realm has an end of.
+func (r *root) shownTo(c *dialproxy.Connection) bool {
+	return r.tree.principal.System || c.Endpoint.Realm == r.realm || c.From.Realm == r.realm
+}
+
+// connectionsFile is /sys/connections: which connections procs of this machine have. That they still have them the launcher is asked when it is read.
+func (r *root) connectionsFile() sigma.File {
+	k := r.tree.k
+	return r.sysState(nameConnections, func(ctx context.Context) ([]byte, error) {
+		cs, ends := k.proxy.Connections(r.shownTo)
+		found := k.found(ctx, ends, false)
+		of := map[uint64][]launch.Socket{}
+		for _, o := range ends {
+			if s, is := found[o.Inode]; is {
+				of[o.Number] = append(of[o.Number], s)
+			}
+		}
+		out := []state.Connection{}
+		for i := range cs {
+			sockets := of[cs[i].Number]
+			if len(sockets) == 0 {
+				continue
+			}
+			line := k.connectionLine(&cs[i])
+			switch t := cs[i].Tally; {
+			case t != nil:
+				messages := t.Messages[0] + t.Messages[1]
+				line.Sent, line.Received, line.Messages, line.Spun = &t.Bytes[0], &t.Bytes[1], &messages, &t.Spun
+			case cs[i].Transport == "tcp":
+				line.Sent, line.Received = &sockets[0].Sent, &sockets[0].Received
+			}
+			out = append(out, line)
+		}
+		return state.Lines(out)
+	})
+}
+
+func (k *Kernel) connectionLine(c *dialproxy.Connection) state.Connection {
+	return state.Connection{Realm: string(c.Endpoint.Realm), Machine: string(k.cfg.Machine), Proc: string(c.Endpoint.Proc), On: string(c.Endpoint.Machine), From: string(c.From.Proc), FromRealm: string(c.From.Realm), FromOn: string(c.From.Machine),
+		Transport: c.Transport, Began: c.Began}
+}
+
+// logCall is the call log: the latest things that happened to connections.
+func (r *root) logCall(context.Context, []byte) ([]byte, []*os.File, error) {
+	if r.tree.view != nil {
+		return nil, nil, sigma.Errorf("kernel.log", sigma.KindPermission, "a proc with a view is not told of others' connections")
+	}
+	es := r.tree.k.proxy.Events(r.shownTo)
+	out := []state.ConnectionEvent{}
+	for _, e := range es[max(0, len(es)-logMost):] {
+		out = append(out, state.ConnectionEvent{Time: e.Time, Event: e.What, Connection: r.tree.k.connectionLine(&e.Connection)})
+	}
+	text, err := state.Lines(out)
+	return text, nil, err
+}
