@@ -124,7 +124,7 @@ func (s *etcdStore) roomFor(ctx context.Context, b Batch) bool {
 	}
 	fits := func() bool { // a database that is as big as it may be has room as long as much in it is free, in pieces that need not suit
 		x := s.space()
-		if x.used+size > most-s.reserve() {
+		if x.used+size > most-s.reserve() || s.etcd == nil && x.file+size > most-s.reserve()/4 { // another's etcd refuses even removals when its file is as big as it may be, whatever is free in it
 			return false
 		}
 		tight := s.etcd != nil && x.used <= defragMost && x.file+size > most-s.reserve()/4 // among few free pages there may be none that suit, and to copy them is cheap
