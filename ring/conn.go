@@ -56,6 +56,8 @@ type Conn struct {
 	given  *os.File               // mu; the memory, which came with the connection and was not needed yet
 	spared bool                   // mu; it has been there since the last round
 	closed atomic.Bool            // mu to set
+	placed bool                   // mu; it was seen whether the meter has a slot
+	place  *slot                  // mu
 
 	spun                  atomic.Int64 // nanoseconds
 	promotions, demotions atomic.Uint64
@@ -80,6 +82,7 @@ func (s *Set) New(sock Stream, side Side, ticket []byte, memory *os.File) (*Conn
 	c := &Conn{set: s, sock: sock, raw: raw, side: side, ticket: ticket, asked: len(ticket) == 0, enough: paceMessages}
 	c.readable, c.writable, c.bell = c.onReadable, c.onWritable, c.ringBell
 	c.wanted.Store(s.wanted.Load())
+	s.wantMeter()
 	if memory != nil {
 		c.keep(memory)
 	}
@@ -179,19 +182,27 @@ func (c *Conn) Close() error {
 		c.unring(m)
 	}
 	err := c.sock.Close() // whoever waits in a call ends it
-	if m == nil {
-		return err
+	c.over(m)
+	if m != nil {
+		c.set.forget(c)
 	}
+	return err
+}
+
+// over ends what a closed connection has, when nobody is in a call.
+func (c *Conn) over(m *memory) {
 	c.out.mu.Lock()
+	defer c.out.mu.Unlock()
 	c.in.mu.Lock()
+	defer c.in.mu.Unlock()
+	c.unmeter()
+	if m == nil {
+		return
+	}
 	c.mu.Lock()
 	c.mem.Store(nil)
 	c.mu.Unlock()
 	m.unmap()
-	c.in.mu.Unlock()
-	c.out.mu.Unlock()
-	c.set.forget(c)
-	return err
 }
 
 // unring takes doorbells that nobody heard from the socket. A UNIX socket that is closed with bytes in it has its peer told that it lost some.
@@ -237,21 +248,23 @@ func (c *Conn) Use(t Transport) {
 	}
 }
 
-// Stats is what a connection has carried. Bytes and messages are those of Read and Write.
+// Stats is what a connection has carried. Bytes and messages are those of Read and Write that carried something.
 type Stats struct {
 	Reading, Writing              Transport
 	BytesRead, BytesWritten       uint64
 	MessagesRead, MessagesWritten uint64
 	Promotions, Demotions         uint64 // of the direction that this side writes
+	Turns                         uint64 // reads that brought something after a further write: round trips, of who asks and waits
 	Spun                          time.Duration
 }
 
 // Stats waits for a Read and a Write that are under way on the ring, but for none that sleeps.
 func (c *Conn) Stats() Stats {
+	all := c.carried()
 	return Stats{
 		Reading: transportOf(c.in.inRing.Load()), Writing: transportOf(c.out.inRing.Load()),
-		BytesRead: c.in.bytes.Load(), BytesWritten: c.out.bytes.Load(),
-		MessagesRead: c.in.messages.Load(), MessagesWritten: c.out.messages.Load(),
+		BytesRead: all.Received, BytesWritten: all.Sent,
+		MessagesRead: all.Reads, MessagesWritten: all.Writes, Turns: all.Turns,
 		Promotions: c.promotions.Load(), Demotions: c.demotions.Load(), Spun: time.Duration(c.spun.Load()),
 	}
 }

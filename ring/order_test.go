@@ -37,9 +37,12 @@ func messages(t testing.TB) int {
 }
 
 // write sends n messages of random size that carry their number, and counts those that were written as a whole.
-func write(c *Conn, r *rand.Rand, n int) (sent int, err error) {
+func write(c *Conn, r *rand.Rand, n int) (sent int, err error) { return writeFrom(c, r, 0, n) }
+
+// writeFrom sends the messages from number from to before to.
+func writeFrom(c *Conn, r *rand.Rand, from, to int) (sent int, err error) {
 	buf := make([]byte, 32<<10)
-	for i := range n {
+	for i := from; i < to; i++ {
 		size := 12 + r.IntN(200)
 		if r.IntN(100) == 0 {
 			size = 12 + r.IntN(len(buf)-12)
@@ -53,14 +56,20 @@ func write(c *Conn, r *rand.Rand, n int) (sent int, err error) {
 			return i, err
 		}
 	}
-	return n, nil
+	return to, nil
 }
 
 // read checks what write sends, until the end.
 func read(t *testing.T, c *Conn, r *rand.Rand) (got int, err error) {
+	return readAll(t, c, r, func(int) {})
+}
+
+// readAll tells how many have come whenever one has.
+func readAll(t *testing.T, c *Conn, r *rand.Rand, come func(n int)) (got int, err error) {
 	stream := &jerky{c, r}
 	buf := make([]byte, 32<<10)
 	for ; ; got++ {
+		come(got)
 		if _, err := io.ReadFull(stream, buf[:12]); err != nil {
 			return got, err
 		}

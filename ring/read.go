@@ -38,9 +38,10 @@ type reader struct {
 	into []byte // of the call under way
 	n    int    // what it gave
 
-	pace            pace
-	inRing          atomic.Bool
-	bytes, messages atomic.Uint64
+	pace    pace
+	inRing  atomic.Bool
+	counter counter
+	asked   uint64 // writes of this side that there were when the last turn was counted
 }
 
 // Read implements net.Conn.
@@ -55,8 +56,11 @@ func (c *Conn) Read(p []byte) (int, error) {
 		n = c.gather(p, n, most)
 	}
 	if n > 0 {
-		c.in.bytes.Add(uint64(n))
-		c.in.messages.Add(1)
+		t := c.count(&c.in.counter, n)
+		if asked := c.out.counter.tally().messages.Load(); asked != c.in.asked {
+			c.in.asked = asked
+			t.turns.Add(1)
+		}
 		return n, nil
 	}
 	return 0, c.fail("read", err)
@@ -271,6 +275,7 @@ func (c *Conn) spinRead() bool {
 	})
 	if spent > 0 {
 		c.spun.Add(int64(spent))
+		in.counter.tally().spun.Add(uint64(spent))
 		d.spun.Store(uint64(c.spun.Load()))
 	}
 	return found

@@ -76,17 +76,19 @@ type memory struct {
 }
 
 // NewFile makes the memory of a connection: sealed in size, and nothing that can be executed. Nobody pays for a page until it is written.
-func NewFile() (*os.File, error) {
+func NewFile() (*os.File, error) { return newMemory("ring", FileBytes) }
+
+func newMemory(name string, size int64) (*os.File, error) {
 	const op = "ring.NewFile"
-	fd, err := unix.MemfdCreate("ring", unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
 	if err == unix.EINVAL { // Linux before 6.3
-		fd, err = unix.MemfdCreate("ring", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	}
 	if err != nil {
 		return nil, sigma.Wrap(op, "", os.NewSyscallError("memfd_create", err))
 	}
-	f := os.NewFile(uintptr(fd), "ring")
-	if err = f.Truncate(FileBytes); err == nil {
+	f := os.NewFile(uintptr(fd), name)
+	if err = f.Truncate(size); err == nil {
 		err = f.Chmod(0o600)
 	}
 	if err == nil {
@@ -129,21 +131,29 @@ func TallyOf(f *os.File) (t Tally, err error) {
 
 // mapFile maps a file of NewFile, which stays the caller's. KindInvalid if it is none, or could be cut short under who reads it.
 func mapFile(f *os.File) (*memory, error) {
+	b, err := mapSealed(f, FileBytes)
+	if err != nil {
+		return nil, err
+	}
+	// SAFETY: b begins at a page, is longer than a header, and a header is made of integers only; the compiler cannot know that mapped memory has this shape.
+	return &memory{b, (*header)(unsafe.Pointer(unsafe.SliceData(b)))}, nil
+}
+
+func mapSealed(f *os.File, size int) ([]byte, error) {
 	const op = "ring.Map"
 	st, err := f.Stat()
 	if err != nil {
 		return nil, sigma.Wrap(op, "", err)
 	}
 	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
-	if err != nil || seals&unix.F_SEAL_SHRINK == 0 || st.Size() != FileBytes {
+	if err != nil || seals&unix.F_SEAL_SHRINK == 0 || st.Size() != int64(size) {
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "the file is no memory of a connection")
 	}
-	b, err := unix.Mmap(int(f.Fd()), 0, FileBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	b, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, sigma.Wrap(op, "", os.NewSyscallError("mmap", err))
 	}
-	// SAFETY: b begins at a page, is longer than a header, and a header is made of integers only; the compiler cannot know that mapped memory has this shape.
-	return &memory{b, (*header)(unsafe.Pointer(unsafe.SliceData(b)))}, nil
+	return b, nil
 }
 
 func (m *memory) unmap() { unix.Munmap(m.mapped) }

@@ -16,12 +16,14 @@ const (
 	claimMost = 10 * time.Second
 )
 
-// Config says how a program gets memory. Both may be nil: then all stays on sockets.
+// Config says how a program gets memory. Claim and Release may be nil: then all stays on sockets.
 type Config struct {
 	// Claim asks the machine for the memory of the connection with this ticket. The file is the caller's.
 	Claim func(ctx context.Context, ticket []byte) (*os.File, error)
 	// Release says that it is not used any more.
 	Release func(ticket []byte)
+	// Meter asks the machine for the program's meter, once, when it has its first connection. The file is the caller's. nil: nobody counts.
+	Meter func(ctx context.Context) (*os.File, error)
 }
 
 // Set is a program's connections. Safe for concurrent use.
@@ -29,10 +31,14 @@ type Set struct {
 	cfg    Config
 	wanted atomic.Uint32 // a Transport, of connections to come
 
+	meter     atomic.Pointer[meter] // nil until it has come
+	meterOnce sync.Once
+
 	mu      sync.Mutex
 	holds   int            // mu; memories, those being asked for among them
 	shared  map[*Conn]bool // mu
 	resting bool           // mu; a goroutine looks at them
+	early   Carried        // mu; by connections that ended before the meter came
 	over    chan struct{}
 	once    sync.Once
 	tasks   sync.WaitGroup

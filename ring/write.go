@@ -26,10 +26,10 @@ type writer struct {
 	from   []byte // of the call under way; what is left of it
 	failed error  // in it
 
-	batch           batch
-	pace            pace
-	inRing          atomic.Bool
-	bytes, messages atomic.Uint64
+	batch   batch
+	pace    pace
+	inRing  atomic.Bool
+	counter counter
 }
 
 // Write implements net.Conn.
@@ -37,8 +37,9 @@ func (c *Conn) Write(p []byte) (int, error) {
 	c.out.mu.Lock()
 	defer c.out.mu.Unlock()
 	n, err := c.hold(p)
-	c.out.bytes.Add(uint64(n))
-	c.out.messages.Add(1)
+	if n > 0 || err == nil {
+		c.count(&c.out.counter, n)
+	}
 	if err != nil {
 		return n, c.fail("write", err)
 	}
@@ -191,6 +192,7 @@ func (c *Conn) spinWrite(m *memory) bool {
 		return found
 	})
 	c.spun.Add(int64(spent))
+	out.counter.tally().spun.Add(uint64(spent))
 	return found
 }
 

@@ -1,0 +1,354 @@
+package ring
+
+import (
+	"context"
+	"encoding/binary"
+	"math"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/sigma"
+)
+
+// A meter is memory in which one program counts what its connections carry, on sockets and in rings, and which its machine reads (docs/reference/ring.md, Meters). No peer of the program has it. What was counted there is known when the program is killed.
+
+const (
+	// MeterBytes is the size of a meter.
+	MeterBytes = 128 << 10
+	slotBytes  = 128
+	// meterSlots connections have a place of their own at a time; others are counted when they end. It is about as many as a proc has descriptors.
+	meterSlots = MeterBytes/slotBytes - 1
+)
+
+// Carried is what connections carried, as one of their ends has counted it.
+type Carried struct {
+	Sent, Received uint64 // bytes
+	Writes, Reads  uint64 // calls that carried something
+	Turns          uint64 // reads that brought something after a further write: round trips, of who asks and waits
+	Spun           uint64 // nanoseconds
+}
+
+// tally is what one half of a connection counts.
+type tally struct {
+	bytes, messages, turns, spun atomic.Uint64
+}
+
+// meterHead is the first slot. Of the two totals the one of the generation's parity counts.
+type meterHead struct {
+	generation atomic.Uint64
+	totals     [2]meterTotal
+	top        atomic.Uint64 // slots that were ever used
+}
+
+// meterTotal is what ended connections carried.
+type meterTotal struct {
+	sent, received, writes, reads, turns, spun atomic.Uint64
+
+	absorbed atomic.Uint64 // serial of the connection that was added last: it does not count in its slot any more
+}
+
+// slot is one connection's. Writer and reader have a line of memory each.
+type slot struct {
+	serial atomic.Uint64 // never used twice; 0: none
+	inode  atomic.Uint64 // of its socket
+	out    tally
+	_      [16]byte
+	in     tally
+	_      [32]byte
+}
+
+// NewMeter makes the file of a meter, for the machine. Nobody pays for a page until it is written.
+func NewMeter() (*os.File, error) { return newMemory("meter", MeterBytes) }
+
+// meter is a mapped one.
+type meter struct {
+	head  *meterHead
+	slots []slot
+
+	mu     sync.Mutex
+	free   []*slot // mu
+	used   int     // mu; slots that were ever used
+	serial uint64  // mu
+}
+
+// mapMeter maps a file of NewMeter, for good, which stays the caller's.
+func mapMeter(f *os.File) (*meter, error) {
+	b, err := mapSealed(f, MeterBytes)
+	if err != nil {
+		return nil, err
+	}
+	// SAFETY: b begins at a page, is as long as the slots, and they are made of integers only; the compiler cannot know that mapped memory has this shape.
+	all := unsafe.Slice((*slot)(unsafe.Pointer(unsafe.SliceData(b))), MeterBytes/slotBytes)
+	// SAFETY: as above; the head is no longer than a slot.
+	return &meter{head: (*meterHead)(unsafe.Pointer(&all[0])), slots: all[1:]}, nil
+}
+
+// take gives a connection a slot; nil if there is none.
+func (m *meter) take(inode uint64) *slot {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var s *slot
+	if n := len(m.free); n > 0 {
+		s, m.free = m.free[n-1], m.free[:n-1]
+	} else if m.used < len(m.slots) {
+		s = &m.slots[m.used]
+		m.used++
+		m.head.top.Store(uint64(m.used))
+	} else {
+		return nil
+	}
+	m.serial++
+	s.inode.Store(inode)
+	for _, t := range []*tally{&s.out, &s.in} {
+		t.set(Carried{}, false)
+	}
+	s.serial.Store(m.serial) // at last
+	return s
+}
+
+// end adds what a connection carried to the total, and frees its slot, if it has one. Whoever reads meanwhile, or finds what a killed program left, counts it once.
+func (m *meter) end(s *slot, c Carried) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g := m.head.generation.Load()
+	now, next := &m.head.totals[g%2], &m.head.totals[(g+1)%2]
+	next.sent.Store(now.sent.Load() + c.Sent)
+	next.received.Store(now.received.Load() + c.Received)
+	next.writes.Store(now.writes.Load() + c.Writes)
+	next.reads.Store(now.reads.Load() + c.Reads)
+	next.turns.Store(now.turns.Load() + c.Turns)
+	next.spun.Store(now.spun.Load() + c.Spun)
+	absorbed := uint64(0)
+	if s != nil {
+		absorbed = s.serial.Load()
+	}
+	next.absorbed.Store(absorbed)
+	m.head.generation.Store(g + 1)
+	if s != nil {
+		s.serial.Store(0)
+		m.free = append(m.free, s)
+	}
+}
+
+// set makes a tally one half of c.
+func (t *tally) set(c Carried, in bool) {
+	t.bytes.Store(c.Sent)
+	t.messages.Store(c.Writes)
+	if in {
+		t.bytes.Store(c.Received)
+		t.messages.Store(c.Reads)
+	}
+	t.turns.Store(c.Turns)
+	t.spun.Store(c.Spun)
+}
+
+// counter is where one half of a connection counts: first in itself, then in the program's meter.
+type counter struct {
+	own     tally
+	at      atomic.Pointer[tally] // nil: own
+	settled bool                  // by the half's lock; it stays where it is
+}
+
+func (k *counter) tally() *tally {
+	if t := k.at.Load(); t != nil {
+		return t
+	}
+	return &k.own
+}
+
+// count adds a call that carried n bytes. The half's lock is held.
+func (c *Conn) count(k *counter, n int) *tally {
+	if !k.settled {
+		c.settle(k)
+	}
+	t := k.tally()
+	t.bytes.Add(uint64(n))
+	t.messages.Add(1)
+	return t
+}
+
+// settle has a half count in the meter, as soon as there is one.
+func (c *Conn) settle(k *counter) {
+	m := c.set.meter.Load()
+	if m == nil {
+		return
+	}
+	k.settled = true
+	c.mu.Lock()
+	if !c.placed {
+		c.placed = true
+		c.place = m.take(c.inode())
+	}
+	s := c.place
+	c.mu.Unlock()
+	if s == nil {
+		return
+	}
+	t := &s.out
+	if k == &c.in.counter {
+		t = &s.in
+	}
+	t.bytes.Store(k.own.bytes.Load())
+	t.messages.Store(k.own.messages.Load())
+	t.turns.Store(k.own.turns.Load())
+	t.spun.Store(k.own.spun.Load())
+	k.at.Store(t)
+}
+
+// unmeter ends the counting of a connection that is closed. Both locks are held.
+func (c *Conn) unmeter() {
+	all := c.carried()
+	c.mu.Lock()
+	s := c.place
+	c.placed, c.place = true, nil
+	c.mu.Unlock()
+	for _, k := range []*counter{&c.out.counter, &c.in.counter} {
+		if t := k.at.Load(); t != nil {
+			k.own.bytes.Store(t.bytes.Load())
+			k.own.messages.Store(t.messages.Load())
+			k.own.turns.Store(t.turns.Load())
+			k.own.spun.Store(t.spun.Load())
+			k.at.Store(nil)
+		}
+		k.settled = true
+	}
+	c.set.ended(s, all)
+}
+
+// carried is what a connection has carried until now.
+func (c *Conn) carried() Carried {
+	out, in := c.out.counter.tally(), c.in.counter.tally()
+	return Carried{out.bytes.Load(), in.bytes.Load(), out.messages.Load(), in.messages.Load(), in.turns.Load(), out.spun.Load() + in.spun.Load()}
+}
+
+// inode is the number of the socket; 0 if that cannot be told.
+func (c *Conn) inode() uint64 {
+	var st unix.Stat_t
+	if err := c.raw.Control(func(fd uintptr) {
+		if unix.Fstat(int(fd), &st) != nil {
+			st.Ino = 0
+		}
+	}); err != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// ended counts a connection that is over.
+func (s *Set) ended(at *slot, c Carried) {
+	s.mu.Lock()
+	m := s.meter.Load()
+	if m == nil && s.cfg.Meter != nil {
+		s.early.add(c) // the meter is still on its way
+	}
+	s.mu.Unlock()
+	if m != nil && (at != nil || c != Carried{}) {
+		m.end(at, c)
+	}
+}
+
+// wantMeter asks for the meter in the background, once.
+func (s *Set) wantMeter() {
+	if s.cfg.Meter != nil {
+		s.meterOnce.Do(func() { s.tasks.Go(s.askMeter) })
+	}
+}
+
+func (s *Set) askMeter() {
+	ctx, cancel := context.WithTimeout(context.Background(), claimMost)
+	defer cancel()
+	f, err := s.cfg.Meter(ctx)
+	if err != nil {
+		return // the machine does not count then
+	}
+	defer f.Close()
+	m, err := mapMeter(f)
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	early := s.early
+	s.meter.Store(m)
+	s.mu.Unlock()
+	if early != (Carried{}) {
+		m.end(nil, early)
+	}
+}
+
+// add adds, and stops at the end of what a number can say: figures come from programs.
+func (c *Carried) add(o Carried) {
+	for _, f := range [][2]*uint64{{&c.Sent, &o.Sent}, {&c.Received, &o.Received}, {&c.Writes, &o.Writes}, {&c.Reads, &o.Reads}, {&c.Turns, &o.Turns}, {&c.Spun, &o.Spun}} {
+		if *f[0] > math.MaxUint64-*f[1] {
+			*f[0] = math.MaxUint64
+		} else {
+			*f[0] += *f[1]
+		}
+	}
+}
+
+// ReadMeter tells what a program has counted: of all its connections, also those that are over, and of each that is open, by the number of its socket. All of it is the program's word. It is never more than that: where connections end meanwhile something may be missing, which is there the next time.
+func ReadMeter(f *os.File) (all Carried, open map[uint64]Carried, err error) {
+	const op = "ring.ReadMeter"
+	b := make([]byte, 4096)
+	word := func(offset uintptr) uint64 { return binary.NativeEndian.Uint64(b[offset:]) }
+	top := uint64(0)
+	for range readTries {
+		if _, err := f.ReadAt(b[:4096], 0); err != nil {
+			return all, nil, sigma.Wrap(op, "", err)
+		}
+		generation := word(unsafe.Offsetof(meterHead{}.generation))
+		top = min(word(unsafe.Offsetof(meterHead{}.top)), meterSlots)
+		if need := int(top+1) * slotBytes; need > 4096 {
+			b = slices.Grow(b[:4096], need-4096)[:need]
+			if _, err := f.ReadAt(b[4096:], 4096); err != nil {
+				return all, nil, sigma.Wrap(op, "", err)
+			}
+		}
+		var again [8]byte
+		if _, err := f.ReadAt(again[:], int64(unsafe.Offsetof(meterHead{}.generation))); err != nil {
+			return all, nil, sigma.Wrap(op, "", err)
+		}
+		if binary.NativeEndian.Uint64(again[:]) == generation {
+			all, open = parseMeter(b, int(top))
+			return all, open, nil
+		}
+	}
+	all, _ = parseMeter(b, 0) // a connection that is being added to the total could be counted twice
+	return all, nil, nil
+}
+
+// readTries is how often a meter is read that changes meanwhile.
+const readTries = 4
+
+// parseMeter reads the head and top slots of a meter.
+func parseMeter(b []byte, top int) (all Carried, open map[uint64]Carried) {
+	word := func(at, offset uintptr) uint64 { return binary.NativeEndian.Uint64(b[at+offset:]) }
+	half := func(at uintptr) (bytes, messages, turns, spun uint64) {
+		return word(at, unsafe.Offsetof(tally{}.bytes)), word(at, unsafe.Offsetof(tally{}.messages)), word(at, unsafe.Offsetof(tally{}.turns)), word(at, unsafe.Offsetof(tally{}.spun))
+	}
+	total := unsafe.Offsetof(meterHead{}.totals) + uintptr(word(0, unsafe.Offsetof(meterHead{}.generation))%2)*unsafe.Sizeof(meterTotal{})
+	all = Carried{word(total, unsafe.Offsetof(meterTotal{}.sent)), word(total, unsafe.Offsetof(meterTotal{}.received)), word(total, unsafe.Offsetof(meterTotal{}.writes)),
+		word(total, unsafe.Offsetof(meterTotal{}.reads)), word(total, unsafe.Offsetof(meterTotal{}.turns)), word(total, unsafe.Offsetof(meterTotal{}.spun))}
+	absorbed := word(total, unsafe.Offsetof(meterTotal{}.absorbed))
+	open = map[uint64]Carried{}
+	for i := range top {
+		at := uintptr(i+1) * slotBytes
+		serial := word(at, unsafe.Offsetof(slot{}.serial))
+		if serial == 0 || serial == absorbed {
+			continue
+		}
+		var c Carried
+		c.Sent, c.Writes, _, c.Spun = half(at + unsafe.Offsetof(slot{}.out))
+		in := Carried{}
+		in.Received, in.Reads, in.Turns, in.Spun = half(at + unsafe.Offsetof(slot{}.in))
+		c.add(in)
+		all.add(c)
+		open[word(at, unsafe.Offsetof(slot{}.inode))] = c
+	}
+	return all, open
+}

@@ -1,0 +1,166 @@
+package ring
+
+import (
+	"context"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"sigmaos.dev/session"
+)
+
+// metered makes a connection whose dialling side counts in a meter of the Set.
+func metered(t testing.TB, set *Set) (a *Conn, b Stream) {
+	t.Helper()
+	x, y, err := session.FilePair(syscall.SOCK_STREAM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, err = set.New(FileStream(x), Dialled, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	b = FileStream(y)
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a, b
+}
+
+func newMeter(t testing.TB) *os.File {
+	t.Helper()
+	f, err := NewMeter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func say(t testing.TB, w io.Writer, r io.Reader, text string) {
+	t.Helper()
+	if _, err := io.WriteString(w, text); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(r, make([]byte, len(text))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What a connection carries is counted before the meter comes, with it, after the connection has ended, and if there is no room in it.
+func TestMeter(t *testing.T) {
+	f := newMeter(t)
+	come := make(chan struct{})
+	set := NewSet(Config{Meter: func(context.Context) (*os.File, error) { <-come; return dup(t, f), nil }})
+	t.Cleanup(set.Close)
+	check := func(when string, want Carried, n int) map[uint64]Carried {
+		t.Helper()
+		all, open, err := ReadMeter(f)
+		if err != nil || all != want || len(open) != n {
+			t.Errorf("%s: %+v, %d open, %v, want %+v, %d", when, all, len(open), err, want, n)
+		}
+		return open
+	}
+	over, peer := metered(t, set)
+	say(t, over, peer, "abc")
+	over.Close()
+	a, b := metered(t, set)
+	say(t, a, b, "hello")
+	check("without a meter", Carried{}, 0)
+	close(come)
+	set.tasks.Wait()
+	check("with it", Carried{Sent: 3, Writes: 1}, 0)
+	say(t, b, a, "answers") // io.ReadFull reads once
+	say(t, a, b, "again")
+	open := check("after a round trip", Carried{Sent: 13, Writes: 3, Received: 7, Reads: 1, Turns: 1}, 1)
+	if one := open[a.inode()]; one != (Carried{Sent: 10, Writes: 2, Received: 7, Reads: 1, Turns: 1}) {
+		t.Errorf("by the socket's number: %+v", open)
+	}
+	a.Close()
+	if st := a.Stats(); st.BytesWritten != 10 || st.BytesRead != 7 || st.Turns != 1 {
+		t.Errorf("its own account after the end: %+v", st)
+	}
+	check("after its end", Carried{Sent: 13, Writes: 3, Received: 7, Reads: 1, Turns: 1}, 0)
+
+	m := set.meter.Load()
+	for range meterSlots {
+		if m.take(1) == nil {
+			t.Fatal("a meter has less room than it says")
+		}
+	}
+	late, other := metered(t, set)
+	say(t, late, other, "unseen")
+	check("without room", Carried{Sent: 13, Writes: 3, Received: 7, Reads: 1, Turns: 1}, 1)
+	late.Close()
+	check("at last", Carried{Sent: 19, Writes: 4, Received: 7, Reads: 1, Turns: 1}, 1)
+}
+
+// Who reads a meter while connections come and go never sees more than there was, and at last all of it.
+func TestMeterRead(t *testing.T) {
+	f := newMeter(t)
+	m, err := mapMeter(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const each, rounds = 1000, 2000
+	var begun, ended atomic.Uint64
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for i := range uint64(rounds) {
+				s := m.take(i + 1)
+				begun.Add(each)
+				for range each / 100 {
+					s.out.bytes.Add(100)
+				}
+				m.end(s, Carried{Sent: each})
+				ended.Add(each)
+			}
+		})
+	}
+	go func() { all.Wait(); begun.Add(1) }()
+	for begun.Load()%each == 0 {
+		got, _, err := ReadMeter(f)
+		if most := begun.Load(); err != nil || got.Sent > most {
+			t.Fatalf("%d of at most %d bytes, %v", got.Sent, most, err)
+		}
+	}
+	if got, open, err := ReadMeter(f); err != nil || got.Sent != 4*each*rounds || len(open) != 0 {
+		t.Errorf("at last %+v, %v, %v", got, open, err)
+	}
+	// A program that is killed while it adds the connection to the total.
+	s := m.take(7)
+	s.out.bytes.Add(5)
+	g := m.head.generation.Load()
+	now, next := &m.head.totals[g%2], &m.head.totals[(g+1)%2]
+	for i, step := range []func(){
+		func() { next.sent.Store(now.sent.Load() + 5) },
+		func() { next.absorbed.Store(s.serial.Load()) },
+		func() { m.head.generation.Store(g + 1) },
+		func() { s.serial.Store(0) },
+	} {
+		step()
+		if got, _, _ := ReadMeter(f); got.Sent != 4*each*rounds+5 {
+			t.Errorf("killed after step %d: %d", i, got.Sent)
+		}
+	}
+}
+
+// Whatever is in a meter, it is read.
+func FuzzReadMeter(f *testing.F) {
+	f.Add([]byte{1}, uint16(3))
+	f.Fuzz(func(t *testing.T, text []byte, top uint16) {
+		b := make([]byte, MeterBytes)
+		for i := range b {
+			if len(text) > 0 {
+				b[i] = text[i%len(text)]
+			}
+		}
+		all, open := parseMeter(b, int(min(top, meterSlots)))
+		for _, c := range open {
+			if c.Sent > all.Sent || c.Received > all.Received {
+				t.Errorf("one is more than all: %+v, %+v", c, all)
+			}
+		}
+	})
+}
