@@ -236,15 +236,7 @@ func (f *fair) print() error {
 			return err
 		}
 	}
-	if f.r.Results == "" {
-		return nil
-	}
-	if err := os.MkdirAll(f.r.Results, 0o755); err != nil {
-		return err
-	}
-	path := filepath.Join(f.r.Results, "fair-"+time.Now().UTC().Format("20060102-150405")+".svg")
-	f.r.note("plot: %s", path)
-	return os.WriteFile(path, []byte(f.plot()), 0o644)
+	return f.r.keepPlot(f.plot())
 }
 
 // plot draws what each realm used in each second, one above the other, and the index of each below.

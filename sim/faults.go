@@ -53,9 +53,7 @@ func (s *Sim) breakSomething() {
 func (m *machine) dies() {
 	s, life := m.s, m.life
 	m.up = false
-	for _, p := range m.running {
-		p.over = true
-	}
+	m.halt()
 	s.after(detect, func() {
 		for _, sh := range s.shards {
 			sh.gone(m, life)
@@ -92,23 +90,34 @@ const requeueEvery = 5 * time.Second
 // watch looks each second at what must go on.
 func (s *Sim) watch() {
 	s.after(time.Second, s.watch)
-	if s.cfg.Faults {
+	second := int(s.now / time.Second)
+	if s.cfg.Faults && second%5 == 0 {
 		for _, m := range s.machines {
-			if m.up && int(s.now/time.Second)%5 == 0 {
+			if m.up {
 				m.step(schedd.Requeue{Before: m.clock().Add(-requeueEvery)})
 				m.attend()
 			}
 		}
+	}
+	s.window()
+	if s.faulty {
+		s.broken = s.now
 		return
 	}
-	slots := float64(s.cfg.Machines) * 16
+	slots := 16 * float64(s.memory) / float64(s.least)
 	bound := 30*time.Second + time.Duration(float64(20*s.cfg.Run)*(2+float64(len(s.order))/slots))
 	for _, r := range s.order {
-		if r.waiting > 0 && s.now-r.progress > bound {
-			s.fail("realm %s has %d procs that wait, and none was placed for %v", r.id, r.waiting, s.now-r.progress)
+		if since := max(r.progress, s.broken); r.waiting > 0 && s.now-since > bound {
+			s.fail("realm %s has %d procs that wait, and none was placed for %v", r.id, r.waiting, s.now-since)
 		}
 	}
-	s.report.window(s)
+	if m := s.machines[second%len(s.machines)]; !s.cfg.Faults {
+		for id := range m.homes {
+			if s.procs[id] != nil && m.core.Find(id) == nil {
+				s.fail("proc %s is not answered, and machine %s, its home, does not know it", id, m.name)
+			}
+		}
+	}
 }
 
 // settled checks what must be when nothing is to come.

@@ -16,6 +16,7 @@ import (
 type machine struct {
 	s       *Sim
 	name    sigma.MachineID
+	size    Size
 	skew    time.Duration // of its clock
 	up      bool
 	life    sigma.Life
@@ -56,9 +57,7 @@ func (m *machine) begin() {
 	s := m.s
 	s.lives++
 	m.life = sigma.Life{Machine: m.name, Incarnation: s.lives}
-	for _, p := range m.running {
-		p.over = true
-	}
+	m.halt()
 	m.running, m.used, m.cpu = map[sigma.ProcID]*process{}, 0, 0
 	for _, id := range slices.Sorted(maps.Keys(m.homes)) { // whoever waited here is gone, or was told that the machine was lost
 		s.answer(id, true)
@@ -73,7 +72,7 @@ func (m *machine) restart() {
 	s := m.s
 	m.up, m.lease, m.fresh = true, 0, false
 	m.boot++
-	m.core = schedd.NewCore(m.name, s.cfg.Memory)
+	m.core = schedd.NewCore(m.name, m.size.Memory)
 	m.offers = make([]offer, len(s.shards))
 	m.debts, m.paying, m.synced = map[sigma.Life][]sigma.ProcID{}, map[sigma.Life]bool{}, map[sigma.Life]bool{}
 	m.lcTerm = 0
@@ -102,7 +101,29 @@ func (m *machine) restart() {
 	m.later(0, m.attendLC)
 }
 
-func (m *machine) cores() sigma.MilliCPU { return sigma.MilliCPU(1000 * m.s.cfg.Cores) }
+// halt ends all that runs.
+func (m *machine) halt() {
+	for _, p := range m.running {
+		if !p.over {
+			m.s.holds(p.info, false)
+			p.over = true
+		}
+	}
+}
+
+// holds notes that a proc begins to hold memory of its realm's part, or ends to.
+func (s *Sim) holds(info sigma.ProcInfo, begins bool) {
+	r := s.realms[info.Realm]
+	switch {
+	case info.Class == sigma.LatencyCritical:
+	case begins:
+		r.has += info.Memory
+	default:
+		r.has -= info.Memory
+	}
+}
+
+func (m *machine) cores() sigma.MilliCPU { return m.size.CPU }
 
 func (m *machine) clock() time.Time { return start.Add(m.s.now + m.skew) }
 
@@ -242,7 +263,11 @@ func (m *machine) start(p *schedd.Proc) {
 	if sp := s.procs[id]; sp != nil {
 		s.leaves(sp)
 	}
-	m.later(s.cfg.Starts, func() {
+	starts := s.cfg.Starts
+	if sp := s.procs[id]; sp != nil && sp.Start > 0 {
+		starts = sp.Start
+	}
+	m.later(starts, func() {
 		if p := m.core.Find(id); p == nil || p.State != sigma.ProcStarting {
 			return
 		}
@@ -264,8 +289,9 @@ func (m *machine) runs(id sigma.ProcID, info sigma.ProcInfo, home sigma.Life) {
 	m.running[id] = p
 	m.used += info.Memory
 	m.cpu += info.CPU
-	if m.used > s.cfg.Memory || m.cpu > m.cores() {
-		s.fail("machine %s is over-committed: %v of %v, %d of %d thousandths of a core", m.name, m.used, s.cfg.Memory, m.cpu, m.cores())
+	s.holds(info, true)
+	if m.used > m.size.Memory || m.cpu > m.cores() {
+		s.fail("machine %s is over-committed: %v of %v, %d of %d thousandths of a core", m.name, m.used, m.size.Memory, m.cpu, m.cores())
 	}
 	run := time.Duration(0)
 	if sp := s.procs[id]; sp != nil {
@@ -273,7 +299,7 @@ func (m *machine) runs(id sigma.ProcID, info sigma.ProcInfo, home sigma.Life) {
 			s.fail("proc %s was started twice", id)
 		}
 		run = sp.Run
-		s.report.started(s.now-sp.spawned, sp)
+		s.report.started(s.now, sp)
 	}
 	s.report.busy += gib(info.Memory) * run.Seconds()
 	s.after(run, func() {
@@ -286,6 +312,9 @@ func (m *machine) runs(id sigma.ProcID, info sigma.ProcInfo, home sigma.Life) {
 // stop ends a process.
 func (m *machine) stop(id sigma.ProcID) {
 	if p := m.running[id]; p != nil {
+		if !p.over {
+			m.s.holds(p.info, false)
+		}
 		p.over = true
 		delete(m.running, id)
 		m.used -= p.info.Memory

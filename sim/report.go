@@ -13,108 +13,75 @@ type Report struct {
 	Procs, Unplaced, Lost, Faults int
 	Virtual                       time.Duration // how long it took
 	Utilisation                   float64       // part of all memory-time until the last proc ended
-	WaitMean                      time.Duration // from spawn to the program's first instruction, as the following
-	Wait50, Wait90, Wait99, Most  time.Duration
-	Jain                          float64       // of what realms got for their shares while all of them waited; 0 if they never did
-	Recorded, Predicted           time.Duration // mean wait of the procs of a trace whose wait is known, and of the same in the simulation
+	Placement                     Waits         // from spawn to the decision which machine runs the proc
+	Start                         Waits         // from spawn to the program's first instruction
+	Jain                          float64       // of what realms that waited had of their ideal parts; 0 if there were never two of them
+	Worst                         float64       // the least of the former: what the realm that was served worst had of its ideal part
+	Recorded, Predicted           Waits         // for a place, of the procs of a trace whose wait is known, and of the same in the simulation
 
-	busy     float64       // GiB seconds
-	ended    time.Duration // when a proc did last
-	waits    []time.Duration
-	seen     int
-	total    time.Duration
-	recorded int
-	pick     *rand.Rand
-	windows  [][]float64 // what each realm was given in a second in which all waited
+	busy  float64       // GiB seconds
+	ended time.Duration // when a proc did last
+
+	placement, start, recorded, predicted sample
 }
 
-// sampled waits are kept, chosen at random, for the percentiles.
+// Waits says how long procs waited. Quantiles are of a sample, if there were more than 100,000.
+type Waits struct{ Mean, P50, P90, P99, Most time.Duration }
+
+// sampled waits are kept, chosen at random, for the quantiles.
 const sampled = 100_000
 
-// started notes the wait of a proc.
-func (r *Report) started(wait time.Duration, p *proc) {
-	if r.pick == nil {
-		r.pick = rand.New(rand.NewPCG(1, 1))
+// sample is of waits, all equally likely to be in it.
+type sample struct {
+	kept  []time.Duration
+	seen  int
+	total time.Duration
+	most  time.Duration
+	pick  *rand.Rand
+}
+
+func (s *sample) add(wait time.Duration) {
+	if s.pick == nil {
+		s.pick = rand.New(rand.NewPCG(1, 1))
 	}
-	r.seen++
-	r.total += wait
-	r.Most = max(r.Most, wait)
-	if len(r.waits) < sampled {
-		r.waits = append(r.waits, wait)
-	} else if i := r.pick.IntN(r.seen); i < sampled {
-		r.waits[i] = wait
-	}
-	if p.Waited >= 0 {
-		r.recorded++
-		r.Recorded += p.Waited
-		r.Predicted += p.placed - p.spawned
+	s.seen++
+	s.total += wait
+	s.most = max(s.most, wait)
+	if len(s.kept) < sampled {
+		s.kept = append(s.kept, wait)
+	} else if i := s.pick.IntN(s.seen); i < sampled {
+		s.kept[i] = wait
 	}
 }
 
-// window notes what realms use, if all wait.
-func (r *Report) window(s *Sim) {
-	if len(s.order) < 2 {
-		return
+func (s *sample) waits() Waits {
+	if s.seen == 0 {
+		return Waits{}
 	}
-	of := map[sigma.RealmID]float64{}
-	for _, realm := range s.order {
-		if realm.waiting == 0 {
-			return
-		}
+	slices.Sort(s.kept)
+	at := func(q float64) time.Duration { return s.kept[int(q*float64(len(s.kept)-1))] }
+	return Waits{s.total / time.Duration(s.seen), at(0.5), at(0.9), at(0.99), s.most}
+}
+
+// started notes the waits of a proc.
+func (r *Report) started(now time.Duration, p *proc) {
+	r.start.add(now - p.spawned)
+	r.placement.add(p.placed - p.spawned)
+	if p.Waited >= 0 {
+		r.recorded.add(p.Waited)
+		r.predicted.add(p.placed - p.spawned)
 	}
-	for _, m := range s.machines {
-		for _, p := range m.running {
-			if p.info.Class == sigma.BestEffort {
-				of[p.info.Realm] += float64(p.info.Memory)
-			}
-		}
-	}
-	w := make([]float64, len(s.order))
-	for i, realm := range s.order {
-		w[i] = of[realm.id] / realm.shares
-	}
-	r.windows = append(r.windows, w)
 }
 
 // finish computes what is reported.
 func (s *Sim) finish() {
 	r := &s.report
 	r.Virtual = s.now
-	if r.seen > 0 {
-		r.WaitMean = r.total / time.Duration(r.seen)
-		slices.Sort(r.waits)
-		at := func(q float64) time.Duration { return r.waits[int(q*float64(len(r.waits)-1))] }
-		r.Wait50, r.Wait90, r.Wait99 = at(0.5), at(0.9), at(0.99)
-	}
-	if all := gib(s.cfg.Memory) * float64(s.cfg.Machines) * max(s.last, r.ended).Seconds(); all > 0 {
+	r.Placement, r.Start, r.Recorded, r.Predicted = r.placement.waits(), r.start.waits(), r.recorded.waits(), r.predicted.waits()
+	if all := gib(s.memory) * max(s.last, r.ended).Seconds(); all > 0 {
 		r.Utilisation = r.busy / all
 	}
-	if r.recorded > 0 {
-		r.Recorded /= time.Duration(r.recorded)
-		r.Predicted /= time.Duration(r.recorded)
-	}
-	if n := len(r.windows); n > 0 {
-		sum := make([]float64, len(s.order))
-		for _, w := range r.windows[n/5:] { // realms begin with what chance gave them
-			for i := range w {
-				sum[i] += w[i]
-			}
-		}
-		r.Jain = jain(sum)
-	}
-}
-
-// jain is 1 if all are the same, and 1/n if one has all.
-func jain(of []float64) float64 {
-	var sum, squares float64
-	for _, x := range of {
-		sum += x
-		squares += x * x
-	}
-	if squares == 0 {
-		return 0
-	}
-	return sum * sum / (float64(len(of)) * squares)
+	r.Jain, r.Worst = s.fairness()
 }
 
 func gib(b sigma.Bytes) float64 { return float64(b) / float64(sigma.GiB) }

@@ -32,6 +32,7 @@ func newShard(s *Sim, index int) *shard {
 func (sh *shard) restart() {
 	sh.term++
 	sh.core, sh.lives = besched.NewCore(), map[sigma.MachineID]sigma.Life{}
+	sh.s.tellShares(sh)
 	sh.parked, sh.leased, sh.arriving = map[besched.Ticket]*machine{}, map[besched.Ticket]*machine{}, map[sigma.MachineID]time.Duration{}
 }
 
@@ -63,7 +64,7 @@ func (m *machine) attend() {
 		}
 		*o = offer{term: sh.term}
 		sh.lives[m.name] = m.life
-		sh.recalled(sh.core.Attend(m.life, m.cores(), m.s.cfg.Memory))
+		sh.recalled(sh.core.Attend(m.life, m.cores(), m.size.Memory))
 		lost = true
 	}
 	if lost {
@@ -192,7 +193,7 @@ func (sh *shard) grant(g besched.Grant) {
 			if m.lease++; m.lease == len(s.shards) {
 				limit := 0
 				if g.Lease == besched.LeaseShared {
-					limit = s.cfg.Cores
+					limit = max(1, int(m.cores()/1000))
 				}
 				m.step(schedd.Leased{On: true, Limit: limit})
 			}
@@ -218,7 +219,7 @@ func (m *machine) charge(id sigma.ProcID, p *process) {
 	if sp == nil || p.info.Class == sigma.LatencyCritical || m.lease == len(s.shards) && sp.shard == nil {
 		return
 	}
-	cost := besched.Cost(0, p.info.Memory, sp.Run, m.cores(), s.cfg.Memory)
+	cost := besched.Cost(0, p.info.Memory, sp.Run, m.cores(), m.size.Memory)
 	for _, sh := range s.shards {
 		ch := besched.Charge{Realm: sp.Realm, Used: cost}
 		if sp.shard == sh {
@@ -267,7 +268,7 @@ func (m *machine) attendLC() {
 	number := l.number
 	m.lcTerm = l.term
 	l.sessions[m.name] = number
-	e := lcsched.Attended{Life: m.life, CPU: m.cores(), Memory: m.s.cfg.Memory, Lent: m.core.Lent()}
+	e := lcsched.Attended{Life: m.life, CPU: m.cores(), Memory: m.size.Memory, Lent: m.core.Lent()}
 	for _, id := range m.core.Reservations() {
 		h := lcsched.Held{ID: id}
 		h.CPU, h.Memory = m.core.Reservation(id)
@@ -322,8 +323,9 @@ func (l *leader) step(e lcsched.Event) {
 		}
 	}
 	for id := range l.sessions {
-		if cpu, memory := l.core.Held(id); cpu > s.byName[id].cores() || memory > s.cfg.Memory {
-			s.fail("lcsched has given away %d of %d thousandths of a core and %v of %v of machine %s", cpu, s.byName[id].cores(), memory, s.cfg.Memory, id)
+		cpu, memory := l.core.Held(id)
+		if size := s.byName[id].size; cpu > size.CPU || memory > size.Memory {
+			s.fail("lcsched has given away %d of %d thousandths of a core and %v of %v of machine %s", cpu, size.CPU, memory, size.Memory, id)
 		}
 		if len(l.sessions) > 100 {
 			break // of so many the machines' own checks must do

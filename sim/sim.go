@@ -1,17 +1,17 @@
 // Package sim runs the decisions of a whole system in virtual time: the very cores of schedd, besched and lcsched, with procs that arrive, run and end by a seed, messages that take time and get lost, machines and
 // daemons that die, and clocks that are wrong. The same Config gives the same run.
 //
-// It checks at each step that no machine is over-committed and no proc starts twice, and in the end that each was answered once, nothing is reserved any more, and no realm that waited was passed over for long. A
-// Violation names the seed. What it leaves out is what procs do to one another by computing: a proc runs for the time that it was given, and is admitted by memory or by its reservation.
+// It checks at each step that no machine is over-committed and no proc starts twice; each second of virtual time that no realm that waits is passed over for long or falls behind its ideal part, and that who was spawned
+// is known where it is at home; and in the end that each was answered once and nothing is reserved any more. A Violation names the seed. What it leaves out is what procs do to one another by computing: a proc runs for the time that it was given, and is admitted by memory or by its reservation.
 //
 // Users: cmd/sigma (sigma sim).
 package sim
 
 import (
-	"container/heap"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"time"
 
 	"sigmaos.dev/schedd"
@@ -24,24 +24,33 @@ type Config struct {
 	Machines int
 	Realms   int
 	Procs    int
-	Load     float64       // offered memory-time as a part of all machines'; above 1 the queue grows until the last has come
-	Run      time.Duration // mean of the procs' run times, which are exponential
-	LC       float64       // part of the procs that reserve cores
-	Shards   int           // of besched
-	Cores    int           // of each machine
-	Memory   sigma.Bytes   // of each machine, for procs
-	Faults   bool          // messages are lost, machines and daemons die, clocks are wrong by up to an hour
-	Shares   []uint32      // of realms, in turn; none = 1 each
-	Trace    []Arrival     // instead of procs by the seed
-	Delay    time.Duration // mean time that a message is under way
-	Starts   time.Duration // between placing a proc and its program's first instruction
+	Load     float64                  // offered memory-time as a part of all machines'; above 1 the queue grows until the last has come
+	Run      time.Duration            // mean of the procs' run times, which are exponential
+	LC       float64                  // part of the procs that reserve cores
+	Shards   int                      // of besched
+	Cores    int                      // of each machine
+	Memory   sigma.Bytes              // of each machine, for procs
+	Sizes    []Size                   // of machines, in turn, instead of Cores and Memory
+	Faults   bool                     // messages are lost, machines and daemons die, clocks are wrong by up to an hour
+	Shares   []uint32                 // of realms, in turn; none = 1 each
+	SharesOf map[sigma.RealmID]uint32 // of those that have not 1, instead of Shares
+	Trace    []Arrival                // instead of procs by the seed
+	Delay    time.Duration            // mean time that a message is under way
+	Starts   time.Duration            // between placing a proc and its program's first instruction
+}
+
+// Size is what a machine has for procs.
+type Size struct {
+	CPU    sigma.MilliCPU
+	Memory sigma.Bytes
 }
 
 // Arrival is a proc that is spawned.
 type Arrival struct {
 	At     time.Duration // since the first
 	Realm  sigma.RealmID
-	Run    time.Duration
+	Start  time.Duration // from its placement to its program's first instruction; 0 = Config.Starts
+	Run    time.Duration // from there to its end
 	Memory sigma.Bytes
 	CPU    sigma.MilliCPU // of a latency-critical proc; 0 = it is best-effort
 	Waited time.Duration  // in the run that was recorded, from its spawn to its placement; negative = not known
@@ -61,8 +70,18 @@ func (c *Config) fill() {
 	if c.Memory == 0 {
 		c.Memory = 2 * sigma.GiB
 	}
+	if len(c.Sizes) == 0 {
+		c.Sizes = []Size{{sigma.MilliCPU(1000 * c.Cores), c.Memory}}
+	}
 	if c.Load <= 0 {
 		c.Load = 0.9
+	}
+	if len(c.Trace) > 0 {
+		var all time.Duration
+		for _, a := range c.Trace {
+			all += a.Run / time.Duration(len(c.Trace))
+		}
+		c.Run = max(all, time.Millisecond)
 	}
 	if c.Run <= 0 {
 		c.Run = time.Second
@@ -93,20 +112,49 @@ type event struct {
 	do  func()
 }
 
+func (e *event) before(other *event) bool {
+	return e.at < other.at || e.at == other.at && e.seq < other.seq
+}
+
+// events is a heap, the next first. Its own, for container/heap would allocate for each.
 type events []event
 
-func (h events) Len() int { return len(h) }
-func (h events) Less(i, j int) bool {
-	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].seq < h[j].seq
+func (h *events) push(e event) {
+	q := append(*h, e)
+	i := len(q) - 1
+	for i > 0 {
+		up := (i - 1) / 4
+		if !e.before(&q[up]) {
+			break
+		}
+		q[i] = q[up]
+		i = up
+	}
+	q[i] = e
+	*h = q
 }
-func (h events) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h *events) Push(x any)   { *h = append(*h, x.(event)) }
-func (h *events) Pop() any {
-	last := len(*h) - 1
-	e := (*h)[last]
-	(*h)[last] = event{}
-	*h = (*h)[:last]
-	return e
+
+func (h *events) pop() event {
+	q := *h
+	first, last := q[0], q[len(q)-1]
+	q[len(q)-1] = event{}
+	q = q[:len(q)-1]
+	*h = q
+	for i := 0; len(q) > 0; {
+		least := 4*i + 1
+		for j := least + 1; j < min(4*i+5, len(q)); j++ {
+			if q[j].before(&q[least]) {
+				least = j
+			}
+		}
+		if least >= len(q) || !q[least].before(&last) {
+			q[i] = last
+			break
+		}
+		q[i] = q[least]
+		i = least
+	}
+	return first
 }
 
 // proc is what the simulation knows of one.
@@ -122,34 +170,30 @@ type proc struct {
 
 // Sim is one run. Not safe for concurrent use.
 type Sim struct {
-	cfg      Config
-	r        *rand.Rand
-	now      time.Duration
-	queue    events
-	seq      uint64
-	machines []*machine
-	byName   map[sigma.MachineID]*machine
-	shards   []*shard
-	lc       *leader
-	lives    sigma.Incarnation
-	roster   map[sigma.MachineID]sigma.Incarnation // first life of each machine that is not over
-	procs    map[sigma.ProcID]*proc                // that were not answered
-	loss     int                                   // of 100 messages
-	faulty   bool                                  // things break now
-	spawned  int
-	last     time.Duration // of arrivals
-	realms   map[sigma.RealmID]*realm
-	order    []*realm // of realms, by name
-	failure  *Violation
-	report   Report
-}
-
-// realm is what one realm has had.
-type realm struct {
-	id       sigma.RealmID
-	shares   float64
-	waiting  int
-	progress time.Duration // when a proc of it was placed last, or began to wait with none before it
+	cfg       Config
+	r         *rand.Rand
+	now       time.Duration
+	queue     events
+	seq       uint64
+	machines  []*machine
+	memory    sigma.Bytes // of all machines
+	least     sigma.Bytes // of the smallest
+	byName    map[sigma.MachineID]*machine
+	shards    []*shard
+	lc        *leader
+	lives     sigma.Incarnation
+	roster    map[sigma.MachineID]sigma.Incarnation // first life of each machine that is not over
+	procs     map[sigma.ProcID]*proc                // that were not answered
+	loss      int                                   // of 100 messages
+	faulty    bool                                  // things break now
+	broken    time.Duration                         // when something could break last
+	spawned   int
+	last      time.Duration // of arrivals
+	realms    map[sigma.RealmID]*realm
+	order     []*realm      // of realms, in order of their first procs
+	contended time.Duration // when less than two realms waited last
+	failure   *Violation
+	report    Report
 }
 
 // start is the time of the virtual beginning.
@@ -164,7 +208,11 @@ func New(cfg Config) *Sim {
 	}
 	s.lc = newLeader(s)
 	for i := range cfg.Machines {
-		m := &machine{s: s, name: sigma.MachineID("m" + strconv.Itoa(i))}
+		m := &machine{s: s, name: sigma.MachineID("m" + strconv.Itoa(i)), size: s.cfg.Sizes[i%len(s.cfg.Sizes)]}
+		s.memory += m.size.Memory
+		if i == 0 || m.size.Memory < s.least {
+			s.least = m.size.Memory
+		}
 		if cfg.Faults {
 			m.skew = time.Duration(s.r.Int64N(int64(2*time.Hour))) - time.Hour
 		}
@@ -180,7 +228,7 @@ func New(cfg Config) *Sim {
 // after does something later.
 func (s *Sim) after(d time.Duration, do func()) {
 	s.seq++
-	heap.Push(&s.queue, event{s.now + d, s.seq, do})
+	s.queue.push(event{s.now + max(0, d), s.seq, do})
 }
 
 // delay is how long a message is under way.
@@ -210,7 +258,7 @@ func (s *Sim) Run() (*Report, error) {
 		s.after(50*time.Millisecond, s.breakSomething)
 	}
 	for steps := 0; len(s.queue) > 0 && s.failure == nil; steps++ {
-		e := heap.Pop(&s.queue).(event)
+		e := s.queue.pop()
 		s.now = e.at
 		e.do()
 		if s.spawned == s.report.Procs && len(s.procs) == 0 && s.now > s.last+time.Minute {
@@ -241,8 +289,8 @@ func (s *Sim) arrivals() {
 		return
 	}
 	s.report.Procs = s.cfg.Procs
-	mean := float64(s.cfg.Memory) / 16 * s.cfg.Run.Seconds() // memory-time of a proc
-	rate := s.cfg.Load * float64(s.cfg.Memory) * float64(s.cfg.Machines) / mean
+	mean := float64(s.least) / 16 * s.cfg.Run.Seconds() // memory-time of a proc
+	rate := s.cfg.Load * float64(s.memory) / mean
 	var next func()
 	n := 0
 	next = func() {
@@ -252,9 +300,9 @@ func (s *Sim) arrivals() {
 		n++
 		a := Arrival{At: s.now, Realm: sigma.RealmID("r" + strconv.Itoa(s.r.IntN(s.cfg.Realms))), Waited: -1,
 			Run:    time.Duration(min(s.r.ExpFloat64(), 10) * float64(s.cfg.Run)),
-			Memory: max(sigma.MemoryLeast, s.cfg.Memory/32*sigma.Bytes(1+s.r.IntN(3)))}
+			Memory: max(sigma.MemoryLeast, s.least/32*sigma.Bytes(1+s.r.IntN(3)))}
 		if s.r.Float64() < s.cfg.LC {
-			a.CPU = sigma.MilliCPU(1 + s.r.IntN(s.cfg.Cores*500))
+			a.CPU = sigma.MilliCPU(1 + s.r.IntN(int(s.cfg.Sizes[0].CPU/2)))
 		}
 		s.last = s.now
 		s.spawn(a)
@@ -279,12 +327,14 @@ func (s *Sim) spawn(a Arrival) {
 		r = &realm{id: a.Realm, shares: float64(s.shareOf(a.Realm))}
 		s.realms[a.Realm] = r
 		s.order = append(s.order, r)
-		s.tellShares()
+		s.tellShares(s.shards...)
 	}
 	if r.waiting == 0 {
 		r.progress = s.now
 	}
-	r.waiting++
+	if r.waiting++; a.CPU == 0 {
+		r.wants += a.Memory
+	}
 	d := sigma.Descriptor{Program: "/bin/x", Memory: a.Memory}
 	if a.CPU > 0 {
 		d.Class, d.CPU = sigma.LatencyCritical, a.CPU
@@ -293,19 +343,22 @@ func (s *Sim) spawn(a Arrival) {
 }
 
 func (s *Sim) shareOf(id sigma.RealmID) uint32 {
+	if n := s.cfg.SharesOf[id]; n > 0 {
+		return n
+	}
 	if len(s.cfg.Shares) == 0 {
 		return 1
 	}
-	n, _ := strconv.Atoi(string(id[1:]))
+	n, _ := strconv.Atoi(strings.TrimPrefix(string(id), "r"))
 	return s.cfg.Shares[n%len(s.cfg.Shares)]
 }
 
-// tellShares tells each besched what the realms have a right to.
-func (s *Sim) tellShares() {
-	if len(s.cfg.Shares) == 0 {
+// tellShares tells bescheds what the realms have a right to.
+func (s *Sim) tellShares(shards ...*shard) {
+	if len(s.cfg.Shares) == 0 && len(s.cfg.SharesOf) == 0 {
 		return
 	}
-	for _, sh := range s.shards {
+	for _, sh := range shards {
 		of := map[sigma.RealmID]uint32{}
 		for id := range s.realms {
 			of[id] = s.shareOf(id)
@@ -323,6 +376,9 @@ func (s *Sim) leaves(p *proc) {
 	r := s.realms[p.Realm]
 	r.waiting--
 	r.progress = s.now
+	if p.CPU == 0 {
+		r.wants -= p.Memory
+	}
 }
 
 // answer notes that a proc's waiter has its answer.

@@ -3,6 +3,8 @@
 //	start                      print the monotonic clock, in ns, at the first line of main
 //	start spawn N [COMMAND..]  N times: read the clock, posix_spawn this program, or the command that starts it, print how long it took to its first line of main, wait for it
 //	start sleep                sleep until it is killed
+//	start stay                 print the clock, then sleep until it is killed
+//	start spin                 print the clock, then compute until it is killed
 //	start hold N               keep N of these asleep until the end of standard input
 //	start rate S               start and wait for this program for S seconds, on one core; print how often
 #include <signal.h>
@@ -86,10 +88,15 @@ static int rate(int seconds, char *self)
 int main(int argc, char **argv)
 {
 	long long begin = now();
-	if (argc < 2) {
+	int stays = argc > 1 && !strcmp(argv[1], "stay"), spins = argc > 1 && !strcmp(argv[1], "spin");
+	if (argc < 2 || stays || spins) {
 		char line[32];
-		int n = snprintf(line, sizeof line, "%lld\n", begin);
-		return write(1, line, n) == n ? 0 : 1;
+		int n = snprintf(line, sizeof line, "%lld\n", begin), ok = write(1, line, n) == n;
+		for (volatile unsigned i = 0; ok && spins; i++)
+			;
+		while (ok && stays)
+			pause();
+		return !ok;
 	}
 	if (!strcmp(argv[1], "sleep"))
 		for (;;)

@@ -1,23 +1,19 @@
 package main
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"os"
-	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sim"
-	"sigmaos.dev/state"
 )
-
-// traceMax is the most of a trace that is read.
-const traceMax = 10_000_000
 
 func newSimCommand(a *app) *cobra.Command {
 	var o simOptions
@@ -32,26 +28,32 @@ ask for, as a part of what all machines have. With --faults messages get lost, m
 and daemons die, and clocks are wrong by up to an hour.
 
 What must hold is checked at each step: no machine is over-committed, no proc starts
-twice, each is answered, no realm that waits is passed over. If something does not hold,
-sim prints the seed and the command that makes it happen again, and exits with 1.
+twice, each is answered, no realm that waits is passed over or has much less than its
+part. If something does not hold, sim prints the seed and the command that makes it
+happen again, and exits with 1.
 
-With --trace the procs are those of FILE, which is what "sigma ps --all --json" printed of a
-real run; then the mean of how long they waited there is printed beside the prediction.
+With --trace the procs are those of FILE, which "sigma trace record" made of a real run, on
+the machines that it had unless flags say others; then what they waited there is printed
+beside the prediction.
 
 It needs no running system.`,
 		Example: `  sigma sim --machines 100 --procs 20000 --realms 10
   sigma sim --machines 5 --procs 600 --lc 0.2 --faults --seeds 100
-  sigma sim --machines 5 --cores 2 --memory 512M --trace procs.json`,
+  sigma sim --trace procs.trace --json`,
 		Args: between(0, 0),
-		RunE: func(*cobra.Command, []string) error { return a.sim(o) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.sized = cmd.Flags().Changed("cores") || cmd.Flags().Changed("memory")
+			o.counted = cmd.Flags().Changed("machines")
+			return a.sim(o)
+		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&o.Machines, "machines", 10, "`N` machines")
 	f.IntVar(&o.Realms, "realms", 4, "`N` realms")
 	f.IntVar(&o.Procs, "procs", 10000, "`N` procs")
 	f.IntVar(&o.Shards, "shards", 1, "`N` bescheds")
-	f.IntVar(&o.Cores, "cores", 8, "`N` cores of each machine")
-	f.StringVar(&o.memory, "memory", "2GiB", "`SIZE` of each machine's memory for procs")
+	f.StringVar(&o.cores, "cores", "8", "`N` cores of each machine; 8,2 for different ones in turn")
+	f.StringVar(&o.memory, "memory", "2GiB", "`SIZE` of each machine's memory for procs; 2GiB,1GiB for different ones in turn")
 	f.Float64Var(&o.Load, "load", 0.9, "`PART` of all memory-time that procs ask for")
 	f.Float64Var(&o.LC, "lc", 0, "`PART` of the procs that are latency-critical")
 	f.DurationVar(&o.Run, "run", time.Second, "mean `TIME` that a proc runs")
@@ -64,24 +66,17 @@ It needs no running system.`,
 
 type simOptions struct {
 	sim.Config
-	memory string
-	seeds  int
-	trace  string
+	cores, memory  string
+	sized, counted bool // flags say what machines there are, or how many
+	seeds          int
+	trace          string
 }
 
 func (a *app) sim(o simOptions) error {
-	var err error
-	if o.Memory, err = sigma.ParseBytes(o.memory); err != nil {
-		return withCode(exitUsage, err)
+	if err := o.fill(); err != nil {
+		return err
 	}
-	if o.Machines < 1 || o.Realms < 1 || o.Procs < 1 || o.Shards < 1 || o.Cores < 1 || o.seeds < 1 || o.Memory < 32*sigma.MemoryLeast || !(o.Load > 0) || !(o.LC >= 0 && o.LC <= 1) || o.Run <= 0 {
-		return usageError(nil, "--memory is 128M or more, --lc from 0 to 1, all else more than 0", "there is nothing to simulate")
-	}
-	if o.trace != "" {
-		if o.Trace, err = readTrace(o.trace); err != nil {
-			return err
-		}
-	}
+	reports := []simReport{}
 	for i := range o.seeds {
 		c := o.Config
 		c.Seed += uint64(i)
@@ -90,14 +85,101 @@ func (a *app) sim(o simOptions) error {
 		if err != nil {
 			return &sigma.Error{Op: "sigma.sim", Kind: sigma.KindOther, Msg: err.Error(), Hint: "again with: " + o.command(c.Seed)}
 		}
-		printReport(a.out, c.Seed, r, time.Since(began))
+		if took := time.Since(began); a.json {
+			reports = append(reports, reportOf(c.Seed, r, took))
+		} else {
+			printReport(a.out, c.Seed, r, took)
+		}
+	}
+	if a.json {
+		return a.printJSON(reports)
 	}
 	return nil
 }
 
+// fill checks the flags, and makes of them what is simulated.
+func (o *simOptions) fill() error {
+	if o.Machines < 1 || o.Realms < 1 || o.Procs < 1 || o.Shards < 1 || o.seeds < 1 || !(o.Load > 0) || !(o.LC >= 0 && o.LC <= 1) || o.Run <= 0 {
+		return usageError(nil, "--lc is from 0 to 1, all else more than 0", "there is nothing to simulate")
+	}
+	if err := o.sizes(); err != nil {
+		return err
+	}
+	if o.trace == "" {
+		return nil
+	}
+	t, err := readTrace(o.trace)
+	if err != nil {
+		return err
+	}
+	o.Trace, o.SharesOf = t.Arrivals, t.Shares
+	if len(t.Sizes) > 0 && !o.sized {
+		if o.Sizes = t.Sizes; !o.counted {
+			o.Machines = len(t.Sizes)
+		}
+	}
+	var largest sim.Size
+	for i := range min(o.Machines, len(o.Sizes)) {
+		largest.CPU, largest.Memory = max(largest.CPU, o.Sizes[i].CPU), max(largest.Memory, o.Sizes[i].Memory)
+	}
+	for i, p := range o.Trace {
+		if p.Memory > largest.Memory || p.CPU > largest.CPU {
+			return &sigma.Error{Op: "sigma.sim", Path: o.trace, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("its proc %d (realm %s, %v, %g cores) fits on no machine: the most that they have are %v and %g cores",
+				i+1, p.Realm, p.Memory, float64(p.CPU)/1000, largest.Memory, float64(largest.CPU)/1000), Hint: "simulate larger machines, with --memory and --cores"}
+		}
+	}
+	return nil
+}
+
+// sizes are those of --cores and --memory, in turn.
+func (o *simOptions) sizes() error {
+	cores, memory := strings.Split(o.cores, ","), strings.Split(o.memory, ",")
+	if len(cores) > o.Machines || len(memory) > o.Machines {
+		return usageError(nil, "", "--cores and --memory name more than the %d machines", o.Machines)
+	}
+	n := 1
+	if len(cores) > 1 || len(memory) > 1 {
+		n = o.Machines
+	}
+	for i := range n {
+		c, err := strconv.ParseFloat(cores[i%len(cores)], 64)
+		if err != nil || !(c >= 0.01 && c <= 1e6) {
+			return usageError(nil, "write for example --cores 8, or --cores 8,2", "--cores %.40q is not numbers of cores", o.cores)
+		}
+		m, err := sigma.ParseBytes(memory[i%len(memory)])
+		if err != nil {
+			return withCode(exitUsage, err)
+		}
+		if m < 32*sigma.MemoryLeast || m > 1<<50 {
+			return usageError(nil, "write for example --memory 2GiB, or --memory 2GiB,1GiB", "--memory is from %v to 1 PiB", 32*sigma.MemoryLeast)
+		}
+		o.Sizes = append(o.Sizes, sim.Size{CPU: sigma.MilliCPU(math.Round(c * 1000)), Memory: m})
+	}
+	return nil
+}
+
+func readTrace(path string) (*sim.Trace, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	t, err := sim.ReadTrace(f)
+	if sigma.KindOf(err) == sigma.KindInvalid {
+		return nil, &sigma.Error{Op: "sigma.sim", Path: path, Kind: sigma.KindInvalid, Msg: err.Error(), Hint: "record one with: sigma trace record FILE"}
+	}
+	return t, err
+}
+
 // command makes one run happen again.
 func (o *simOptions) command(seed uint64) string {
-	s := fmt.Sprintf("sigma sim --machines %d --realms %d --procs %d --shards %d --cores %d --memory %v --load %g --lc %g --run %v --seed %d", o.Machines, o.Realms, o.Procs, o.Shards, o.Cores, o.Memory, o.Load, o.LC, o.Run, seed)
+	s := fmt.Sprintf("sigma sim --realms %d --procs %d --shards %d --load %g --lc %g --run %v --seed %d", o.Realms, o.Procs, o.Shards, o.Load, o.LC, o.Run, seed)
+	if o.counted || o.trace == "" {
+		s += fmt.Sprintf(" --machines %d", o.Machines)
+	}
+	if o.sized {
+		s += fmt.Sprintf(" --cores %s --memory %s", o.cores, o.memory)
+	}
 	if o.Faults {
 		s += " --faults"
 	}
@@ -108,60 +190,68 @@ func (o *simOptions) command(seed uint64) string {
 }
 
 func printReport(w io.Writer, seed uint64, r *sim.Report, took time.Duration) {
-	ms := func(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
 	fmt.Fprintf(w, "seed %d: %d procs in %v, simulated in %v; %d lost, %d never placed, %d faults\n", seed, r.Procs, r.Virtual.Round(time.Millisecond), took.Round(time.Millisecond), r.Lost, r.Unplaced, r.Faults)
-	fmt.Fprintf(w, "  from spawn to start: mean %v, p50 %v, p90 %v, p99 %v, most %v\n", ms(r.WaitMean), ms(r.Wait50), ms(r.Wait90), ms(r.Wait99), ms(r.Most))
+	fmt.Fprintf(w, "  from spawn to placement: %s\n", waitsWords(r.Placement))
+	fmt.Fprintf(w, "  from spawn to start: %s\n", waitsWords(r.Start))
 	fmt.Fprintf(w, "  memory in use: %.1f %%", 100*r.Utilisation)
 	if r.Jain > 0 {
-		fmt.Fprintf(w, "; Jain index of the realms while all waited: %.4f", r.Jain)
+		fmt.Fprintf(w, "; Jain index of realms that waited: %.4f, the worst had %.1f %% of its part", r.Jain, 100*r.Worst)
 	}
 	fmt.Fprintln(w)
-	if r.Recorded > 0 {
-		fmt.Fprintf(w, "  mean wait recorded: %v, predicted: %v (%+.1f %%)\n", ms(r.Recorded), ms(r.Predicted), 100*(r.Predicted.Seconds()/r.Recorded.Seconds()-1))
+	if r.Recorded.Most > 0 {
+		fmt.Fprintf(w, "  recorded: %s\n  predicted: %s\n  difference: mean %s, p50 %s, p90 %s\n", waitsWords(r.Recorded), waitsWords(r.Predicted),
+			beside(r.Predicted.Mean, r.Recorded.Mean), beside(r.Predicted.P50, r.Recorded.P50), beside(r.Predicted.P90, r.Recorded.P90))
 	}
 	fmt.Fprintln(w, "  all that must hold held")
 }
 
-// readTrace reads procs as sigma ps --json prints them: a list, or one after the other.
-func readTrace(path string) ([]sim.Arrival, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
+func waitsWords(w sim.Waits) string {
+	ms := func(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
+	return fmt.Sprintf("mean %v, p50 %v, p90 %v, p99 %v, most %v", ms(w.Mean), ms(w.P50), ms(w.P90), ms(w.P99), ms(w.Most))
+}
+
+func beside(predicted, recorded time.Duration) string {
+	if recorded == 0 {
+		return "-"
 	}
-	defer f.Close()
-	invalid := func(what string) error {
-		return &sigma.Error{Op: "sigma.sim", Path: path, Kind: sigma.KindInvalid, Msg: what, Hint: "record it with: sigma ps --all --json"}
+	return fmt.Sprintf("%+.1f %%", 100*(predicted.Seconds()/recorded.Seconds()-1))
+}
+
+// simReport is an object of "sigma sim --json".
+type simReport struct {
+	Seed        uint64    `json:"seed"`
+	Procs       int       `json:"procs"`
+	Lost        int       `json:"lost"`
+	Unplaced    int       `json:"never_placed"`
+	Faults      int       `json:"faults"`
+	Virtual     float64   `json:"virtual_s"`
+	Took        float64   `json:"took_s"`
+	Utilisation float64   `json:"utilisation"`
+	Jain        float64   `json:"jain,omitempty"`  // none: no two realms waited at a time
+	Worst       float64   `json:"worst,omitempty"` // part of its ideal part that the worst served realm had
+	Placement   simWaits  `json:"placement"`
+	Start       simWaits  `json:"start"`
+	Recorded    *simWaits `json:"recorded,omitempty"` // of a trace with waits
+	Predicted   *simWaits `json:"predicted,omitempty"`
+}
+
+type simWaits struct {
+	Mean float64 `json:"mean_s"`
+	P50  float64 `json:"p50_s"`
+	P90  float64 `json:"p90_s"`
+	P99  float64 `json:"p99_s"`
+	Most float64 `json:"most_s"`
+}
+
+func reportOf(seed uint64, r *sim.Report, took time.Duration) simReport {
+	waits := func(w sim.Waits) simWaits {
+		return simWaits{w.Mean.Seconds(), w.P50.Seconds(), w.P90.Seconds(), w.P99.Seconds(), w.Most.Seconds()}
 	}
-	in := bufio.NewReader(f)
-	d := json.NewDecoder(in)
-	if first, err := in.Peek(1); err == nil && first[0] == '[' {
-		d.Token()
+	out := simReport{Seed: seed, Procs: r.Procs, Lost: r.Lost, Unplaced: r.Unplaced, Faults: r.Faults, Virtual: r.Virtual.Seconds(), Took: took.Seconds(), Utilisation: r.Utilisation, Jain: r.Jain, Worst: r.Worst,
+		Placement: waits(r.Placement), Start: waits(r.Start)}
+	if r.Recorded.Most > 0 {
+		recorded, predicted := waits(r.Recorded), waits(r.Predicted)
+		out.Recorded, out.Predicted = &recorded, &predicted
 	}
-	var procs []state.Proc
-	for d.More() {
-		var p state.Proc
-		if err := d.Decode(&p); err != nil {
-			return nil, invalid("is no list of procs: " + err.Error())
-		}
-		if t := p.Times; t.Spawned != nil && t.Executed != nil && t.Ended != nil && !t.Ended.Before(*t.Executed) {
-			procs = append(procs, p)
-		}
-		if len(procs) > traceMax {
-			return nil, invalid("has too many procs")
-		}
-	}
-	if len(procs) == 0 {
-		return nil, invalid("has no proc that started and ended")
-	}
-	slices.SortStableFunc(procs, func(a, b state.Proc) int { return a.Times.Spawned.Compare(*b.Times.Spawned) })
-	var out []sim.Arrival
-	for _, p := range procs {
-		t := p.Times
-		ar := sim.Arrival{At: t.Spawned.Sub(*procs[0].Times.Spawned), Realm: sigma.RealmID(p.Realm), Run: t.Ended.Sub(*t.Executed), Memory: max(sigma.MemoryLeast, sigma.Bytes(p.Memory)), CPU: sigma.MilliCPU(1000 * p.Cores), Waited: -1}
-		if t.Placed != nil {
-			ar.Waited = max(0, t.Placed.Sub(*t.Spawned))
-		}
-		out = append(out, ar)
-	}
-	return out, nil
+	return out
 }
