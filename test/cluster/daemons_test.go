@@ -64,7 +64,7 @@ func crash(daemon string, control bool) act {
 // spare waits until one more death of sigmad or launcher is not the fifth within 10 s, which ends a machine (docs/internals/launcher-protocol.md).
 func (x *chaos) spare(v *testenv.Machine) {
 	if n := len(x.deaths[v]); n >= 4 {
-		time.Sleep(time.Until(x.deaths[v][n-4].Add(11 * time.Second)))
+		<-time.After(time.Until(x.deaths[v][n-4].Add(11 * time.Second)))
 	}
 	x.deaths[v] = append(x.deaths[v], time.Now())
 }
