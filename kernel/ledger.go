@@ -16,7 +16,7 @@ import (
 	"sigmaos.dev/state"
 )
 
-// ledger is what the procs of each realm have used of this machine, hour by hour. A proc counts while it runs, and the rest of it at its end, in the hour in which that is seen. It is kept in a file, so that another sigmad goes on with
+// ledger is what the procs of each realm have used of this machine, hour by hour, and which of them used what. A proc counts while it runs, and the rest of it at its end, in the hour in which that is seen. It is kept in a file, so that another sigmad goes on with
 // it; what the last few seconds before a kill -9 have added is lost.
 type ledger struct {
 	path string
@@ -24,6 +24,7 @@ type ledger struct {
 	mu      sync.Mutex
 	hours   map[ledgerKey]*state.RealmUsage // mu
 	running map[sigma.ProcID]*ledgerProc    // mu
+	ended   map[sigma.RealmID][]*ledgerProc // mu; the latest of each realm, oldest first
 	dirty   bool                            // mu
 }
 
@@ -32,18 +33,25 @@ type ledgerKey struct {
 	hour  int64 // Unix time / 3600
 }
 
-// ledgerProc is a proc that runs here.
+// ledgerProc is a proc that runs here, or did.
 type ledgerProc struct {
+	ID     sigma.ProcID  `json:"id"`
 	Realm  sigma.RealmID `json:"realm"`
+	Name   string        `json:"name,omitempty"`
 	Memory sigma.Bytes   `json:"memory"`
+	Began  time.Time     `json:"began"`
 	Until  time.Time     `json:"until"` // it is counted
-	CPU    time.Duration `json:"cpu"`   // that is counted
+	CPU    time.Duration `json:"cpu"`   // that is counted, as are the following
+	Held   float64       `json:"held"`  // byte seconds
+	Egress uint64        `json:"egress,omitempty"`
+	Ended  bool          `json:"ended,omitempty"`
 }
 
 // ledgerFile is what is kept.
 type ledgerFile struct {
 	Hours   []state.RealmUsage           `json:"hours"`
 	Running map[sigma.ProcID]*ledgerProc `json:"running"`
+	Ended   []*ledgerProc                `json:"ended"`
 }
 
 const (
@@ -55,11 +63,16 @@ const (
 	ledgerMost = 20000
 	// ledgerAge is for how long.
 	ledgerAge = 31 * 24 * time.Hour
+	// ledgerProcs that have ended are remembered about, of all realms together, and each realm has an equal part, but ledgerLeast; some 200 bytes each.
+	ledgerProcs = 4096
+	ledgerLeast = 16
+	// ledgerName is how much of a proc's name is kept.
+	ledgerName = 64
 )
 
 // newLedger reads what another sigmad has kept. Between the two nothing is counted but processor time, so that no change of the clock is. A damaged file is none, which is said.
 func newLedger(dir string, now time.Time) (*ledger, error) {
-	l := &ledger{path: filepath.Join(dir, "usage"), hours: map[ledgerKey]*state.RealmUsage{}, running: map[sigma.ProcID]*ledgerProc{}}
+	l := &ledger{path: filepath.Join(dir, "usage"), hours: map[ledgerKey]*state.RealmUsage{}, running: map[sigma.ProcID]*ledgerProc{}, ended: map[sigma.RealmID][]*ledgerProc{}}
 	text, err := os.ReadFile(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return l, nil
@@ -77,8 +90,13 @@ func newLedger(dir string, now time.Time) (*ledger, error) {
 	}
 	for id, p := range kept.Running {
 		if p != nil {
-			p.Until = now
+			p.ID, p.Until = id, now
 			l.running[id] = p
+		}
+	}
+	for _, p := range kept.Ended {
+		if p != nil {
+			l.ended[p.Realm] = append(l.ended[p.Realm], p)
 		}
 	}
 	return l, nil
@@ -119,11 +137,11 @@ func (l *ledger) tidyLocked(now time.Time) {
 }
 
 // started counts a start.
-func (l *ledger) started(now time.Time, realm sigma.RealmID, id sigma.ProcID, memory sigma.Bytes) {
+func (l *ledger) started(now time.Time, realm sigma.RealmID, id sigma.ProcID, name string, memory sigma.Bytes) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.hourLocked(now, realm).Starts++
-	l.running[id] = &ledgerProc{Realm: realm, Memory: memory, Until: now}
+	l.running[id] = &ledgerProc{ID: id, Realm: realm, Name: name[:min(len(name), ledgerName)], Memory: memory, Began: now, Until: now}
 }
 
 // uses counts what a proc has used in all, cpu, as far as that is new; ended: it has.
@@ -135,13 +153,45 @@ func (l *ledger) uses(now time.Time, id sigma.ProcID, cpu time.Duration, ended b
 		return
 	}
 	h := l.hourLocked(now, p.Realm)
+	held := float64(p.Memory) * max(0, now.Sub(p.Until).Seconds())
 	h.CPU += max(0, cpu-p.CPU).Seconds()
-	h.Memory += float64(p.Memory) * max(0, now.Sub(p.Until).Seconds())
-	p.CPU, p.Until = max(p.CPU, cpu), now
+	h.Memory += held
+	p.CPU, p.Held, p.Until = max(p.CPU, cpu), p.Held+held, now
 	if ended {
 		h.Ended++
 		delete(l.running, id)
+		p.Ended = true
+		own := append(l.ended[p.Realm], p)
+		l.ended[p.Realm] = own
+		if most := max(ledgerLeast, ledgerProcs/len(l.ended)); len(own) > most {
+			l.ended[p.Realm] = slices.Delete(own, 0, len(own)-most)
+		}
 	}
+}
+
+// egress counts bytes that a proc has sent to other machines, or beyond the system. One that is not known counts for its realm.
+func (l *ledger) egress(now time.Time, realm sigma.RealmID, id sigma.ProcID, bytes uint64) {
+	if bytes == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if p := l.running[id]; p != nil && p.Realm == realm {
+		p.Egress += bytes
+	}
+	l.hourLocked(now, realm).Egress += bytes
+}
+
+// served counts what daemons of this machine did for a realm: requests, and the processor time of these.
+func (l *ledger) served(now time.Time, realm sigma.RealmID, requests uint64, cpu time.Duration) {
+	if requests == 0 && cpu <= 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.hourLocked(now, realm)
+	h.Requests += requests
+	h.Served += max(0, cpu).Seconds()
 }
 
 // some lists procs that have not been looked at for a while.
@@ -175,6 +225,7 @@ func (l *ledger) drop(realm sigma.RealmID) {
 			delete(l.running, id)
 		}
 	}
+	delete(l.ended, realm)
 }
 
 // list gives the hours of a realm, or of all (""), by realm and time.
@@ -204,7 +255,11 @@ func (l *ledger) save() error {
 		l.mu.Unlock()
 		return nil
 	}
-	text, err := json.Marshal(ledgerFile{l.listLocked(""), l.running})
+	var ended []*ledgerProc
+	for _, of := range l.ended {
+		ended = append(ended, of...)
+	}
+	text, err := json.Marshal(ledgerFile{l.listLocked(""), l.running, ended})
 	l.dirty = false
 	l.mu.Unlock()
 	if err == nil {
@@ -243,19 +298,4 @@ func (k *Kernel) keepLedger(ctx context.Context) {
 			k.cfg.Log.Warn("cannot keep the usage of realms", "err", err)
 		}
 	}
-}
-
-// usageFile is /sys/usage: what realms have used of this machine.
-func (r *root) usageFile() sigma.File {
-	k, of := r.tree.k, r.realm
-	if r.tree.principal.System {
-		of = ""
-	}
-	return r.sysState(nameUsage, func(context.Context) ([]byte, error) {
-		all := k.ledger.list(of)
-		for i := range all {
-			all[i].Machine = string(k.cfg.Machine)
-		}
-		return state.Lines(all)
-	})
 }

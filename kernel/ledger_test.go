@@ -1,8 +1,11 @@
 package kernel
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,8 +25,8 @@ func TestLedger(t *testing.T) {
 		return l
 	}
 	l := open()
-	l.started(at, "a", "p", 100)
-	l.started(at, "b", "q", 1)
+	l.started(at, "a", "p", "sleep", 100)
+	l.started(at, "b", "q", "", 1)
 	l.uses(at.Add(30*time.Second), "p", 3*time.Second, false)
 	l.uses(at.Add(30*time.Second), "p", 2*time.Second, false) // later than it was asked: nothing is given back
 	if err := l.save(); err != nil {
@@ -47,12 +50,12 @@ func TestLedger(t *testing.T) {
 	if all := l.list("b"); len(all) != 0 || len(l.some(at.Add(time.Hour))) != 0 {
 		t.Errorf("a removed realm has %+v", all)
 	}
-	l.started(at.Add(2*ledgerAge), "c", "r", 1)
+	l.started(at.Add(2*ledgerAge), "c", "r", "", 1)
 	if all := l.list(""); len(all) != 1 {
 		t.Errorf("what is old is there: %+v", all)
 	}
 	for i := range ledgerMost + 1 {
-		l.started(at.Add(2*ledgerAge), sigma.RealmID(rune(i+1000)), "x", 1)
+		l.started(at.Add(2*ledgerAge), sigma.RealmID(rune(i+1000)), "x", "", 1)
 	}
 	if n := len(l.list("")); n > ledgerMost {
 		t.Errorf("%d hours are kept", n)
@@ -63,6 +66,98 @@ func TestLedger(t *testing.T) {
 	if l, err := newLedger(dir, at); err == nil || l == nil {
 		t.Errorf("a damaged file: %v, %v", l, err)
 	}
+}
+
+// Goal: what one proc used is remembered past its end and over another sigmad, egress and the work of daemons count for the realm; each realm keeps its latest procs, however many another has; pages tell each line once.
+func TestLedgerProcs(t *testing.T) {
+	dir := t.TempDir()
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	l, err := newLedger(dir, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.started(at, "a", "p", "sleep", 100)
+	l.egress(at, "a", "p", 7)
+	l.egress(at, "b", "p", 7) // says another realm: not the proc's
+	l.served(at, "a", 3, time.Second)
+	l.uses(at.Add(10*time.Second), "p", 2*time.Second, true)
+	if err := l.save(); err != nil {
+		t.Fatal(err)
+	}
+	if l, err = newLedger(dir, at.Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if u := l.list("a"); len(u) != 1 || u[0].Egress != 7 || u[0].Requests != 3 || u[0].Served != 1 {
+		t.Errorf("the realm has %+v", u)
+	}
+	p := l.ended["a"]
+	if len(p) != 1 {
+		t.Fatalf("the realm has %d ended procs", len(p))
+	}
+	if s := p[0].spent("m"); s.Proc != "p" || s.Name != "sleep" || s.CPU != 2 || s.Memory != 1000 || s.Egress != 7 || s.Ended == nil || !s.Ended.Equal(at.Add(10*time.Second)) {
+		t.Errorf("the proc has %+v", s)
+	}
+	for i := range 2 * ledgerProcs {
+		id := sigma.ProcID(fmt.Sprint(i))
+		l.started(at.Add(time.Duration(i)), "b", id, "", 1)
+		l.uses(at.Add(time.Hour), id, 0, true)
+	}
+	if len(l.ended["a"]) != 1 || len(l.ended["b"]) != ledgerProcs/2 {
+		t.Errorf("%d and %d ended procs", len(l.ended["a"]), len(l.ended["b"]))
+	}
+	seen, pages, after := map[string]bool{}, 0, ""
+	for more := true; more; pages++ {
+		var text []byte
+		if text, after, more, err = l.page(nameUsageProcs, "m", "", after); err != nil {
+			t.Fatal(err)
+		}
+		for line := range bytes.Lines(text) {
+			if seen[string(line)] {
+				t.Fatalf("twice: %s", line)
+			}
+			seen[string(line)] = true
+		}
+	}
+	if len(seen) != 1+ledgerProcs/2 || pages < 2 {
+		t.Errorf("%d lines on %d pages", len(seen), pages)
+	}
+}
+
+// Goal: what a realm used of all machines is told at each, each machine's once; of one that is lost it is said that it is not told.
+func TestFarUsage(t *testing.T) {
+	x := newThree(t)
+	for _, at := range []sigma.MachineID{"m1", "m2", "m3"} {
+		x.burst(at, 4)
+	}
+	starts := func(at sigma.MachineID) (n int) {
+		seen := map[string]bool{}
+		for _, u := range objects[state.RealmUsage](t, x.m[at].connect(sigma.SystemRealm), "/sys/usage") {
+			if key := u.Machine + u.Realm + u.From.String(); seen[key] {
+				t.Errorf("twice: %+v", u)
+			} else {
+				seen[key] = true
+			}
+			n += int(u.Starts)
+		}
+		return n
+	}
+	for at := range x.m {
+		if n := starts(at); n != 12 {
+			t.Errorf("%s tells of %d starts", at, n)
+		}
+	}
+	procs := map[string]bool{}
+	for _, p := range objects[state.ProcSpent](t, x.m["m2"].connect(sigma.SystemRealm), "/sys/usage-procs") {
+		procs[p.Proc] = true
+	}
+	if len(procs) != 12 {
+		t.Errorf("%d procs are told of", len(procs))
+	}
+	x.lose("m3")
+	eventually(t, "the loss is told", func() bool {
+		text, _, err := x.m["m1"].connect(sigma.SystemRealm).Get(t.Context(), "/sys/usage")
+		return err == nil && strings.Contains(string(text), `{"machine":"m3","missing":`)
+	})
 }
 
 // Goal: /sys/usage tells a tenant of its own realm, the provider of all.

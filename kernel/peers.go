@@ -28,6 +28,7 @@ import (
 //	end-realm realm -> -
 //	count     []realm -> []u64
 //	caps      realm, ProcID -> Caps
+//	ledger    usage or usage-procs, realm or "", after -> lines, last, more
 const (
 	peerTake     = "take"
 	peerDecline  = "decline"
@@ -41,6 +42,7 @@ const (
 	peerEndRealm = "end-realm"
 	peerCount    = "count"
 	peerCaps     = "caps"
+	peerLedger   = "ledger"
 )
 
 // act is what can be done to a proc from afar.
@@ -126,7 +128,7 @@ func (k *Kernel) others() (out []sigma.MachineID) {
 // registerPeerCalls adds the methods about procs to what other machines may call.
 func (k *Kernel) registerPeerCalls() {
 	for name, f := range map[string]peerCall{peerTake: k.peerTake, peerDecline: k.peerDecline, peerReport: k.peerReport, peerResync: k.peerResync, peerTell: k.peerTell, peerWait: k.peerWait, peerList: k.peerList,
-		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount, peerCaps: k.peerCaps} {
+		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount, peerCaps: k.peerCaps, peerLedger: k.peerLedger} {
 		k.peerCalls[name] = f
 	}
 }

@@ -24,6 +24,7 @@ const (
 	nameLimits      = "limits"
 	nameMetrics     = "metrics"
 	nameUsage       = "usage"
+	nameUsageProcs  = "usage-procs"
 )
 
 // endpointsPage endpoints are told at a time.

@@ -34,7 +34,7 @@ func (r *root) sysDir() sigma.File {
 func (r *root) sysNames() []string {
 	names := append(make([]string, 0, 16), sigmap.FileProcs, sigmap.FileSelf, sigmap.FileEndpoints, nameVersion)
 	if r.tree.view == nil {
-		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameUsage, nameLimits, nameConnections)
+		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameUsage, nameUsageProcs, nameLimits, nameConnections)
 	}
 	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isService(serviceMachined) {
 		names = append(names, sigmap.FileNames)
@@ -72,7 +72,9 @@ func (r *root) sysFile(name string) sigma.File {
 	case nameUtilisation:
 		return r.utilisationFile()
 	case nameUsage:
-		return r.usageFile()
+		return r.usageFile(nameUsage)
+	case nameUsageProcs:
+		return r.usageFile(nameUsageProcs)
 	case nameLimits:
 		return r.limitsFile()
 	case nameMetrics:

@@ -119,6 +119,30 @@ type RealmUsage struct {
 	Ended   uint64    `json:"ended"`
 	CPU     float64   `json:"cpu_seconds"`
 	Memory  float64   `json:"memory_byte_seconds"` // what procs had a right to, for as long as they had it
+	Egress  uint64    `json:"egress_bytes"`        // that procs sent to other machines, and beyond the system
+
+	// What sigmad and the services of the machine did for the realm, by requests of its procs and of programs outside.
+	Requests uint64  `json:"requests"`
+	Served   float64 `json:"served_cpu_seconds"` // their processor time
+}
+
+// ProcSpent is a line of /sys/usage-procs: what a proc has used of a machine.
+type ProcSpent struct {
+	Machine string     `json:"machine"`
+	Realm   string     `json:"realm"`
+	Proc    string     `json:"proc"`
+	Name    string     `json:"name"`
+	Began   time.Time  `json:"began"`
+	Ended   *time.Time `json:"ended,omitempty"` // nil = it runs, and what is told is of some seconds ago
+	CPU     float64    `json:"cpu_seconds"`
+	Memory  float64    `json:"memory_byte_seconds"`
+	Egress  uint64     `json:"egress_bytes"`
+}
+
+// UsageMissing is a line of /sys/usage and /sys/usage-procs that stands for the lines of a machine that could not be asked.
+type UsageMissing struct {
+	Machine string `json:"machine"`
+	Missing string `json:"missing"` // why
 }
 
 // Timing is the trace of a start. Phases follow one another without gaps.

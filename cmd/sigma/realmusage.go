@@ -1,10 +1,11 @@
 package main
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -14,59 +15,169 @@ import (
 	"sigmaos.dev/state"
 )
 
+type usageOptions struct{ hours, machines, procs bool }
+
 func newUsageCommand(a *app) *cobra.Command {
-	hours := false
+	var o usageOptions
 	cmd := &cobra.Command{
-		Use:   "usage [REALM...]",
-		Short: "Show what realms have used of this machine",
-		Long: `Show what the procs of each realm, or of those named, have used of this machine: starts,
-ends, processor time and memory over time, which is what procs had a right to for as long
-as they had it. --hours shows each hour of the last 31 days in which there was something.
+		Use:   "usage [--hours] [--machines] [--procs] [REALM...]",
+		Short: "Show what realms have used of all machines",
+		Long: `Show what the procs of each realm, or of those named, have used of all machines: starts,
+ends, processor time, memory over time, which is what procs had a right to for as long as
+they had it, and what they sent to other machines; and what daemons did for the realm.
+--hours shows each hour of the last 31 days in which there was something, --machines each
+machine, --procs single procs: those that run, and of each realm the latest that ended.
 What runs counts until some seconds ago. A realm that is removed takes its usage along.`,
 		Example: `  sudo sigma usage
   sudo sigma usage --hours default
-  sudo sigma usage --json`,
+  sudo sigma usage --procs --json`,
 		Args: between(0, 1000),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.usage(cmd.Context(), args, hours) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.procs && (o.hours || o.machines) {
+				return usageError(cmd, "procs have their machine in their line", "--procs goes with neither --hours nor --machines")
+			}
+			if o.procs {
+				return a.usageProcs(cmd.Context(), args)
+			}
+			return a.usage(cmd.Context(), args, o)
+		},
 	}
-	cmd.Flags().BoolVar(&hours, "hours", false, "show each hour")
+	cmd.Flags().BoolVar(&o.hours, "hours", false, "show each hour")
+	cmd.Flags().BoolVar(&o.machines, "machines", false, "show each machine")
+	cmd.Flags().BoolVar(&o.procs, "procs", false, "show procs")
 	return cmd
 }
 
-func (a *app) usage(ctx context.Context, only []string, hours bool) error {
+// usageLines reads a file of usage; what is missing is remarked upon.
+func usageLines[T any](ctx context.Context, a *app, file string) ([]T, error) {
 	c, err := a.connectTo(ctx, sigma.SystemRealm)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer c.Close()
-	text, _, err := c.Get(ctx, "/sys/usage")
+	all, err := lines[either[T]](ctx, c, file)
+	var out []T
+	for i := range all {
+		if m := all[i].missing; m.Missing != "" {
+			a.remark("warning: without machine %s: %s", m.Machine, m.Missing)
+			continue
+		}
+		out = append(out, all[i].line)
+	}
+	return out, err
+}
+
+// either is a line of usage, or one that stands for a machine's.
+type either[T any] struct {
+	line    T
+	missing state.UsageMissing
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (e *either[T]) UnmarshalJSON(b []byte) error {
+	return cmp.Or(json.Unmarshal(b, &e.missing), json.Unmarshal(b, &e.line))
+}
+
+func (a *app) usage(ctx context.Context, only []string, o usageOptions) error {
+	all, err := usageLines[state.RealmUsage](ctx, a, "/sys/usage")
 	if err != nil {
 		return err
 	}
-	out := []state.RealmUsage{}
-	for line := range bytes.Lines(text) {
-		var u state.RealmUsage
-		if err := json.Unmarshal(line, &u); err != nil {
-			return sigma.Wrap("sigma.usage", "/sys/usage", err)
-		}
-		if len(only) > 0 && !slices.Contains(only, u.Realm) {
-			continue
-		}
-		if last := len(out) - 1; !hours && last >= 0 && out[last].Realm == u.Realm { // lines are in order of realms, then of time
-			out[last].Starts += u.Starts
-			out[last].Ended += u.Ended
-			out[last].CPU += u.CPU
-			out[last].Memory += u.Memory
-			continue
-		}
-		out = append(out, u)
-	}
+	out := sumUsage(all, only, o)
 	if a.json {
 		return a.printJSON(out)
 	}
-	t := a.table("REALM", "FROM", "STARTS", "ENDED", "CPU", "MEMORY")
+	head := []any{"REALM", "FROM", "STARTS", "ENDED", "CPU", "MEMORY", "EGRESS", "REQUESTS", "SERVED"}
+	if o.machines {
+		head = slices.Insert(head, 1, any("MACHINE"))
+	}
+	t := newTable(a.out)
+	t.row(head...)
 	for _, u := range out {
-		t.row(u.Realm, u.From.Local().Format("2006-01-02 15:04"), u.Starts, u.Ended, time.Duration(u.CPU*float64(time.Second)).Round(time.Millisecond), fmt.Sprintf("%.3g GiB h", u.Memory/float64(sigma.GiB)/3600))
+		cells := []any{u.Realm, u.From.Local().Format("2006-01-02 15:04"), u.Starts, u.Ended, secondsWords(u.CPU), memoryHours(u.Memory), sigma.Bytes(u.Egress), u.Requests, secondsWords(u.Served)}
+		if o.machines {
+			cells = slices.Insert(cells, 1, any(u.Machine))
+		}
+		t.row(cells...)
 	}
 	return t.print()
+}
+
+// sumUsage adds up what differs only in what is not asked for.
+func sumUsage(all []state.RealmUsage, only []string, o usageOptions) []state.RealmUsage {
+	type key struct {
+		realm, machine string
+		hour           int64
+	}
+	sums := map[key]*state.RealmUsage{}
+	for _, u := range all {
+		if len(only) > 0 && !slices.Contains(only, u.Realm) {
+			continue
+		}
+		k := key{realm: u.Realm}
+		if o.hours {
+			k.hour = u.From.Unix()
+		}
+		if o.machines {
+			k.machine = u.Machine
+		}
+		s := sums[k]
+		if s == nil {
+			s = &state.RealmUsage{Realm: u.Realm, Machine: k.machine, From: u.From}
+			sums[k] = s
+		}
+		if u.From.Before(s.From) {
+			s.From = u.From
+		}
+		s.Starts += u.Starts
+		s.Ended += u.Ended
+		s.CPU += u.CPU
+		s.Memory += u.Memory
+		s.Egress += u.Egress
+		s.Requests += u.Requests
+		s.Served += u.Served
+	}
+	out := make([]state.RealmUsage, 0, len(sums))
+	for _, k := range slices.SortedFunc(maps.Keys(sums), func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.realm, b.realm), cmp.Compare(a.hour, b.hour), cmp.Compare(a.machine, b.machine))
+	}) {
+		out = append(out, *sums[k])
+	}
+	return out
+}
+
+func (a *app) usageProcs(ctx context.Context, only []string) error {
+	all, err := usageLines[state.ProcSpent](ctx, a, "/sys/usage-procs")
+	if err != nil {
+		return err
+	}
+	out := []state.ProcSpent{}
+	for _, p := range all {
+		if len(only) == 0 || slices.Contains(only, p.Realm) {
+			out = append(out, p)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b state.ProcSpent) int {
+		return cmp.Or(cmp.Compare(a.Realm, b.Realm), a.Began.Compare(b.Began))
+	})
+	if a.json {
+		return a.printJSON(out)
+	}
+	t := a.table("REALM", "PROC", "NAME", "MACHINE", "BEGAN", "ENDED", "CPU", "MEMORY", "EGRESS")
+	for _, p := range out {
+		ended := "-"
+		if p.Ended != nil {
+			ended = p.Ended.Local().Format("15:04:05")
+		}
+		t.row(p.Realm, p.Proc, clip(p.Name, 24), p.Machine, p.Began.Local().Format("2006-01-02 15:04:05"), ended, secondsWords(p.CPU), memoryHours(p.Memory), sigma.Bytes(p.Egress))
+	}
+	return t.print()
+}
+
+func secondsWords(s float64) time.Duration {
+	return time.Duration(s * float64(time.Second)).Round(time.Millisecond)
+}
+
+func memoryHours(byteSeconds float64) string {
+	return fmt.Sprintf("%.3g GiB h", byteSeconds/float64(sigma.GiB)/3600)
 }

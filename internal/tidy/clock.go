@@ -25,6 +25,7 @@ var wallClock = map[string]string{
 	"treekit/callable.go":    "modification times",
 	"kernel/viewfile.go":     "modification times",
 	"kernel/ledger.go":       "which hour it is, in which something is counted",
+	"kernel/usagefile.go":    "when a proc began and ended, which is shown",
 	"kernel/dir.go":          "modification times",
 	"kernel/lines.go":        "modification times",
 	"kernel/root.go":         "modification times",
