@@ -396,6 +396,10 @@ func (c *client) list(ctx context.Context, path, prefix, delimiter, after, token
 			return err
 		}
 		r, err := core.ListObjectsV2(c.bucket, prefix, after, token, delimiter, most)
+		if reply := minio.ToErrorResponse(err); err != nil && reply.StatusCode == http.StatusNotFound {
+			reply.Code = "NoSuchBucket" // a listing asks for nothing else that may be missing, whatever the store calls it
+			return reply
+		}
 		if err != nil {
 			return err
 		}
