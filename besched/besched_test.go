@@ -198,9 +198,9 @@ func TestTurns(t *testing.T) {
 	c.Attend(m, 1000, sigma.GiB)
 	var jobs []Job
 	for i := range 10 {
-		jobs = append(jobs, Job{sigma.ProcID(fmt.Sprint("a", i)), "a", 1, m, 0})
+		jobs = append(jobs, Job{ID: sigma.ProcID(fmt.Sprint("a", i)), Realm: "a", Memory: 1, Home: m})
 	}
-	c.Enqueue(append(jobs, Job{"b0", "b", 1, m, 0}, Job{"b1", "b", 1, m, 0}))
+	c.Enqueue(append(jobs, Job{ID: "b0", Realm: "b", Memory: 1, Home: m}, Job{ID: "b1", Realm: "b", Memory: 1, Home: m}))
 	got := c.Park(1, "m", Offer{Memory: 5})[0].Jobs
 	want := []sigma.ProcID{"a0", "b0", "a1", "b1", "a2"}
 	for i, j := range got {
@@ -353,7 +353,7 @@ func TestServiceCalls(t *testing.T) {
 }
 
 func FuzzCodeJobs(f *testing.F) {
-	jobs := []Job{{"p", "a", 7, life("m"), 0}}
+	jobs := []Job{{ID: "p", Realm: "a", Memory: 7, Home: life("m")}}
 	b, _ := sigmap.Payload(func(c *sigmap.Coder) { CodeJobs(c, &jobs) })
 	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -368,7 +368,7 @@ func FuzzCodeJobs(f *testing.F) {
 func TestCancelFirst(t *testing.T) {
 	c, m := NewCore(), life("m")
 	c.Attend(m, 1000, sigma.GiB)
-	c.Enqueue([]Job{{"large", "a", 100, m, 0}, {"small", "a", 10, m, 0}})
+	c.Enqueue([]Job{{ID: "large", Realm: "a", Memory: 100, Home: m}, {ID: "small", Realm: "a", Memory: 10, Home: m}})
 	if g := c.Park(1, "m", Offer{Memory: 50}); g != nil {
 		t.Fatalf("got %v, want that the large job keeps its turn", g)
 	}

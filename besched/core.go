@@ -13,7 +13,9 @@
 // the session of the machine they are from: their homes send them again. That no proc starts twice is therefore not this package's promise but the home's, from which
 // whoever is granted a job takes it (schedd).
 //
-// Users: cmd/besched; kernel for the names of the methods.
+// A system has several, its shards, which do not know of one another: Offers is the machine's side, which brings them together (docs/adr/0027-besched-is-a-fleet.md).
+//
+// Users: cmd/besched; kernel and sim for Offers and the names of the methods.
 package besched
 
 import (
@@ -34,6 +36,8 @@ type Job struct {
 	Memory sigma.Bytes
 	Home   sigma.Life // where it was spawned, and where its descriptor is
 
+	Program uint64 // tells programs of a realm apart; 0 = it is all the same
+
 	Prepaid time.Duration // what its realm was charged with when it was granted; 0 before
 }
 
@@ -53,8 +57,9 @@ const (
 // Grant gives jobs, or a lease, to whoever parked the credit, which is used up by it. A lease has the number of the credit.
 type Grant struct {
 	Ticket Ticket
-	Jobs   []Job // none if it is a lease
+	Jobs   []Job // none if it is a lease, or the word whether the machine is kept for a job
 	Lease  Lease
+	Kept   bool
 }
 
 // Offer is a machine's word that it has room.
@@ -62,6 +67,10 @@ type Offer struct {
 	Memory sigma.Bytes
 	Load   uint32 // procs that it runs or is about to
 	Ask    bool   // a lease will do, if no job waits
+
+	// With several shards a machine that is kept for a job here must offer nothing elsewhere.
+	Elsewhere bool // it has credits at other shards, and is to be told when it is kept
+	Kept      bool // it knows that it is kept, and is to be told when it is no more
 }
 
 // lease is one that is held.
@@ -84,6 +93,7 @@ type machine struct {
 type Core struct {
 	machines map[sigma.MachineID]*machine
 	kept     []*machine  // those that are kept for a job
+	untold   []*machine  // that are kept, or no more, of which they may have to be told
 	cpu      uint64      // of all machines
 	largest  sigma.Bytes // that a machine has
 	where    map[sigma.ProcID]*waiting
@@ -218,6 +228,9 @@ func (c *Core) Cancel(id sigma.ProcID) []Grant {
 func (c *Core) Park(t Ticket, machine sigma.MachineID, o Offer) []Grant {
 	if m := c.machines[machine]; m != nil {
 		c.credits.add(&credit{ticket: t, machine: m, Offer: o})
+		if o.Kept || o.Elsewhere && m.kept != nil {
+			c.untold = append(c.untold, m)
+		}
 	}
 	return c.match()
 }
@@ -309,7 +322,21 @@ func (c *Core) match() (out []Grant) {
 		c.credits.remove(cr)
 		out = append(out, Grant{Ticket: cr.ticket, Jobs: cr.jobs})
 	}
-	return c.lend(out)
+	return c.lend(c.tell(out))
+}
+
+// tell answers the credits of machines that must know whether they are kept.
+func (c *Core) tell(out []Grant) []Grant {
+	for _, m := range c.untold {
+		for _, cr := range slices.Clone(m.credits) {
+			if kept := m.kept != nil; kept && cr.Elsewhere || !kept && cr.Kept {
+				c.credits.remove(cr)
+				out = append(out, Grant{Ticket: cr.ticket, Kept: kept})
+			}
+		}
+	}
+	c.untold = c.untold[:0]
+	return out
 }
 
 // lend gives leases to those who ask for one, if no job waits.
@@ -350,11 +377,13 @@ func (c *Core) keep(q *queue) bool {
 	}
 	best.kept, q.kept = q, best
 	c.kept = append(c.kept, best)
+	c.untold = append(c.untold, best)
 	return true
 }
 
 func (c *Core) unkeep(m *machine) {
 	m.kept.kept, m.kept = nil, nil
+	c.untold = append(c.untold, m)
 	c.kept = slices.DeleteFunc(c.kept, func(k *machine) bool { return k == m })
 	for _, cr := range m.credits { // they are everybody's again
 		c.credits.most = max(c.credits.most, cr.Memory)

@@ -17,8 +17,8 @@ import (
 //	                                          The other calls wait for the one of their session
 //	enqueue  []Job, whose home is ignored: it is the caller -> -
 //	cancel   ProcID -> -
-//	pull     Offer -> []Job, lease, kind, largest    waits until there is a job that fits; or answers with a lease (not 0) if one was asked for and no job waits. Largest is
-//	                                          the most memory that a machine has
+//	pull     Offer -> []Job, lease, kind, kept, largest    waits until there is a job that fits; or answers with a lease (not 0) if one was asked for and no job waits; or tells whether the
+//	                                          machine is kept for a job, if the offer says that it must know. Largest is the most memory that a machine has
 //	hold     lease -> -                       waits until the lease is recalled
 //	charge   []Charge -> -                    what the procs used that ran on the machine
 //	shares   []RealmShares -> -               of all realms that have not 1
@@ -37,7 +37,7 @@ const (
 // CodeJobs is the payload of jobs.
 func CodeJobs(c *sigmap.Coder, js *[]Job) {
 	n := len(*js)
-	c.Count(&n, 30)
+	c.Count(&n, 38)
 	if c.Decoding() {
 		*js = make([]Job, n)
 	}
@@ -48,6 +48,7 @@ func CodeJobs(c *sigmap.Coder, js *[]Job) {
 		c.U64((*uint64)(&j.Memory))
 		c.Str((*string)(&j.Home.Machine))
 		c.U64((*uint64)(&j.Home.Incarnation))
+		c.U64(&j.Program)
 		codeDuration(c, &j.Prepaid)
 	}
 }
@@ -115,6 +116,8 @@ func CodeOffer(c *sigmap.Coder, o *Offer) {
 	c.U64((*uint64)(&o.Memory))
 	c.U32(&o.Load)
 	c.Bool(&o.Ask)
+	c.Bool(&o.Elsewhere)
+	c.Bool(&o.Kept)
 }
 
 // Pulled is the answer to pull.
@@ -122,6 +125,7 @@ type Pulled struct {
 	Jobs    []Job
 	Lease   Ticket // 0 if there are jobs
 	Kind    Lease
+	Kept    bool // the machine is kept for a job here; told if there are neither jobs nor a lease
 	Largest sigma.Bytes
 }
 
@@ -130,6 +134,7 @@ func (p *Pulled) Code(c *sigmap.Coder) {
 	CodeJobs(c, &p.Jobs)
 	c.U64((*uint64)(&p.Lease))
 	c.U8((*uint8)(&p.Kind))
+	c.Bool(&p.Kept)
 	c.U64((*uint64)(&p.Largest))
 }
 
@@ -413,7 +418,7 @@ func (v *visit) pull(ctx context.Context, o Offer) (Pulled, error) {
 func (s *Service) pulled(g Grant) Pulled {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := Pulled{Jobs: g.Jobs, Kind: g.Lease, Largest: s.core.Largest()}
+	p := Pulled{Jobs: g.Jobs, Kind: g.Lease, Kept: g.Kept, Largest: s.core.Largest()}
 	if g.Lease != NoLease {
 		p.Lease = g.Ticket
 	}

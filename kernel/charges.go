@@ -9,7 +9,6 @@ import (
 	"sigmaos.dev/besched"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
 )
 
 // charges is what this machine owes besched the word of: what procs used while somebody waits (docs/adr/0012-turns-by-what-was-used.md). While there is a lease nobody waits, and nothing is
@@ -18,9 +17,10 @@ type charges struct {
 	contended atomic.Pointer[time.Time] // since when there is no lease; nil = there is one
 	tracked   atomic.Int64              // jobs in jobs
 
-	mu   sync.Mutex
-	jobs map[sigma.ProcID]*tracked        // mu; that besched gave and that have not ended
-	owed map[sigma.RealmID]besched.Charge // mu; not sent yet
+	mu      sync.Mutex
+	jobs    map[sigma.ProcID]*tracked                          // mu; that besched gave and that have not ended
+	owed    map[besched.Shard]map[sigma.RealmID]besched.Charge // mu; not sent yet, to each shard: all must know of everything, so that a realm has no more by being queued at many
+	claimed bool                                               // mu; somebody sends soon
 }
 
 // tracked is a job that besched gave.
@@ -43,7 +43,7 @@ const (
 )
 
 func newCharges() *charges {
-	c := &charges{jobs: map[sigma.ProcID]*tracked{}, owed: map[sigma.RealmID]besched.Charge{}}
+	c := &charges{jobs: map[sigma.ProcID]*tracked{}, owed: map[besched.Shard]map[sigma.RealmID]besched.Charge{}}
 	c.lease(false)
 	return c
 }
@@ -58,13 +58,46 @@ func (c *charges) lease(on bool) {
 	}
 }
 
-// given notes what besched gave. A job that was given before did not run then.
-func (c *charges) given(now time.Time, jobs []besched.Job) {
+// attend begins to note what a shard is owed the word of, and leave ends it.
+func (c *charges) attend(shard besched.Shard) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.owed[shard] = map[sigma.RealmID]besched.Charge{}
+}
+
+func (c *charges) leave(shard besched.Shard) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.owed, shard)
+}
+
+// claim reports whether nobody is about to send, and has the caller do it; unclaim is for the latter, who sends now.
+func (c *charges) claim() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	claimed := c.claimed
+	c.claimed = true
+	return !claimed
+}
+
+func (c *charges) unclaim() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.claimed = false
+}
+
+// given notes what a shard gave, and that the others are to know what it charged for that. A job that was given before did not run then.
+func (c *charges) given(now time.Time, shard besched.Shard, jobs []besched.Job) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, j := range jobs {
 		if old := c.jobs[j.ID]; old != nil {
 			c.oweLocked(old.realm, besched.Charge{Prepaid: old.prepaid})
+		}
+		for other, owed := range c.owed {
+			if other != shard {
+				add(owed, j.Realm, besched.Charge{Used: j.Prepaid})
+			}
 		}
 		c.jobs[j.ID] = &tracked{realm: j.Realm, given: now, prepaid: j.Prepaid}
 	}
@@ -95,26 +128,33 @@ func (c *charges) ended(p *schedd.Proc, cpu sigma.MilliCPU, memory sigma.Bytes) 
 		used = time.Duration(float64(whole) * max(0, 1-float64(before)/float64(held)))
 	}
 	c.oweLocked(p.Realm, besched.Charge{Used: max(0, used-t.reported), Prepaid: t.prepaid, Ended: 1, Whole: whole})
-	return len(c.owed) == 1
+	return true
 }
 
 func costOf(p *schedd.Proc, u sigma.Usage, until time.Time, cpu sigma.MilliCPU, memory sigma.Bytes) time.Duration {
 	return besched.Cost(u.UserTime+u.SystemTime, p.Memory, until.Sub(p.Times.Placed), cpu, memory)
 }
 
+// oweLocked notes what all shards are to know.
 func (c *charges) oweLocked(realm sigma.RealmID, more besched.Charge) {
-	o := c.owed[realm]
-	c.owed[realm] = besched.Charge{Realm: realm, Used: o.Used + more.Used, Prepaid: o.Prepaid + more.Prepaid, Ended: o.Ended + more.Ended, Whole: o.Whole + more.Whole}
+	for _, owed := range c.owed {
+		add(owed, realm, more)
+	}
 }
 
-// take empties what is owed.
-func (c *charges) take() (out []besched.Charge) {
+func add(owed map[sigma.RealmID]besched.Charge, realm sigma.RealmID, more besched.Charge) {
+	o := owed[realm]
+	owed[realm] = besched.Charge{Realm: realm, Used: o.Used + more.Used, Prepaid: o.Prepaid + more.Prepaid, Ended: o.Ended + more.Ended, Whole: o.Whole + more.Whole}
+}
+
+// take empties what a shard is owed.
+func (c *charges) take(shard besched.Shard) (out []besched.Charge) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, o := range c.owed {
+	for _, o := range c.owed[shard] {
 		out = append(out, o)
 	}
-	clear(c.owed)
+	clear(c.owed[shard])
 	return out
 }
 
@@ -152,27 +192,18 @@ func (c *charges) so(id sigma.ProcID, cost time.Duration, over bool) {
 	}
 }
 
-// charge tells besched what is owed.
-func (s *scheduler) charge(ctx context.Context, b sigma.Caller) error {
-	owed := s.charges.take()
-	if len(owed) == 0 {
-		return nil
-	}
-	return s.call(ctx, b, callMax, besched.CallCharge, func(c *sigmap.Coder) { besched.CodeCharges(c, &owed) })
-}
-
 // endedLocked takes note of what a proc used that ended here.
 func (s *scheduler) endedLocked(realm sigma.RealmID, id sigma.ProcID) {
 	if s.charges.idle() {
 		return
 	}
-	if p := s.k.core.Proc(realm, id); p != nil && p.Ended() && s.charges.ended(p, s.k.cpu(), s.k.cfg.Memory) {
-		time.AfterFunc(chargeDelay, func() { poke(s.work) })
+	if p := s.k.core.Proc(realm, id); p != nil && p.Ended() && s.charges.ended(p, s.k.cpu(), s.k.cfg.Memory) && s.charges.claim() {
+		time.AfterFunc(chargeDelay, s.sendCharges)
 	}
 }
 
-// watchUse charges for procs that run long, as long as the session lives.
-func (s *scheduler) watchUse(ctx context.Context, b sigma.Caller) {
+// watchUse charges for procs that run long, until ctx ends.
+func (s *scheduler) watchUse(ctx context.Context) {
 	every := time.NewTicker(chargeEvery)
 	defer every.Stop()
 	for {
@@ -184,36 +215,32 @@ func (s *scheduler) watchUse(ctx context.Context, b sigma.Caller) {
 		if s.charges.contended.Load() == nil {
 			continue
 		}
-		s.tellShares(ctx, b)
 		now := time.Now()
 		for id, realm := range s.charges.old(now) {
 			s.use(ctx, now, realm, id)
 		}
-		poke(s.work)
+		s.sendCharges()
 	}
 }
 
-// tellShares tells besched the realms' shares, if procs of this machine wait there: then it matters, and besched may be one that knows none.
-func (s *scheduler) tellShares(ctx context.Context, b sigma.Caller) {
+// sharesToTell are the realms' shares, if procs of this machine wait at besched: then they matter.
+func (s *scheduler) sharesToTell() (of []besched.RealmShares, matter bool) {
 	s.k.mu.Lock()
 	waits := s.k.core.Queued() > 0
 	s.k.mu.Unlock()
-	if !waits {
-		return
+	if !waits || s.charges.contended.Load() == nil {
+		return nil, false
 	}
-	ctx, cancel := context.WithTimeout(ctx, callMax)
-	defer cancel()
-	all, err := realms{s.k, nil}.list(ctx)
-	if err != nil { // what it knows stands
-		return
+	all, err := s.k.realmList()
+	if err != nil { // what besched knows stands
+		return nil, false
 	}
-	var of []besched.RealmShares
 	for _, r := range all {
 		if r.Shares > 1 {
 			of = append(of, besched.RealmShares{Realm: r.ID, Shares: r.Shares})
 		}
 	}
-	s.call(ctx, b, callMax, besched.CallShares, func(c *sigmap.Coder) { besched.CodeShares(c, &of) })
+	return of, true
 }
 
 // use looks at one.

@@ -13,6 +13,7 @@ import (
 // is used under a lease.
 func TestChargesOnce(t *testing.T) {
 	c, now := newCharges(), time.Unix(1000, 0)
+	c.attend("one")
 	c.contended.Store(&now)
 	ended := func(id sigma.ProcID, placed time.Time, cpu time.Duration) {
 		p := &schedd.Proc{ProcInfo: sigma.ProcInfo{ID: id, Realm: "r", Times: sigma.Times{Placed: placed, Ended: placed.Add(10 * time.Second)}, Usage: sigma.Usage{UserTime: cpu}}}
@@ -21,11 +22,11 @@ func TestChargesOnce(t *testing.T) {
 	check := func(what string, want besched.Charge) {
 		t.Helper()
 		want.Realm = "r"
-		if got := c.take(); len(got) != 1 || got[0] != want {
+		if got := c.take("one"); len(got) != 1 || got[0] != want {
 			t.Errorf("%s: got %+v, want %+v", what, got, want)
 		}
 	}
-	c.given(now, []besched.Job{{ID: "long", Realm: "r", Prepaid: time.Second}, {ID: "never", Realm: "r", Prepaid: time.Minute}})
+	c.given(now, "one", []besched.Job{{ID: "long", Realm: "r", Prepaid: time.Second}, {ID: "never", Realm: "r", Prepaid: time.Minute}})
 	if old := c.old(now.Add(chargeEvery)); len(old) != 2 || old["long"] != "r" {
 		t.Errorf("%v are looked at", old)
 	}
@@ -37,20 +38,20 @@ func TestChargesOnce(t *testing.T) {
 	check("the end", besched.Charge{Used: 3 * time.Second, Ended: 1, Whole: 8 * time.Second})
 	c.so("never", 0, true)
 	check("a job that never came", besched.Charge{Prepaid: time.Minute})
-	c.given(now, []besched.Job{{ID: "twice", Realm: "r", Prepaid: 7}})
-	c.given(now, []besched.Job{{ID: "twice", Realm: "r", Prepaid: 9}})
+	c.given(now, "one", []besched.Job{{ID: "twice", Realm: "r", Prepaid: 7}})
+	c.given(now, "one", []besched.Job{{ID: "twice", Realm: "r", Prepaid: 9}})
 	check("a job that was given twice", besched.Charge{Prepaid: 7})
 	ended("twice", now, 4)
 	check("its end", besched.Charge{Used: 4, Prepaid: 9, Ended: 1, Whole: 4})
 	ended("before", now.Add(-5*time.Second), 8*time.Second)
 	check("one that ran half of its time under a lease", besched.Charge{Used: 4 * time.Second, Ended: 1, Whole: 8 * time.Second})
-	c.given(now, []besched.Job{{ID: "leased", Realm: "r", Prepaid: 7}})
+	c.given(now, "one", []besched.Job{{ID: "leased", Realm: "r", Prepaid: 7}})
 	c.lease(true)
 	if c.idle() {
 		t.Error("a job that was given is forgotten")
 	}
 	ended("leased", now, time.Second)
-	if got := c.take(); len(got) != 0 || !c.idle() {
+	if got := c.take("one"); len(got) != 0 || !c.idle() {
 		t.Errorf("under a lease %v is owed", got)
 	}
 }

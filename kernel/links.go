@@ -115,8 +115,11 @@ func mayReach(from sigma.Principal, to link.Target) error {
 	case to.Kind == link.ToBeat, to.Kind == link.ToDirect, to.Kind == link.ToStream && to.Name == serviceNamed:
 		return nil
 	case to.Kind == link.ToService:
+		if isBesched(to.Name) {
+			return nil
+		}
 		switch to.Name {
-		case serviceNamed, serviceBesched, serviceLcsched, serviceS3, serviceDB, serviceMachined, targetPeer:
+		case serviceNamed, serviceLcsched, serviceS3, serviceDB, serviceMachined, targetPeer:
 			return nil
 		}
 	}
@@ -133,7 +136,7 @@ func (x *links) count(m sigma.MachineID, to link.Target) (done func(), err error
 		most = servingStreams
 	case to.Kind == link.ToService:
 		s.name = to.Name
-		if to.Name == targetPeer || to.Name == serviceBesched || to.Name == serviceLcsched || to.Name == serviceMachined {
+		if to.Name == targetPeer || isBesched(to.Name) || to.Name == serviceLcsched || to.Name == serviceMachined {
 			most = servingFew
 		}
 	}

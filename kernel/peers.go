@@ -225,7 +225,7 @@ func (k *Kernel) procsOfMembers(after []identity.Member) {
 			k.resync(ctx, l)
 		})
 	}
-	poke(k.sched.moved)
+	k.sched.move()
 }
 
 // presently is a context that ends with this sigmad, and with the machine's present life.

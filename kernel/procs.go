@@ -53,13 +53,13 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 			k.reserved.enqueue(f.Proc)
 			break
 		}
-		k.sched.enqueue(f.Proc.ID, f.Proc.Realm, f.Proc.Memory)
+		k.sched.enqueue(f.Proc)
 	case schedd.Dequeue:
 		if f.Class == sigma.LatencyCritical {
 			k.reserved.cancel(f.ID)
 			break
 		}
-		k.sched.cancel(f.ID)
+		k.sched.cancel(f.Shard, f.ID)
 	case schedd.Unreserved:
 		k.reserved.release(f.ID)
 	case schedd.Unfit:

@@ -16,8 +16,8 @@ import (
 )
 
 // Where services are. A machine uses its own if it is in its boot set and answers; otherwise it asks the control machines that the roster calls alive, in the order of their names, the one that
-// answered last before the others. A machine that does not run the service, or whose named does not lead, says so and the next is asked. besched is chosen otherwise: everybody uses that of the first live control
-// machine, since what one besched knows another does not.
+// answered last before the others. A machine that does not run the service, or whose named does not lead, says so and the next is asked. Of besched every machine uses all that
+// there are (sched.go).
 
 // How long a search takes its time.
 const (
@@ -260,9 +260,7 @@ func (k *Kernel) candidates(name string) []sigma.MachineID {
 		}
 		return 2
 	}
-	if name != serviceBesched {
-		slices.SortStableFunc(out, func(a, b sigma.MachineID) int { return cmp.Compare(rank(a), rank(b)) })
-	}
+	slices.SortStableFunc(out, func(a, b sigma.MachineID) int { return cmp.Compare(rank(a), rank(b)) })
 	return out
 }
 
@@ -318,63 +316,4 @@ func (k *Kernel) nobodyAnswers(name string, asked []sigma.MachineID, said map[si
 		msg += " (" + strings.Join(why, "; ") + ")"
 	}
 	return &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: msg, Hint: "what runs goes on; whatever needs " + name + " waits until a control machine is back: sigma machine ls shows them"}
-}
-
-// dialScheduler opens the session to the besched that this machine uses, that of the first live control machine. It ends when that changes. Another is used only when the first could not be reached for long, so that a cut between two machines
-// alone does not keep one of them from starting anything.
-func (k *Kernel) dialScheduler(ctx context.Context) (*session.Client, error) {
-	wait, cancel := context.WithTimeout(ctx, reconnectMax)
-	defer cancel()
-	for {
-		first, changed := k.firstBesched()
-		if first != "" {
-			c, err := k.reachAt(wait, first, serviceBesched, first != k.cfg.Machine)
-			if err == nil {
-				k.follow(c, first, changed)
-				return c, nil
-			}
-		}
-		if k.pause(wait, changed) != nil {
-			break
-		}
-	}
-	first, changed := k.firstBesched()
-	c, err := k.dial(ctx, serviceBesched)
-	if err != nil {
-		return nil, err
-	}
-	k.follow(c, first, changed)
-	return c, nil
-}
-
-// firstBesched is the machine whose besched is to be used; "" if none is known. changed is closed when it may be another.
-func (k *Kernel) firstBesched() (first sigma.MachineID, changed <-chan struct{}) {
-	changed = k.enrolled
-	if k.registered() {
-		changed = k.id.Roster().Changed() // before the look
-	}
-	if ms := k.candidates(serviceBesched); len(ms) > 0 {
-		first = ms[0]
-	}
-	return first, changed
-}
-
-// follow ends c when the machine whose besched is to be used is not first any more.
-func (k *Kernel) follow(c *session.Client, first sigma.MachineID, changed <-chan struct{}) {
-	k.sessions.Go(func() {
-		for {
-			select {
-			case <-c.Done():
-				return
-			case <-k.ctx.Done():
-				return
-			case <-changed:
-			}
-			var now sigma.MachineID
-			if now, changed = k.firstBesched(); now != first && now != "" {
-				c.Close()
-				return
-			}
-		}
-	})
 }

@@ -3,43 +3,34 @@ package kernel
 import (
 	"context"
 	"runtime"
+	"strconv"
 	"sync"
 	"time"
 
 	"sigmaos.dev/besched"
 	"sigmaos.dev/schedd"
-	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
 
-// scheduler is the machine's connection to besched: it sends what was spawned and cannot be placed here under a lease, and parks credits while there is room and no lease for all of it.
+// scheduler is the machine's part in the fleet of bescheds (docs/adr/0027-besched-is-a-fleet.md): it attends at every shard, parks credits there as besched.Offers says, and tells schedd whether all shards gave a lease.
 type scheduler struct {
 	k       *Kernel
 	charges *charges
 
-	mu      sync.Mutex
-	queue   []besched.Job  // mu; not sent yet
-	cancels []sigma.ProcID // mu; not sent yet
-	closed  bool           // mu; no new procs are wanted here
-	work    chan struct{}  // something to send
-	roomy   chan struct{}  // what can be offered changed
-	shut    chan struct{}  // closed changed
-	moved   chan struct{}  // the roster changed: maybe this is another life
+	leasing sync.Mutex // before Kernel.mu; held while schedd is told of leases, so that the last word is the last
+	lent    bool       // leasing
+
+	mu     sync.Mutex // after Kernel.mu
+	offers *besched.Offers
+	shards map[besched.Shard]*shard // mu; that are attended
+	closed bool                     // mu; no new procs are wanted here
+	roomy  chan struct{}            // what can be offered, or where, changed
+	moved  chan struct{}            // closed and replaced when the roster changed: maybe this is another life
 }
 
-// enqueueMax jobs go in one call.
-const enqueueMax = 512
-
-// requeueEvery is how often what is queued is sent to besched again, if it was sent longer ago than that: it may have been given to a machine that could not take it. Nothing else is
-// done about jobs that were granted and never taken.
-const requeueEvery = 5 * time.Second
-
-// requeueEach is added for each proc that is queued, so that to send many again is never much work.
-const requeueEach = 200 * time.Microsecond
-
 func newScheduler(k *Kernel) *scheduler {
-	return &scheduler{k: k, charges: newCharges(), work: make(chan struct{}, 1), roomy: make(chan struct{}, 1), shut: make(chan struct{}, 1), moved: make(chan struct{}, 1)}
+	return &scheduler{k: k, charges: newCharges(), offers: besched.NewOffers(k.cfg.Memory), shards: map[besched.Shard]*shard{}, roomy: make(chan struct{}, 1), moved: make(chan struct{})}
 }
 
 func poke(ch chan struct{}) {
@@ -49,18 +40,23 @@ func poke(ch chan struct{}) {
 	}
 }
 
-func (s *scheduler) enqueue(id sigma.ProcID, realm sigma.RealmID, memory sigma.Bytes) {
+// enqueue has a proc sent to its shard. If that is not attended any more, schedd will hear of it and send the proc elsewhere.
+func (s *scheduler) enqueue(p *schedd.Proc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.queue = append(s.queue, besched.Job{ID: id, Realm: realm, Memory: memory})
-	poke(s.work)
+	if sh := s.shards[p.Shard]; sh != nil {
+		sh.queue = append(sh.queue, besched.Job{ID: p.ID, Realm: p.Realm, Memory: p.Memory})
+		poke(sh.work)
+	}
 }
 
-func (s *scheduler) cancel(id sigma.ProcID) {
+func (s *scheduler) cancel(shard besched.Shard, id sigma.ProcID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cancels = append(s.cancels, id)
-	poke(s.work)
+	if sh := s.shards[shard]; sh != nil {
+		sh.cancels = append(sh.cancels, id)
+		poke(sh.work)
+	}
 }
 
 func (s *scheduler) room() { poke(s.roomy) }
@@ -69,10 +65,17 @@ func (s *scheduler) room() { poke(s.roomy) }
 func (s *scheduler) close(closed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed != closed {
-		s.closed = closed
-		poke(s.shut)
+	if s.closed == closed {
+		return
 	}
+	s.closed = closed
+	s.offers.Close(closed)
+	if closed {
+		for _, sh := range s.shards {
+			sh.release()
+		}
+	}
+	poke(s.roomy)
 }
 
 func (s *scheduler) isClosed() bool {
@@ -81,86 +84,241 @@ func (s *scheduler) isClosed() bool {
 	return s.closed
 }
 
-// run keeps a session to besched until ctx ends.
+// move says that the roster changed.
+func (s *scheduler) move() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.moved)
+	s.moved = make(chan struct{})
+}
+
+func (s *scheduler) moves() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.moved
+}
+
+// run keeps a session with each besched of the control machines that live, until ctx ends.
 func (s *scheduler) run(ctx context.Context) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for _, work := range []func(context.Context){s.plan, s.watchUse, s.watchQueue} {
+		all.Go(func() { work(ctx) })
+	}
+	visited := map[sigma.MachineID]context.CancelFunc{}
 	for ctx.Err() == nil {
-		life := s.k.life()
-		c, err := s.k.dialScheduler(ctx)
-		if err != nil {
-			select {
-			case <-time.After(restartMin):
-			case <-ctx.Done():
+		now, changed := s.k.bescheds()
+		for m, stop := range visited {
+			if !now[m] {
+				stop()
+				delete(visited, m)
 			}
+		}
+		for m := range now {
+			if visited[m] == nil {
+				visit, stop := context.WithCancel(ctx)
+				visited[m] = stop
+				all.Go(func() { s.visit(visit, &all, m, 1) })
+			}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+	for _, stop := range visited {
+		stop()
+	}
+}
+
+// bescheds are the control machines that live. changed is closed when they may be others.
+func (k *Kernel) bescheds() (now map[sigma.MachineID]bool, changed <-chan struct{}) {
+	changed = k.enrolled
+	if k.registered() {
+		changed = k.id.Roster().Changed() // before the look
+	}
+	now = map[sigma.MachineID]bool{}
+	for _, m := range k.candidates(serviceBesched) {
+		now[m] = true
+	}
+	return now, changed
+}
+
+// visit keeps a session with the n-th besched of a machine until ctx ends; once it has one, the next is looked for.
+func (s *scheduler) visit(ctx context.Context, all *sync.WaitGroup, m sigma.MachineID, n int) {
+	var further sync.Once
+	for ctx.Err() == nil {
+		begun := time.Now()
+		life := s.k.life()
+		dial, cancel := context.WithTimeout(ctx, dialMost)
+		c, err := s.k.dialAt(dial, m, beschedName(n))
+		cancel()
+		if err == nil {
+			further.Do(func() {
+				if n < besched.ShardsMax {
+					all.Go(func() { s.visit(ctx, all, m, n+1) })
+				}
+			})
+			sh := &shard{s: s, name: besched.Shard(string(m) + "/" + strconv.Itoa(n)), work: make(chan struct{}, 1), parks: make(chan parking, 1)}
+			sh.session(ctx, c, life)
+			c.Close()
+		}
+		wait := restartMin
+		switch {
+		case err != nil && sigma.KindOf(err) == sigma.KindNotFound: // it has no more of them; maybe in another life
+			wait = restartMax
+		case err == nil && time.Since(begun) >= restartMin: // else besched does not want this machine yet
 			continue
 		}
-		begun := time.Now()
-		s.session(ctx, c, life)
-		c.Close()
-		if time.Since(begun) < restartMin { // besched does not want this machine yet
-			sleep(ctx, restartMin)
-		}
-		if ctx.Err() == nil {
-			s.mu.Lock()
-			s.queue, s.cancels = nil, nil // before the step, which has all that is queued sent again
-			s.mu.Unlock()
-			s.k.step(schedd.SchedulerLost{})
-		}
+		sleep(ctx, wait)
 	}
 }
 
-// session works with one incarnation of besched until it is lost.
-func (s *scheduler) session(ctx context.Context, c *session.Client, life sigma.Life) {
-	root, err := c.Attach(ctx, "")
-	if err != nil {
-		return
+// beschedName is the service's of a machine's n-th besched.
+func beschedName(n int) string {
+	if n == 1 {
+		return serviceBesched
 	}
-	b, ok := root.(sigma.Caller)
-	if !ok {
-		return
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var all sync.WaitGroup
-	for _, work := range []func(context.Context, sigma.Caller){s.send, s.pull, func(ctx context.Context, b sigma.Caller) { s.attend(ctx, b, life) },
-		func(ctx context.Context, _ sigma.Caller) { s.watch(ctx, life) }, s.watchUse} {
-		all.Go(func() { work(ctx, b); cancel() })
-	}
-	select {
-	case <-c.Done():
-		cancel()
-	case <-ctx.Done():
-	}
-	all.Wait()
+	return serviceBesched + "-" + strconv.Itoa(n)
 }
 
-// watch returns when this machine is in another life. Until then it has what is queued for long sent again, if there are other machines.
-func (s *scheduler) watch(ctx context.Context, life sigma.Life) {
-	again := time.NewTicker(requeueEvery)
-	defer again.Stop()
-	for s.k.life() == life {
-		select {
-		case <-s.moved:
-		case <-again.C:
-			if len(s.k.others()) > 0 {
-				s.k.mu.Lock()
-				age := requeueEvery + time.Duration(s.k.core.Queued())*requeueEach
-				s.k.mu.Unlock()
-				s.k.step(schedd.Requeue{Before: time.Now().Add(-age)})
+// isBesched says whether a service is one.
+func isBesched(name string) bool {
+	for n := range besched.ShardsMax {
+		if name == beschedName(n+1) {
+			return true
+		}
+	}
+	return false
+}
+
+// attended makes a shard one of those that are used; it must be left after.
+func (s *scheduler) attended(sh *shard) {
+	s.mu.Lock()
+	old := s.shards[sh.name] // of a visit that ends just now
+	s.shards[sh.name] = sh
+	s.offers.Attend(sh.name)
+	s.mu.Unlock()
+	s.charges.attend(sh.name)
+	if old != nil {
+		s.lost(sh.name)
+	}
+	s.tellLeases()
+	s.k.step(schedd.ShardFound{Shard: sh.name})
+	poke(s.roomy)
+}
+
+// left ends attended: what was queued at the shard goes to others.
+func (s *scheduler) left(sh *shard) {
+	s.mu.Lock()
+	if s.shards[sh.name] != sh {
+		s.mu.Unlock()
+		return
+	}
+	delete(s.shards, sh.name)
+	s.offers.Leave(sh.name)
+	s.mu.Unlock()
+	s.charges.leave(sh.name)
+	s.lost(sh.name)
+	s.tellLeases()
+	poke(s.roomy)
+}
+
+// lost has schedd send what is queued at a shard to others.
+func (s *scheduler) lost(shard besched.Shard) {
+	s.leasing.Lock()
+	defer s.leasing.Unlock()
+	s.k.step(schedd.ShardLost{Shard: shard})
+	s.lent = false // schedd forgot it
+}
+
+// tellLeases tells schedd whether it may place procs by itself.
+func (s *scheduler) tellLeases() {
+	s.leasing.Lock()
+	defer s.leasing.Unlock()
+	s.mu.Lock()
+	all, shared := s.offers.Leased()
+	s.mu.Unlock()
+	if all == s.lent {
+		return
+	}
+	s.lent = all
+	s.charges.lease(all)
+	e := schedd.Leased{On: all}
+	if shared {
+		e.Limit = max(1, int(s.k.cpu()/1000))
+	}
+	s.k.step(e)
+}
+
+// plan parks credits and takes them back, until ctx ends.
+func (s *scheduler) plan(ctx context.Context) {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		s.k.mu.Lock()
+		free, load := s.k.core.Free(), uint32(s.k.core.Running())
+		s.k.mu.Unlock()
+		s.mu.Lock()
+		now := time.Now()
+		moves, again := s.offers.Plan(now, free, load)
+		for _, m := range moves {
+			if sh := s.shards[m.Shard]; m.Back {
+				sh.back()
+			} else {
+				ctx, cancel := context.WithCancel(sh.ctx)
+				sh.back = cancel
+				sh.parks <- parking{ctx, m.Offer} // there is room, for there is one credit at most
 			}
+		}
+		s.mu.Unlock()
+		timer.Reset(time.Hour)
+		if !again.IsZero() {
+			timer.Reset(again.Sub(now))
+		}
+		select {
+		case <-s.roomy:
+		case <-timer.C:
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// attend makes this machine known to besched, as long as the session lives.
-func (s *scheduler) attend(ctx context.Context, b sigma.Caller, life sigma.Life) {
-	cpu, memory := s.k.cpu(), s.k.cfg.Memory
-	s.call(ctx, b, 0, besched.CallAttend, func(c *sigmap.Coder) {
-		c.U64((*uint64)(&life.Incarnation))
-		c.U32((*uint32)(&cpu))
-		c.U64((*uint64)(&memory))
-	})
+// sessions are those with the shards.
+func (s *scheduler) sessions() (out []sigma.Caller) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sh := range s.shards {
+		out = append(out, sh.caller)
+	}
+	return out
+}
+
+// requeueEvery is how often what is queued is sent to besched again, if it was sent longer ago than that: it may have been given to a machine that could not take it. Nothing else is
+// done about jobs that were granted and never taken.
+const requeueEvery = 5 * time.Second
+
+// requeueEach is added for each proc that is queued, so that to send many again is never much work.
+const requeueEach = 200 * time.Microsecond
+
+// watchQueue has what is queued for long sent again, if there are other machines, until ctx ends.
+func (s *scheduler) watchQueue(ctx context.Context) {
+	again := time.NewTicker(requeueEvery)
+	defer again.Stop()
+	for {
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return
+		}
+		if len(s.k.others()) > 0 {
+			s.k.mu.Lock()
+			age := requeueEvery + time.Duration(s.k.core.Queued())*requeueEach
+			s.k.mu.Unlock()
+			s.k.step(schedd.Requeue{Before: time.Now().Add(-age)})
+		}
+	}
 }
 
 // cpu is what this machine offers.
@@ -171,50 +329,8 @@ func (k *Kernel) cpu() sigma.MilliCPU {
 	return sigma.MilliCPU(1000 * runtime.NumCPU())
 }
 
-func (s *scheduler) send(ctx context.Context, b sigma.Caller) {
-	for {
-		select {
-		case <-s.work:
-		case <-ctx.Done():
-			return
-		}
-		if s.charge(ctx, b) != nil {
-			return
-		}
-		for {
-			s.mu.Lock()
-			n := min(len(s.queue), enqueueMax)
-			jobs := s.queue[:n:n]
-			s.queue = s.queue[n:]
-			cancels := s.cancels
-			if len(s.queue) == 0 {
-				s.cancels = nil
-			} else {
-				cancels = nil // only after what they cancel has been sent
-			}
-			s.mu.Unlock()
-			if n == 0 && len(cancels) == 0 {
-				break
-			}
-			if n > 0 && s.call(ctx, b, callMax, besched.CallEnqueue, func(c *sigmap.Coder) { besched.CodeJobs(c, &jobs) }) != nil {
-				return
-			}
-			for _, id := range cancels {
-				if s.call(ctx, b, callMax, besched.CallCancel, func(c *sigmap.Coder) { c.ProcID(&id) }) != nil {
-					return
-				}
-			}
-		}
-	}
-}
-
 // callMax is how long besched may take for what it answers at once; one that takes longer is given up as lost, so that what is to be sent does not pile up behind it.
 const callMax = 30 * time.Second
-
-// call is a call without an answer; most is how long it may take, 0 as long as the session lives.
-func (s *scheduler) call(ctx context.Context, b sigma.Caller, most time.Duration, method string, encode func(*sigmap.Coder)) error {
-	return callWithin(ctx, s.k, b, most, method, encode)
-}
 
 func callWithin(ctx context.Context, k *Kernel, b sigma.Caller, most time.Duration, method string, encode func(*sigmap.Coder)) error {
 	inTime, cancel := ctx, func() {}
@@ -232,132 +348,6 @@ func callWithin(ctx context.Context, k *Kernel, b sigma.Caller, most time.Durati
 	return err
 }
 
-// reparkDelay is how long a credit that is large already stays parked after more became free: when many procs end, most of them together change it once.
-const reparkDelay = 5 * time.Millisecond
-
-// offer is what this machine can offer now.
-func (s *scheduler) offer() besched.Offer {
-	s.k.mu.Lock()
-	defer s.k.mu.Unlock()
-	return besched.Offer{Memory: s.k.core.Free(), Load: uint32(s.k.core.Running())}
-}
-
-// leasing is a lease that is held.
-type leasing struct {
-	cancel context.CancelFunc // gives it back
-	over   chan struct{}      // closed when it is held no more, and schedd knows
-	shared bool
-}
-
-// pull keeps a credit parked while there is memory. When what is free is not what the parked credit says, the credit is taken back and another one parked: so a large proc does not wait for a small
-// credit. A lease of a machine alone takes the credit's place; with a shared one there is a credit too.
-func (s *scheduler) pull(ctx context.Context, b sigma.Caller) {
-	var held *leasing
-	defer func() {
-		if held != nil {
-			held.cancel()
-			<-held.over
-		}
-	}()
-	for ctx.Err() == nil {
-		closed := s.isClosed()
-		if held != nil {
-			if closed {
-				held.cancel()
-			}
-			if !held.shared || closed {
-				select {
-				case <-held.over:
-				case <-s.shut:
-					continue
-				}
-			}
-			select {
-			case <-held.over:
-				held = nil
-			default:
-			}
-		}
-		offer := s.offer()
-		if closed || offer.Memory < sigma.MemoryLeast {
-			select {
-			case <-s.roomy:
-			case <-s.shut:
-			case <-ctx.Done():
-			}
-			continue
-		}
-		offer.Ask = held == nil
-		got, err := s.park(ctx, b, offer, held)
-		if err != nil {
-			return
-		}
-		s.k.granted(&got)
-		if got.Lease != 0 {
-			held = s.hold(ctx, b, got.Lease, got.Kind)
-		}
-	}
-}
-
-// park makes an offer and waits for jobs or a lease. It comes back with nothing when another offer is to be made.
-func (s *scheduler) park(ctx context.Context, b sigma.Caller, offer besched.Offer, held *leasing) (besched.Pulled, error) {
-	pctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	grown := make(chan struct{})
-	go func() {
-		defer close(grown)
-		var late <-chan time.Time
-		var over chan struct{} // nil: there is no lease that could end
-		if held != nil {
-			over = held.over
-		}
-		for {
-			select {
-			case <-pctx.Done():
-				return
-			case <-late:
-				cancel()
-			case <-s.shut:
-				cancel()
-			case <-over: // ask for another
-				cancel()
-			case <-s.roomy:
-				now := s.offer()
-				more := now.Memory > offer.Memory
-				switch {
-				case more && offer.Memory < s.k.cfg.Memory/2:
-					cancel()
-				case (more || held != nil && (now.Memory != offer.Memory || now.Load != offer.Load)) && late == nil:
-					late = time.After(reparkDelay)
-				}
-			}
-		}
-	}()
-	got, err := s.pullOnce(pctx, b, offer)
-	gaveUp := pctx.Err() != nil
-	cancel()
-	<-grown                                              // it may have taken a word of room, which the next look at what is free must come after
-	if err != nil && gaveUp && !session.Abandoned(err) { // after the latter there may be a grant that we shall not see
-		return besched.Pulled{}, nil
-	}
-	if err != nil {
-		s.k.cfg.Log.Warn("besched call failed", "method", besched.CallPull, "err", err)
-	}
-	return got, err
-}
-
-func (s *scheduler) pullOnce(ctx context.Context, b sigma.Caller, offer besched.Offer) (got besched.Pulled, err error) {
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { besched.CodeOffer(c, &offer) })
-	if err != nil {
-		return got, err
-	}
-	reply, _, err := b.Call(ctx, besched.CallPull, payload, nil)
-	if err != nil {
-		return got, err
-	}
-	return got, sigmap.Parse(reply, got.Code)
-}
-
 // granted takes note of jobs that this machine was given: its own are started, others taken from their homes.
 func (k *Kernel) granted(got *besched.Pulled) {
 	for _, j := range got.Jobs {
@@ -371,24 +361,4 @@ func (k *Kernel) granted(got *besched.Pulled) {
 	if got.Largest > 0 {
 		k.step(schedd.Largest{Memory: got.Largest})
 	}
-}
-
-// hold uses a lease until it is recalled or canceled.
-func (s *scheduler) hold(ctx context.Context, b sigma.Caller, t besched.Ticket, kind besched.Lease) *leasing {
-	ctx, cancel := context.WithCancel(ctx)
-	l := &leasing{cancel: cancel, over: make(chan struct{}), shared: kind == besched.LeaseShared}
-	limit := 0
-	if l.shared {
-		limit = max(1, int(s.k.cpu()/1000))
-	}
-	s.charges.lease(true)
-	s.k.step(schedd.Leased{On: true, Limit: limit})
-	go func() {
-		defer close(l.over)
-		defer cancel()
-		s.call(ctx, b, 0, besched.CallHold, func(c *sigmap.Coder) { c.U64((*uint64)(&t)) })
-		s.k.step(schedd.Leased{})
-		s.charges.lease(false)
-	}()
-	return l
 }

@@ -2,7 +2,9 @@ package kernel
 
 import (
 	"context"
+	"maps"
 	"runtime"
+	"slices"
 
 	"sigmaos.dev/besched"
 	"sigmaos.dev/dialproxy"
@@ -157,27 +159,34 @@ func (k *Kernel) askWaits() (ws []lcsched.Waits, err error) {
 	return ws, err
 }
 
-func (k *Kernel) askQueues() (qs []besched.Queued, err error) {
+// askQueues asks all shards what waits there.
+func (k *Kernel) askQueues() ([]besched.Queued, error) {
 	ctx, cancel := k.asked()
 	defer cancel()
-	s, err := k.dialScheduler(ctx)
-	if err != nil {
-		return nil, err
+	shards := k.sched.sessions()
+	if len(shards) == 0 {
+		return nil, &sigma.Error{Op: "kernel.queues", Kind: sigma.KindUnavailable, Msg: "this machine has no session with a besched", Hint: "sigma status shows how the services are; what runs goes on"}
 	}
-	defer s.Close()
-	root, err := s.Attach(ctx, "")
-	if err != nil {
-		return nil, err
+	of := map[sigma.RealmID]besched.Queued{}
+	for _, b := range shards {
+		reply, _, err := b.Call(ctx, besched.CallQueues, nil, nil)
+		var qs []besched.Queued
+		if err == nil {
+			err = sigmap.Parse(reply, func(c *sigmap.Coder) { besched.CodeQueues(c, &qs) })
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, q := range qs {
+			sum := of[q.Realm]
+			of[q.Realm] = besched.Queued{Realm: q.Realm, Jobs: sum.Jobs + q.Jobs, Memory: sum.Memory + q.Memory, Shares: max(sum.Shares, q.Shares)}
+		}
 	}
-	c, ok := root.(sigma.Caller)
-	if !ok {
-		return nil, sigma.Errorf("kernel.queues", sigma.KindUnsupported, "besched answers no calls")
+	out := make([]besched.Queued, 0, len(of))
+	for _, realm := range slices.Sorted(maps.Keys(of)) {
+		out = append(out, of[realm])
 	}
-	reply, _, err := c.Call(ctx, besched.CallQueues, nil, nil)
-	if err == nil {
-		err = sigmap.Parse(reply, func(c *sigmap.Coder) { besched.CodeQueues(c, &qs) })
-	}
-	return qs, err
+	return out, nil
 }
 
 // utilisationFile is /sys/utilisation: what runs at this machine.

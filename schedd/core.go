@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/besched"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/view"
@@ -64,6 +65,8 @@ type Proc struct {
 	owed    bool       // the home has not been told of its end
 	doomed  bool       // it dies with this machine's life
 	sent    time.Time  // to besched, last
+
+	Shard besched.Shard // to which it was sent last; "" = to none
 }
 
 // Guest reports whether its home is another machine.
@@ -89,11 +92,12 @@ type Core struct {
 	machine  sigma.MachineID
 	capacity sigma.Bytes // for best-effort procs
 	used     sigma.Bytes
-	largest  sigma.Bytes // capacity of the largest machine that is known; 0 = this
-	running  int         // procs that used is charged with, but for reservations that wait for room
-	leased   bool        // procs that fit are placed here without asking besched, unless others wait there
-	limit    int         // procs run here beyond which even then none is placed without asking; 0 = no limit
-	queued   int         // best-effort procs that wait at besched
+	largest  sigma.Bytes     // capacity of the largest machine that is known; 0 = this
+	running  int             // procs that used is charged with, but for reservations that wait for room
+	leased   bool            // procs that fit are placed here without asking besched, unless others wait there
+	limit    int             // procs run here beyond which even then none is placed without asking; 0 = no limit
+	queued   int             // best-effort procs that wait at besched
+	shards   []besched.Shard // that are attended
 	procs    map[sigma.ProcID]*Proc
 	realms   map[sigma.RealmID]*realm // those that have procs
 	seq      uint64                   // of the last Spawn
@@ -113,6 +117,7 @@ type realm struct {
 	forgotten int         // in order
 	ended     []*Proc     // oldest first
 	results   sigma.Bytes // of their statuses
+	sent      int         // best-effort procs, to one shard after the other
 }
 
 // NewCore makes the state of a machine that has capacity memory for best-effort procs.
@@ -171,9 +176,15 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		c.largest = e.Memory
 	case Adopted:
 		return c.adopted(now, e)
-	case SchedulerLost:
+	case ShardFound:
+		if !slices.Contains(c.shards, e.Shard) {
+			c.shards = append(c.shards, e.Shard)
+		}
+		return c.resend(now, "")
+	case ShardLost:
+		c.shards = slices.DeleteFunc(c.shards, func(s besched.Shard) bool { return s == e.Shard })
 		c.leased = false
-		return c.requeueClass(now, now, sigma.BestEffort)
+		return c.resend(now, e.Shard)
 	case Requeue:
 		return c.requeue(now, e.Before)
 	case RealmGone:
@@ -193,8 +204,7 @@ func (c *Core) stepProc(now time.Time, p *Proc, e Event) []Effect {
 			return c.reserve(now, reservation{id: p.ID, cpu: p.CPU, memory: p.Memory})
 		}
 		if p.Memory > c.Free() { // what was placed since the credit was parked took its place
-			p.sent = now
-			return []Effect{Enqueue{p}}
+			return []Effect{c.enqueue(now, p)}
 		}
 		c.leavesQueue(p)
 		return []Effect{c.place(now, p)}
@@ -261,8 +271,7 @@ func (c *Core) stepProc(now time.Time, p *Proc, e Event) []Effect {
 		}
 	case Declined:
 		if p.State == sigma.ProcQueued {
-			p.sent = now
-			return []Effect{Enqueue{p}}
+			return []Effect{c.enqueue(now, p)}
 		}
 	}
 	return nil

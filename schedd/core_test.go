@@ -145,7 +145,7 @@ func event(t *testing.T, w []string, now time.Time) Event {
 	case "launcher-died":
 		return LauncherDied{id}
 	case "lost":
-		return SchedulerLost{}
+		return ShardLost{}
 	case "gone":
 		x := launch.Exited{Wait: syscall.WaitStatus(num(w[3]) << 8), OOM: len(w) > 4}
 		if w[2] == "signal" {

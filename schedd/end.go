@@ -78,7 +78,7 @@ func (c *Core) kill(now time.Time, p *Proc) []Effect {
 	p.evicting = p.evicting || p.exited == nil
 	switch p.State {
 	case sigma.ProcQueued:
-		return append([]Effect{Dequeue{p.ID, p.Class}}, c.end(now, p, unstarted())...)
+		return append([]Effect{Dequeue{p.ID, p.Class, p.Shard}}, c.end(now, p, unstarted())...)
 	case sigma.ProcStarting:
 		if !p.asked && !p.killing { // its program may be long in coming
 			p.killing = true

@@ -4,6 +4,7 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/besched"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/view"
@@ -14,12 +15,13 @@ type Effect interface{ effect() }
 
 // The effects.
 type (
-	// Enqueue hands the proc to besched, or to lcsched if it is latency-critical.
+	// Enqueue hands the proc to the besched that it names (Proc.Shard), or to lcsched if it is latency-critical. It waits here while no besched is attended.
 	Enqueue struct{ Proc *Proc }
 	// Dequeue takes it back.
 	Dequeue struct {
 		ID    sigma.ProcID
 		Class sigma.Class
+		Shard besched.Shard
 	}
 	// Start fetches its program and asks the launcher for it.
 	Start struct{ Proc *Proc }
@@ -177,8 +179,10 @@ type (
 	LCSchedulerLost struct{}
 	// Largest: the largest machine has so much memory for best-effort procs.
 	Largest struct{ Memory sigma.Bytes }
-	// SchedulerLost: besched died with what was queued there.
-	SchedulerLost struct{}
+	// ShardFound: this machine attends a besched from now on. What could be sent to none is.
+	ShardFound struct{ Shard besched.Shard }
+	// ShardLost: it does no more, or that besched died, with what was queued there, which goes to another.
+	ShardLost struct{ Shard besched.Shard }
 	// Requeue: what was sent to besched before a time and is still queued is to be sent again, for it may have been given to a machine that is gone.
 	Requeue struct{ Before time.Time }
 	// RealmGone: the realm was removed. What is left of its ended procs is forgotten, so that a realm that gets its name later does not see it.
@@ -265,7 +269,8 @@ func (Evicted) event()         {}
 func (Killed) event()          {}
 func (TimerFired) event()      {}
 func (Leased) event()          {}
-func (SchedulerLost) event()   {}
+func (ShardFound) event()      {}
+func (ShardLost) event()       {}
 func (RealmGone) event()       {}
 
 func idOf(e Event) sigma.ProcID {

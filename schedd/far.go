@@ -294,21 +294,3 @@ func (c *Core) keepAsOwn(p *Proc) {
 		c.realms[p.Realm].live++
 	}
 }
-
-// requeue sends what has waited since before a time to besched again. That a proc is there twice does no harm: it is placed once.
-func (c *Core) requeue(now, before time.Time) (out []Effect) {
-	return append(c.requeueClass(now, before, sigma.BestEffort), c.requeueClass(now, before, sigma.LatencyCritical)...)
-}
-
-func (c *Core) requeueClass(now, before time.Time, class sigma.Class) (out []Effect) {
-	if c.queued == 0 && class == sigma.BestEffort || c.reserved.queued == 0 && class == sigma.LatencyCritical {
-		return nil
-	}
-	for _, p := range c.sorted(func(p *Proc) bool {
-		return p.State == sigma.ProcQueued && p.Class == class && !p.sent.After(before) && c.reserved.by[p.ID] == nil
-	}) {
-		p.sent = now
-		out = append(out, Enqueue{p})
-	}
-	return out
-}

@@ -32,8 +32,7 @@ func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 		} else {
 			c.reserved.queued++
 		}
-		p.sent = now
-		out = append(out, Enqueue{p})
+		out = append(out, c.enqueue(now, p))
 	}
 	return append(out, c.forget(now, e.By.Realm)...)
 }
@@ -42,7 +41,7 @@ func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 func (c *Core) enter(p *Proc) {
 	r := c.realms[p.Realm]
 	if r == nil {
-		r = &realm{}
+		r = &realm{sent: int(c.seq)} // so that not all realms begin with the same besched
 		c.realms[p.Realm] = r
 	}
 	c.seq++

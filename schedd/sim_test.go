@@ -247,7 +247,7 @@ func (m *simMachine) attend() {
 		gs, _ := s.queue.Gone(sigma.Life{Machine: m.name, Incarnation: m.life.Incarnation})
 		s.grant(gs)
 		s.queue.Attend(m.life, 2000, 8*simMemory)
-		m.step(SchedulerLost{})
+		m.step(ShardLost{})
 	}
 	if !m.parked && m.core.Free() > 0 {
 		s.tickets++

@@ -26,21 +26,21 @@ type machine struct {
 	used    sigma.Bytes    // by what runs
 	cpu     sigma.MilliCPU // reserved by what runs
 	homes   map[sigma.ProcID]bool
-	offers  []offer // one for each shard
-	lease   int     // shards that gave one
-	fresh   bool    // an offer is about to be made anew
-	ended   int     // since what has ended was forgotten
+	offers  *besched.Offers
+	stands  []stand       // one for each shard
+	lent    bool          // the core was told that all shards gave a lease
+	plans   time.Duration // when the offers are looked at next; 0 = not
+	ended   int           // since what has ended was forgotten
 	debts   map[sigma.Life][]sigma.ProcID
 	paying  map[sigma.Life]bool
 	synced  map[sigma.Life]bool
 	lcTerm  int // of the leader that it attends at
 }
 
-// offer is how a machine stands with a shard.
-type offer struct {
+// stand is how a machine stands with a shard.
+type stand struct {
 	term   int // of the besched that it attends at; 0 = none
 	ticket besched.Ticket
-	memory sigma.Bytes
 	lease  besched.Ticket
 }
 
@@ -70,10 +70,10 @@ func (m *machine) begin() {
 // restart starts the machine's sigmad anew in the same life: what was queued there is lost, what runs is adopted if it is kept.
 func (m *machine) restart() {
 	s := m.s
-	m.up, m.lease, m.fresh = true, 0, false
+	m.up, m.lent, m.plans = true, false, 0
 	m.boot++
 	m.core = schedd.NewCore(m.name, m.size.Memory)
-	m.offers = make([]offer, len(s.shards))
+	m.offers, m.stands = besched.NewOffers(m.size.Memory), make([]stand, len(s.shards))
 	m.debts, m.paying, m.synced = map[sigma.Life][]sigma.ProcID{}, map[sigma.Life]bool{}, map[sigma.Life]bool{}
 	m.lcTerm = 0
 	m.step(schedd.Cores{CPU: m.cores()})
@@ -243,7 +243,7 @@ func (m *machine) apply(f schedd.Effect) {
 			delete(m.homes, f.ID)
 		}
 	case schedd.Room:
-		m.room()
+		m.later(0, m.plan)
 	case schedd.Owed:
 		m.owe(f.ID, f.Home)
 	case schedd.Take:

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"strconv"
 	"time"
 
 	"sigmaos.dev/besched"
@@ -50,27 +51,47 @@ func (m *machine) send(sh *shard, do func()) {
 
 // attend makes the machine known to the shards that do not know it.
 func (m *machine) attend() {
-	lost := false
 	for i, sh := range m.s.shards {
-		o := &m.offers[i]
-		if o.term == sh.term {
+		st := &m.stands[i]
+		if st.term == sh.term {
 			continue
 		}
-		if o.lease != 0 {
-			m.unleased(o)
-		}
+		m.parts(sh)
 		if old, attends := sh.lives[m.name]; attends {
 			sh.gone(m, old)
 		}
-		*o = offer{term: sh.term}
+		*st = stand{term: sh.term}
 		sh.lives[m.name] = m.life
 		sh.recalled(sh.core.Attend(m.life, m.cores(), m.size.Memory))
-		lost = true
+		m.offers.Attend(sh.name())
+		m.step(schedd.ShardFound{Shard: sh.name()})
 	}
-	if lost {
-		m.step(schedd.SchedulerLost{})
-		m.offer()
+	m.leased()
+	m.plan()
+}
+
+// parts ends what the machine has at a shard, whose session is lost.
+func (m *machine) parts(sh *shard) {
+	m.stands[sh.index] = stand{}
+	m.offers.Leave(sh.name())
+	m.step(schedd.ShardLost{Shard: sh.name()})
+	m.leased()
+}
+
+func (sh *shard) name() besched.Shard { return besched.Shard(strconv.Itoa(sh.index)) }
+
+// leased tells the core whether the machine may place by itself.
+func (m *machine) leased() {
+	all, shared := m.offers.Leased()
+	if all == m.lent {
+		return
 	}
+	m.lent = all
+	e := schedd.Leased{On: all}
+	if shared {
+		e.Limit = max(1, int(m.cores()/1000))
+	}
+	m.step(e)
 }
 
 // gone has a shard forget a machine.
@@ -94,43 +115,53 @@ func (m *machine) enqueue(p *schedd.Proc) {
 		m.tellLC(lcsched.Enqueued{Jobs: []lcsched.Job{{ID: p.ID, Realm: p.Realm, Name: p.Name, CPU: p.CPU, Memory: p.Memory, Home: m.life}}})
 		return
 	}
-	sh := m.s.shards[m.s.r.IntN(len(m.s.shards))]
+	if p.Shard == "" {
+		return // until one is attended
+	}
+	i, _ := strconv.Atoi(string(p.Shard))
+	sh := m.s.shards[i]
 	j := besched.Job{ID: p.ID, Realm: p.Realm, Memory: p.Memory, Home: m.life}
 	m.send(sh, func() { sh.done(sh.core.Enqueue([]besched.Job{j})) })
 }
 
-// repark is how long a change of what is free is not told, so that many are told together.
-const repark = 5 * time.Millisecond
-
-// room has offers made anew, soon.
-func (m *machine) room() {
-	if !m.fresh {
-		m.fresh = true
-		m.later(repark, func() { m.fresh = false; m.offer() })
+// plan parks credits and takes them back.
+func (m *machine) plan() {
+	moves, again := m.offers.Plan(start.Add(m.s.now), m.core.Free(), uint32(m.core.Running()))
+	for _, v := range moves {
+		i, _ := strconv.Atoi(string(v.Shard))
+		m.move(m.s.shards[i], v)
+	}
+	if at := again.Sub(start); !again.IsZero() && (m.plans <= m.s.now || at < m.plans) {
+		m.plans = at
+		m.later(at-m.s.now, m.plan)
 	}
 }
 
-// offer parks a credit at each shard, where none is that says the same.
-func (m *machine) offer() {
-	free := m.core.Free()
-	for i, sh := range m.s.shards {
-		o := &m.offers[i]
-		if o.term != sh.term || free < sigma.MemoryLeast || o.ticket != 0 && free <= o.memory {
-			continue
-		}
-		old := o.ticket
-		sh.ticket++
-		t, ask, load := sh.ticket, o.lease == 0, uint32(m.core.Running())
-		o.ticket, o.memory = t, free
+func (m *machine) move(sh *shard, v besched.Move) {
+	st := &m.stands[sh.index]
+	if t := st.ticket; v.Back {
 		m.send(sh, func() {
-			if old != 0 && sh.parked[old] != nil {
-				delete(sh.parked, old)
-				sh.core.Leave(old)
+			if !sh.core.Leave(t) {
+				return // the grant is under way
 			}
-			sh.parked[t] = m
-			sh.done(sh.core.Park(t, m.name, besched.Offer{Memory: free, Load: load, Ask: ask}), nil)
+			delete(sh.parked, t)
+			m.later(m.s.delay(), func() {
+				if st := &m.stands[sh.index]; st.ticket == t {
+					st.ticket = 0
+					m.offers.Returned(v.Shard)
+					m.plan()
+				}
+			})
 		})
+		return
 	}
+	sh.ticket++
+	t := sh.ticket
+	st.ticket = t
+	m.send(sh, func() {
+		sh.parked[t] = m
+		sh.done(sh.core.Park(t, m.name, v.Offer), nil)
+	})
 }
 
 func (sh *shard) done(gs []besched.Grant, recalled []besched.Ticket) {
@@ -148,19 +179,13 @@ func (sh *shard) recalled(ts []besched.Ticket) {
 			continue
 		}
 		m.later(sh.s.delay(), func() {
-			if o := &m.offers[sh.index]; o.lease == t {
-				m.unleased(o)
-				o.memory = 0 // it asks for another
-				m.offer()
+			if st := &m.stands[sh.index]; st.lease == t {
+				st.lease = 0
+				m.offers.Recalled(sh.name())
+				m.leased()
+				m.plan()
 			}
 		})
-	}
-}
-
-func (m *machine) unleased(o *offer) {
-	o.lease = 0
-	if m.lease--; m.lease == len(m.s.shards)-1 {
-		m.step(schedd.Leased{})
 	}
 }
 
@@ -173,33 +198,32 @@ func (sh *shard) grant(g besched.Grant) {
 	}
 	term := sh.term
 	m.later(s.delay(), func() {
-		o := &m.offers[sh.index]
-		if o.term != term {
+		st := &m.stands[sh.index]
+		if st.term != term || st.ticket != g.Ticket {
 			return
 		}
-		if o.ticket == g.Ticket {
-			o.ticket = 0
-		}
-		switch {
-		case s.lost(): // and the session with it
-			o.term = 0
-			if o.lease != 0 {
-				m.unleased(o)
-			}
+		st.ticket = 0
+		if s.lost() { // and the session with it
+			m.parts(sh)
 			m.later(s.delay(), m.attend)
 			return
-		case g.Lease != besched.NoLease:
-			o.lease = g.Ticket
-			if m.lease++; m.lease == len(s.shards) {
-				limit := 0
-				if g.Lease == besched.LeaseShared {
-					limit = max(1, int(m.cores()/1000))
-				}
-				m.step(schedd.Leased{On: true, Limit: limit})
-			}
 		}
+		if g.Lease != besched.NoLease && sh.leased[g.Ticket] == m { // else it was recalled already
+			st.lease = g.Ticket
+		} else {
+			g.Lease = besched.NoLease
+		}
+		m.offers.Granted(sh.name(), len(g.Jobs), g.Lease, g.Kept)
+		m.leased()
 		for _, j := range g.Jobs {
 			if p := s.procs[j.ID]; p != nil {
+				for _, other := range s.shards { // what was granted before, and declined, is paid back
+					ch := besched.Charge{Realm: p.Realm, Used: j.Prepaid, Prepaid: p.prepaid}
+					if other == sh {
+						ch.Used = 0
+					}
+					other.core.Charge([]besched.Charge{ch})
+				}
 				p.prepaid, p.shard = j.Prepaid, sh
 			}
 			if j.Home.Machine == m.name {
@@ -208,24 +232,20 @@ func (sh *shard) grant(g besched.Grant) {
 				m.step(schedd.Offered{ID: j.ID, Memory: j.Memory, Home: j.Home})
 			}
 		}
-		m.offer()
+		m.plan()
 	})
 }
 
-// charge tells all shards what a proc used; the one that granted it also what it had prepaid.
+// charge tells all shards what a proc used, and what was charged for it when it was granted.
 func (m *machine) charge(id sigma.ProcID, p *process) {
 	s := m.s
 	sp := s.procs[id]
-	if sp == nil || p.info.Class == sigma.LatencyCritical || m.lease == len(s.shards) && sp.shard == nil {
+	if sp == nil || p.info.Class == sigma.LatencyCritical || m.lent && sp.shard == nil {
 		return
 	}
 	cost := besched.Cost(0, p.info.Memory, sp.Run, m.cores(), m.size.Memory)
 	for _, sh := range s.shards {
-		ch := besched.Charge{Realm: sp.Realm, Used: cost}
-		if sp.shard == sh {
-			ch.Prepaid, ch.Ended, ch.Whole = sp.prepaid, 1, cost
-		}
-		sh.core.Charge([]besched.Charge{ch})
+		sh.core.Charge([]besched.Charge{{Realm: sp.Realm, Used: cost, Prepaid: sp.prepaid, Ended: 1, Whole: cost}})
 	}
 }
 

@@ -1,0 +1,49 @@
+package schedd
+
+import (
+	"slices"
+	"time"
+
+	"sigmaos.dev/besched"
+	"sigmaos.dev/sigma"
+)
+
+// enqueue sends a proc to its scheduler. A best-effort proc goes to the besched where it was sent before, if that is attended; else its realm's procs go to one after the other.
+func (c *Core) enqueue(now time.Time, p *Proc) Effect {
+	p.sent = now
+	if p.Class == sigma.BestEffort && (p.Shard == "" || !slices.Contains(c.shards, p.Shard)) {
+		p.Shard = ""
+		if n := len(c.shards); n > 0 {
+			r := c.realms[p.Realm]
+			p.Shard = c.shards[r.sent%n]
+			r.sent++
+		}
+	}
+	return Enqueue{p}
+}
+
+// requeue sends what has waited since before a time to its scheduler again. That a proc is there twice does no harm: it is placed once.
+func (c *Core) requeue(now, before time.Time) []Effect {
+	return append(c.requeueClass(now, before, sigma.BestEffort), c.requeueClass(now, before, sigma.LatencyCritical)...)
+}
+
+func (c *Core) requeueClass(now, before time.Time, class sigma.Class) []Effect {
+	return c.requeueThose(now, class, func(p *Proc) bool { return !p.sent.After(before) })
+}
+
+// resend sends what was sent to a shard that is lost, or to none, to the others.
+func (c *Core) resend(now time.Time, lost besched.Shard) []Effect {
+	return c.requeueThose(now, sigma.BestEffort, func(p *Proc) bool { return p.Shard == lost || p.Shard == "" })
+}
+
+func (c *Core) requeueThose(now time.Time, class sigma.Class, is func(*Proc) bool) (out []Effect) {
+	if c.queued == 0 && class == sigma.BestEffort || c.reserved.queued == 0 && class == sigma.LatencyCritical {
+		return nil
+	}
+	for _, p := range c.sorted(func(p *Proc) bool {
+		return p.State == sigma.ProcQueued && p.Class == class && c.reserved.by[p.ID] == nil && is(p)
+	}) {
+		out = append(out, c.enqueue(now, p))
+	}
+	return out
+}
