@@ -41,6 +41,7 @@ type machine struct {
 	sched   *besched.Service     // mu; of the besched that lives
 	running map[uint64]*fakeProc // mu
 	shares  map[string]uint32    // mu; of cgroups, as sigmad has told them
+	yields  string               // mu; the groups of the last Yield
 	uids    map[uint32]uint64    // mu; of running procs, to the launch
 }
 
@@ -268,6 +269,11 @@ func (m *machine) launch(control *net.UnixConn) {
 		case 10:
 			m.mu.Lock()
 			m.shares[string(b[18:])] = binary.LittleEndian.Uint32(b[4:])
+			m.mu.Unlock()
+		case 12:
+			first := 6 + int(b[4])
+			m.mu.Lock()
+			m.yields = string(b[6:first]) + " " + string(b[first+2:])
 			m.mu.Unlock()
 		case 11: // the procs of these tests are in this process
 			m.send(sockets(b))

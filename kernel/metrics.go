@@ -78,6 +78,13 @@ func (k *Kernel) recallMetrics(b *strings.Builder) {
 	}
 }
 
+// yieldMetrics prints how best-effort procs stood aside for latency-critical ones (docs/adr/0021).
+func (k *Kernel) yieldMetrics(b *strings.Builder) {
+	y := k.shares.sum()
+	fmt.Fprintf(b, "# TYPE sigma_yield_looks_total counter\nsigma_yield_looks_total %d\n# TYPE sigma_yield_pushes_total counter\nsigma_yield_pushes_total %d\n", y.Looks, y.Pushes)
+	fmt.Fprintf(b, "# TYPE sigma_yield_waited_seconds_total counter\nsigma_yield_waited_seconds_total %g\n# TYPE sigma_yield_cpu_seconds_total counter\nsigma_yield_cpu_seconds_total %g\n", y.Waited.Seconds(), y.CPU.Seconds())
+}
+
 // memberMetrics prints this machine's place in its system, when it has one.
 func (k *Kernel) memberMetrics(b *strings.Builder) {
 	if !k.registered() {
@@ -143,6 +150,7 @@ func (k *Kernel) metricsText(context.Context) ([]byte, error) {
 	} {
 		fmt.Fprintf(&b, "# TYPE %s %s\n%s %d\n", m.name, m.kind, m.name, m.value)
 	}
+	k.yieldMetrics(&b)
 	k.memberMetrics(&b)
 	k.recallMetrics(&b)
 	k.linksText(&b)

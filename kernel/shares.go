@@ -27,8 +27,6 @@ const (
 	beShares = 2
 	// realmShares is the weight of one share of a realm. The kernel's range ends at 1024 shares, of version 2 at 400; who has more has no more.
 	realmShares = 256
-	// lcSlice is how long a thread of an LC proc runs before others have a turn. Who asks for short turns has them early: the kernel lets such a thread go before one that is in the middle of a longer turn.
-	lcSlice = 100 * time.Microsecond
 	// sharesEvery is how often the realms' shares are looked at while procs run here.
 	sharesEvery = time.Second
 )
@@ -41,12 +39,12 @@ func groupOf(realm sigma.RealmID, class sigma.Class) string {
 	return groupBE + "/" + string(realm)
 }
 
-// weightOf is what a proc has beside others of its group, and its slice.
-func weightOf(class sigma.Class, reserved sigma.MilliCPU) (shares uint32, slice time.Duration) {
+// weightOf is what a proc has beside others of its group.
+func weightOf(class sigma.Class, reserved sigma.MilliCPU) uint32 {
 	if class == sigma.LatencyCritical {
-		return max(2, uint32(uint64(reserved)*coreShares/1000)), lcSlice
+		return max(2, uint32(uint64(reserved)*coreShares/1000))
 	}
-	return coreShares, 0
+	return coreShares
 }
 
 // groupShares is what the launcher was told of the groups. It forgets all when the launcher dies.
@@ -54,6 +52,8 @@ type groupShares struct {
 	mu     sync.Mutex
 	realms map[sigma.RealmID]uint32 // mu; shares that hold here, of realms that have had best-effort procs here
 	poke   chan struct{}            // shares were changed
+	came   launch.Yielded           // mu; what best-effort procs yielded, of all launchers before
+	now    launch.Yielded           // mu; of the present one
 }
 
 func newGroupShares() *groupShares { return &groupShares{poke: make(chan struct{}, 1)} }
@@ -66,7 +66,27 @@ func (g *groupShares) classes(l *launch.Launcher) {
 	l.SetShare(groupBE, launch.Share{CPUShares: beShares})
 	g.mu.Lock()
 	g.realms = map[sigma.RealmID]uint32{}
+	g.came, g.now = g.sumLocked(), launch.Yielded{}
 	g.mu.Unlock()
+	l.Yield(groupLC, groupBE)
+}
+
+// yielded notes what came of Yield.
+func (g *groupShares) yielded(e launch.Yielded) {
+	g.mu.Lock()
+	g.now = e
+	g.mu.Unlock()
+}
+
+// sum is what best-effort procs have yielded since sigmad began.
+func (g *groupShares) sum() launch.Yielded {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.sumLocked()
+}
+
+func (g *groupShares) sumLocked() launch.Yielded {
+	return launch.Yielded{Looks: g.came.Looks + g.now.Looks, Pushes: g.came.Pushes + g.now.Pushes, Waited: g.came.Waited + g.now.Waited, CPU: g.came.CPU + g.now.CPU}
 }
 
 // uses notes that a realm has best-effort procs here. Until its shares are known it has one.

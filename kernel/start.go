@@ -98,8 +98,7 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 	if p.Descriptor.Profile == sigma.ProfileLinux {
 		profile = launch.ProfileLinux
 	}
-	shares, slice := weightOf(p.Class, p.Descriptor.CPU)
-	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: profile, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: shares, Slice: slice, NoFile: noFileMax,
+	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: profile, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: weightOf(p.Class, p.Descriptor.CPU), NoFile: noFileMax,
 		Group: groupOf(p.Realm, p.Class), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
 		Env:    append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm), "SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, environment(p.Descriptor)...),
 		Passed: []launch.Passed{{FD: c.outW, Target: 1}, {FD: c.errW, Target: 2}, {FD: c.theirs, Target: 3}}}

@@ -90,7 +90,7 @@ func (m *questions) forget(q question, ch chan launch.Event) {
 
 // answered sends an answer to who waits for it, and reports whether e is one.
 func (k *Kernel) answered(e launch.Event) bool {
-	switch e.(type) {
+	switch e := e.(type) {
 	case launch.Metered:
 		k.meters.answer(question{'m', e.ProcID()}, e)
 	case launch.Found:
@@ -99,6 +99,8 @@ func (k *Kernel) answered(e launch.Event) bool {
 		k.freezes.answer(question{'f', e.ProcID()}, e)
 	case launch.Thawed:
 		k.freezes.answer(question{'t', e.ProcID()}, e)
+	case launch.Yielded:
+		k.shares.yielded(e)
 	default:
 		return false
 	}

@@ -57,7 +57,7 @@ type Request struct {
 	Passed    []Passed
 }
 
-// Event is Started, Failed, Exited, Frozen, Thawed, Metered, Found, Lost or Adopted.
+// Event is Started, Failed, Exited, Frozen, Thawed, Metered, Found, Yielded, Lost or Adopted.
 type Event interface{ ProcID() uint64 }
 
 // Started says that the program executes.
@@ -103,6 +103,17 @@ type Metered struct {
 	Memory, MemoryPeak sigma.Bytes
 	Tasks              uint32 // processes and threads
 }
+
+// Yielded is what came of Yield until now. It answers nothing, and comes at most once a second.
+type Yielded struct {
+	Looks  uint64        // at who waits
+	Pushes uint64        // looks after which the second group had less
+	Waited time.Duration // of threads of the first group that could have run, while both groups had procs
+	CPU    time.Duration // that looking took
+}
+
+// ProcID is 0: it is about no proc.
+func (e Yielded) ProcID() uint64 { return 0 }
 
 // Lost says that the launcher died, and what it ran with it. Run does not say it: who runs it does, of each launch that is not over.
 type Lost struct{ ID uint64 }
@@ -237,6 +248,15 @@ func (l *Launcher) SetShare(group string, s Share) error {
 	return l.send(append(b, group...), nil)
 }
 
+// Yield has group second, and what is below it, stand aside while threads of group first wait for a processor: from now on, or until the next Yield. Each is a group's path, as in SetShare. Yielded tells from time to time what came of it.
+func (l *Launcher) Yield(first, second string) error {
+	b := []byte{12, 0, 1, 0}
+	for _, group := range []string{first, second} {
+		b = append(binary.LittleEndian.AppendUint16(b, uint16(len(group))), group...)
+	}
+	return l.send(b, nil)
+}
+
 // Freeze stops all processes of a proc until Thaw. Exactly one Frozen answers each, while the launcher lives. It is no error if the proc is frozen. Kill ends a frozen proc.
 func (l *Launcher) Freeze(id uint64) error {
 	return l.send(binary.LittleEndian.AppendUint64([]byte{4, 0, 1, 0}, id), nil)
@@ -345,6 +365,8 @@ func Decode(b []byte) (Event, error) {
 	case typ == 24 && len(b) == 36:
 		return Metered{ID: id, User: time.Duration(u64(0)) * time.Microsecond, Sys: time.Duration(u64(8)) * time.Microsecond, Memory: sigma.Bytes(u64(16)), MemoryPeak: sigma.Bytes(u64(24)),
 			Tasks: u32(32)}, nil
+	case typ == 28 && len(b) == 32:
+		return Yielded{Looks: u64(0), Pushes: u64(8), Waited: time.Duration(u64(16)), CPU: time.Duration(u64(24))}, nil
 	case typ == 27:
 		if f, ok := decodeFound(id, b); ok {
 			return f, nil

@@ -24,6 +24,7 @@ var records = []struct {
 	{"frozen", "1400 0100 0700000000000000 03000000", Frozen{ID: 7, Errno: syscall.ESRCH}},
 	{"thawed", "1500 0100 0700000000000000 00000000", Thawed{ID: 7}},
 	{"found", "1b00 0100 0700000000000000 0100 1100000000000000 e803000000000000 d007000000000000", Found{Ask: 7, Sockets: []Socket{{Inode: 17, Sent: 1000, Received: 2000}}}},
+	{"yielded", "1c00 0100 0000000000000000 0300000000000000 0200000000000000 e803000000000000 d007000000000000", Yielded{Looks: 3, Pushes: 2, Waited: time.Microsecond, CPU: 2 * time.Microsecond}},
 	{"metered", "1800 0100 0700000000000000 e803000000000000 d007000000000000 0010000000000000 0020000000000000 03000000",
 		Metered{ID: 7, User: time.Millisecond, Sys: 2 * time.Millisecond, Memory: 4096, MemoryPeak: 8192, Tasks: 3}},
 }

@@ -20,6 +20,7 @@ mod freezer;
 mod gauges;
 pub mod meter;
 mod place;
+pub mod rivals;
 mod share;
 
 pub use place::Place;
@@ -226,6 +227,11 @@ impl Cgroups {
             .map(|dir| sys::openat(dir.as_raw_fd(), &path, libc::O_WRONLY))
             .collect::<Result<_>>()
             .map(Entry::Files)
+    }
+
+    /// The group that a leaf is in.
+    pub fn group_of<'a>(&self, leaf: &'a Leaf) -> &'a str {
+        &leaf.group
     }
 
     /// Where the group's directory of a controller's hierarchy is open.

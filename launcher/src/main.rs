@@ -26,6 +26,7 @@ mod status;
 mod supervisor;
 mod sys;
 mod uids;
+mod yielding;
 
 fn main() {
     let config = config::Config::parse(std::env::args_os().skip(1));

@@ -3,6 +3,7 @@
 use crate::cgroup::meter::Reading;
 use crate::error::Error;
 use crate::sockets::Found;
+use crate::yielding::Sums;
 
 pub const VERSION: u16 = 1;
 /// The largest record either side sends.
@@ -67,6 +68,11 @@ pub enum Request {
     },
     /// What a group of leaves has, beside its siblings.
     Group(GroupShare),
+    /// The second group stands aside while threads of the first wait for a processor.
+    Yield {
+        first: Vec<u8>,
+        second: Vec<u8>,
+    },
     /// Which of these sockets does the proc still have open? `shut` ends them for both sides.
     Sockets {
         id: u64,
@@ -90,6 +96,7 @@ pub enum Reply {
     Thawed { id: u64, errno: i32 },
     Metered { id: u64, reading: Reading },
     Sockets { ask: u64, found: Vec<Found> },
+    Yielded(Sums),
 }
 
 /// EXITED: the kernel's out-of-memory killer took a process of the proc.
@@ -168,6 +175,12 @@ pub fn decode(message: &[u8]) -> Result<Request, Error> {
             let inodes = (0..count).map(|_| r.u64()).collect::<Result<_, _>>()?;
             Request::Sockets { id, ask, shut: shut != 0, inodes }
         }
+        12 => {
+            let len = r.u16()?;
+            let first = r.bytes(len as usize)?.to_vec();
+            let len = r.u16()?;
+            Request::Yield { first, second: r.bytes(len as usize)?.to_vec() }
+        }
         _ => return Err(Error::Malformed("unknown type")),
     };
     if !r.0.is_empty() {
@@ -244,6 +257,12 @@ pub fn encode(reply: &Reply) -> Vec<u8> {
                 out.extend(figure.to_le_bytes());
             }
             out.extend(reading.tasks.to_le_bytes());
+        }
+        Reply::Yielded(sums) => {
+            head(&mut out, 28, 0);
+            for figure in [sums.looks, sums.pushes, sums.waited_ns, sums.cpu_ns] {
+                out.extend(figure.to_le_bytes());
+            }
         }
         Reply::Sockets { ask, ref found } => {
             head(&mut out, 27, ask);
@@ -393,6 +412,25 @@ mod tests {
         assert!(decode(&m[..m.len() - 1]).is_err(), "a group that is cut");
         m.push(0);
         assert!(decode(&m).is_err(), "a byte too many");
+    }
+
+    #[test]
+    fn yield_is_read_as_written_in_the_document() {
+        let mut m = vec![12, 0, 1, 0, 2, 0];
+        m.extend(b"lc");
+        m.extend([2, 0]);
+        m.extend(b"be");
+        let want = Request::Yield { first: b"lc".to_vec(), second: b"be".to_vec() };
+        assert_eq!(decode(&m).unwrap(), want);
+        assert!(decode(&m[..m.len() - 1]).is_err(), "a group that is cut");
+        m.push(0);
+        assert!(decode(&m).is_err(), "a byte too many");
+        let sums = Sums { looks: 1, pushes: 2, waited_ns: 3, cpu_ns: 4 };
+        let mut want = vec![28, 0, 1, 0];
+        for figure in [0u64, 1, 2, 3, 4] {
+            want.extend(figure.to_le_bytes());
+        }
+        assert_eq!(encode(&Reply::Yielded(sums)), want);
     }
 
     #[test]

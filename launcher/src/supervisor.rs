@@ -13,6 +13,7 @@ use crate::seats::Lost;
 use crate::sockets;
 use crate::status::{News, Status};
 use crate::sys::{self, Epoll, Waited, socket};
+use crate::yielding::{Yielding, is_within};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
@@ -89,6 +90,7 @@ pub struct Supervisor {
     /// Ended, but a cgroup of theirs was still busy.
     busy: Vec<u64>,
     outbox: VecDeque<(Vec<u8>, Rc<Vec<OwnedFd>>)>,
+    yielding: Option<Yielding>,
     phase: Phase,
     /// Nothing has happened since the last turn.
     quiet: bool,
@@ -136,6 +138,7 @@ impl Supervisor {
             strays: HashMap::new(),
             busy: Vec::new(),
             outbox: VecDeque::new(),
+            yielding: None,
             phase: Phase::Running,
             quiet: false,
             code: 0,
@@ -160,6 +163,7 @@ impl Supervisor {
                 self.finish(id);
             }
             self.greet();
+            self.watch();
             self.prepare(events.is_empty());
         }
         Ok(())
@@ -199,7 +203,7 @@ impl Supervisor {
         }
         let until = |deadline: u64| (deadline.saturating_sub(sys::monotonic_ns()) / 1_000_000) as i32 + 1;
         match self.phase {
-            Phase::Running => match (self.factory.need(), self.factory.next_tick()) {
+            Phase::Running => match (self.factory.need(), self.next_tick()) {
                 (Some(Need::Urgent), _) => 0,
                 (Some(Need::AtRest), _) if self.quiet => 0,
                 (Some(Need::AtRest), _) => QUIET_MS,
@@ -208,6 +212,42 @@ impl Supervisor {
             },
             Phase::Killing(deadline) => until(deadline),
         }
+    }
+
+    /// What is to be done at a time of its own: seats once a second, and the fast loop.
+    fn next_tick(&self) -> Option<u64> {
+        let look = self.yielding.as_ref().and_then(Yielding::next_look);
+        self.factory.next_tick().into_iter().chain(look).min()
+    }
+
+    /// The fast loop's turn, if it is due.
+    fn watch(&mut self) {
+        let Some(yielding) = &mut self.yielding else { return };
+        let now = sys::monotonic_ns();
+        if self.phase != Phase::Running || yielding.next_look().is_none_or(|time| now < time) {
+            return;
+        }
+        let (procs, cgroups, first) = (&self.procs, &self.factory.cgroups, yielding.first().to_string());
+        let leaves = procs.values().map(Proc::leaf).filter(|leaf| is_within(cgroups.group_of(leaf), &first));
+        let told = yielding.look(now, || leaves.flat_map(|leaf| cgroups.threads(leaf).unwrap_or_default()).collect());
+        if let Some(sums) = told {
+            self.send(&Reply::Yielded(sums));
+        }
+    }
+
+    /// From now on, or until sigmad says it anew.
+    fn on_yield(&mut self, first: &[u8], second: &[u8]) {
+        if let Some(mut before) = self.yielding.take() {
+            before.let_off();
+        }
+        let mut yielding = match self.factory.cgroups.open_rivals(first, second) {
+            Ok(rivals) => Yielding::new(first, second, rivals),
+            Err(errno) => return log(&format!("procs do not stand aside for others: {errno}")),
+        };
+        for proc in self.procs.values() {
+            yielding.enter(self.factory.cgroups.group_of(proc.leaf()));
+        }
+        self.yielding = Some(yielding);
     }
 
     fn kill_all(&mut self) {
@@ -332,6 +372,10 @@ impl Supervisor {
                 }
                 Ok(())
             }
+            Request::Yield { first, second } => {
+                self.on_yield(&first, &second);
+                Ok(())
+            }
             Request::Freeze { id } => {
                 let errno = self.hold(id, Factory::freeze);
                 self.send(&Reply::Frozen { id, errno });
@@ -408,6 +452,9 @@ impl Supervisor {
                 proc.kill();
             }
             self.by_pid.insert(tree.pid, proc.id);
+        }
+        if let Some(yielding) = &mut self.yielding {
+            yielding.enter(self.factory.cgroups.group_of(proc.leaf()));
         }
         self.by_key.insert(proc.key(), proc.id);
         self.procs.insert(proc.id, proc);
@@ -535,6 +582,9 @@ impl Supervisor {
         self.send(&reply);
         let Some(proc) = self.procs.remove(&id) else { return };
         self.by_key.remove(&proc.key());
+        if let Some(yielding) = &mut self.yielding {
+            yielding.leave(self.factory.cgroups.group_of(proc.leaf()));
+        }
         if let Body::Seat(seat) = proc.body {
             self.factory.take_back(seat, &usage);
         }

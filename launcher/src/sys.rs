@@ -169,6 +169,14 @@ pub fn monotonic_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// Processor time of the calling thread.
+pub fn thread_cpu_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a local; the clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 pub fn read(fd: RawFd, buf: &mut [u8]) -> Result<usize> {
     // SAFETY: pointer and length are those of one live slice.
     check(unsafe { libc::read(fd, buf.as_mut_ptr().cast(), buf.len()) } as c_long).map(|n| n as usize)

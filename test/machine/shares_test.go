@@ -4,7 +4,6 @@ package machine
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -13,7 +12,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// Goal: a latency-critical proc weighs what it has reserved, has short turns, and is beside best-effort procs of all realms, which have what is left; its memory is limited as any proc's. Realms' best-effort procs weigh their realms'
+// Goal: a latency-critical proc weighs what it has reserved, is beside best-effort procs of all realms, which have what is left; its memory is limited as any proc's. Realms' best-effort procs weigh their realms'
 // shares on the machine (001 §3.1, §4.3).
 func TestLatencyCriticalWeighsItsReservation(t *testing.T) {
 	s := shared.Get(t)
@@ -42,7 +41,7 @@ func TestLatencyCriticalWeighsItsReservation(t *testing.T) {
 		}
 		return nil
 	}
-	for pattern, want := range map[string][2]int{"lc": {16384, 1600}, "be": {2, 1}, "system": {2048, 200}, "launcher": {2048, 200}, "lc/*": {512, 50}, "be/" + string(defaultRealm): {256, 25}} {
+	for pattern, want := range map[string][2]int{"lc": {16384, 1600}, "system": {2048, 200}, "launcher": {2048, 200}, "lc/*": {512, 50}, "be/" + string(defaultRealm): {256, 25}} {
 		if err := weights(pattern, want[0], want[1]); err != nil {
 			t.Error(err)
 		}
@@ -53,17 +52,63 @@ func TestLatencyCriticalWeighsItsReservation(t *testing.T) {
 	defer s.Must(t, "realm", "rm", "--force", "weighs")
 	s.Must(t, "run", "-r", "weighs", program(t, "hello.c")) // while no other realm is here, nobody asks
 	testenv.Eventually(t, "the realm weighs its shares", func() error { return weights("be/"+string(defaultRealm), 768, 75) })
-	for _, members := range s.GroupFiles("lc/*", "cgroup.procs") {
-		for _, pid := range strings.Fields(members) {
-			text, err := os.ReadFile("/proc/" + pid + "/sched")
-			if err != nil || !strings.Contains(string(text), "se.slice") {
-				t.Skipf("this kernel does not tell of slices: %v", err)
-			}
-			for line := range strings.Lines(string(text)) {
-				if name, value, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == "se.slice" && strings.TrimSpace(value) != "100000" {
-					t.Errorf("process %s of an LC proc has slices of %s ns", pid, strings.TrimSpace(value))
+}
+
+// Goal: while a latency-critical proc runs, best-effort ones run only where nobody else wants to, the launcher looks at who waits, and what looking takes is told, and little; afterwards they have their weight again, and no bound.
+func TestBestEffortStandsAside(t *testing.T) {
+	s := shared.Get(t)
+	s.RequireLimits(t)
+	c := s.Connect(t.Context(), t, defaultRealm)
+	path := s.Install(t.Context(), t, c, program(t, "probe.c"))
+	run := func(d sigma.Descriptor) sigma.ProcID {
+		t.Helper()
+		d.Program, d.Args, d.Memory = path, []string{"compute"}, 32*sigma.MiB
+		ids, err := c.Spawn(t.Context(), d)
+		if err == nil {
+			err = c.WaitStart(t.Context(), ids[0])
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.CLI(t, "kill", string(ids[0])) })
+		return ids[0]
+	}
+	run(sigma.Descriptor{})
+	if len(s.GroupFiles("be", "cpu.idle")) == 0 {
+		t.Skip("this kernel has no idle class for control groups: it came with Linux 5.15")
+	}
+	is := func(file string, want ...string) func() error {
+		return func() error {
+			for _, got := range s.GroupFiles("be", file) {
+				if !slices.Contains(want, got) {
+					return fmt.Errorf("%s of best-effort procs is %q, want one of %q", file, got, want)
 				}
 			}
+			return nil
 		}
+	}
+	critical := run(sigma.Descriptor{Class: sigma.LatencyCritical, CPU: 500})
+	testenv.Eventually(t, "best-effort procs are in the idle class", is("cpu.idle", "1"))
+	figure := func(name string) (v float64) {
+		text, _, err := c.Get(t.Context(), "/sys/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, after, _ := strings.Cut(string(text), "\n"+name+" ")
+		fmt.Sscan(after, &v)
+		return v
+	}
+	testenv.Eventually(t, "the launcher looks", func() error {
+		if n := figure("sigma_yield_looks_total"); n < 100 {
+			return fmt.Errorf("%v looks", n)
+		}
+		return nil
+	})
+	looks, cpu := figure("sigma_yield_looks_total"), figure("sigma_yield_cpu_seconds_total")
+	t.Logf("%.0f looks took %.1f us each", looks, cpu/looks*1e6)
+	s.Must(t, "kill", string(critical))
+	testenv.Eventually(t, "they have their weight again", is("cpu.idle", "0"))
+	for file, want := range map[string][]string{"cpu.shares": {"2"}, "cpu.weight": {"1"}, "cpu.cfs_quota_us": {"-1"}, "cpu.max": {"max 10000", "max 100000"}} {
+		testenv.Eventually(t, file, is(file, want...))
 	}
 }

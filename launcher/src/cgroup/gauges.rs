@@ -146,8 +146,13 @@ impl Cgroups {
     /// The processes of a leaf. Its file is opened anew each time, since v1 shows the same list as long as one is
     /// read time and again.
     pub fn members(&self, leaf: &Leaf) -> Result<Vec<i32>> {
+        self.list(leaf, c"cgroup.procs")
+    }
+
+    /// The numbers in one of a leaf's files of these.
+    pub(super) fn list(&self, leaf: &Leaf, of: &std::ffi::CStr) -> Result<Vec<i32>> {
         let dir = self.dir_of(leaf, Controller::Pids).ok_or(Errno(libc::ENODEV))?;
-        let file = sys::openat(dir, &path_in(&leaf.name, c"cgroup.procs")?, libc::O_RDONLY)?;
+        let file = sys::openat(dir, &path_in(&leaf.name, of)?, libc::O_RDONLY)?;
         let mut buf = [0; 4096];
         let mut text = Vec::new();
         loop {

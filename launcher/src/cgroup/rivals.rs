@@ -1,0 +1,194 @@
+//! Two groups of leaves of which one goes before the other, as the fast loop (yielding.rs) sees and moves them.
+
+use super::{Cgroups, Controller, Leaf, Version, path_in, value_of, write_file};
+use crate::error::Errno;
+use crate::plan::check_group;
+use crate::sys::{self, Result};
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Over which the bound of the group that yields counts, in microseconds. A tenth of the usual: who is let off again
+/// goes on within this time.
+pub const PERIOD_US: u64 = 10_000;
+/// Threads whose waiting is watched. Of more than these the first are; so many read in some 0.4 ms.
+const THREADS_MAX: usize = 256;
+
+/// The files that say who computes and who waits, open for as long as the loop runs.
+pub struct Rivals {
+    version: Version,
+    first: OwnedFd,
+    second: OwnedFd,
+    bound: OwnedFd,
+    /// Absent before Linux 5.15.
+    idle: Option<OwnedFd>,
+    /// Of the second group, with what is in it: leaving the idle class makes it the kernel's default.
+    weight: (OwnedFd, String),
+    /// v2, where the kernel counts pressure: the time that any thread of the first has waited.
+    pressure: Option<OwnedFd>,
+    /// Else each thread's own account, and what it said last. None before the first look.
+    threads: HashMap<i32, (OwnedFd, Option<u64>)>,
+    waited: u64,
+}
+
+/// Sums since the files were opened, in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Looked {
+    /// Processor time of each.
+    pub first: u64,
+    pub second: u64,
+    /// How long threads of the first could have run and had no processor.
+    pub waited: u64,
+}
+
+impl Cgroups {
+    /// Opens what there is to know of two groups. ENODEV, ENOENT: this kernel does not tell enough.
+    pub fn open_rivals(&mut self, first: &[u8], second: &[u8]) -> Result<Rivals> {
+        let mut names = Vec::new();
+        for group in [first, second] {
+            let group = check_group(group).map_err(|_| Errno(libc::EINVAL))?;
+            self.open_group(&group)?;
+            names.push(group);
+        }
+        let open = |group: usize, controller, file: &CStr, flags| {
+            let has = |h: &super::Hierarchy| h.controllers.contains(&controller);
+            let at = self.hierarchies.iter().position(has).ok_or(Errno(libc::ENODEV))?;
+            sys::openat(self.groups[&names[group]][at].as_raw_fd(), &path_in(c".", file)?, flags)
+        };
+        use Controller::{Accounting, Cpu};
+        let (account, used, bound, weight) = match self.version {
+            Version::V1 => (Accounting, c"cpuacct.usage", c"cpu.cfs_quota_us", c"cpu.shares"),
+            Version::V2 => (Cpu, c"cpu.stat", c"cpu.max", c"cpu.weight"),
+        };
+        let weight = open(1, Cpu, weight, libc::O_RDWR)?;
+        let weighs = text_of(&weight, |text| Some(text.trim().to_string())).ok_or(Errno(libc::ENODEV))?;
+        let pressure = match self.version {
+            Version::V1 => None,
+            // Kernels that were booted without it have the file and refuse to read it.
+            Version::V2 => open(0, Cpu, c"cpu.pressure", libc::O_RDONLY).ok().filter(|file| stalled(file).is_some()),
+        };
+        let rivals = Rivals {
+            version: self.version,
+            first: open(0, account, used, libc::O_RDONLY)?,
+            second: open(1, account, used, libc::O_RDONLY)?,
+            bound: open(1, Cpu, bound, libc::O_WRONLY)?,
+            idle: open(1, Cpu, c"cpu.idle", libc::O_WRONLY).ok(),
+            weight: (weight, weighs),
+            pressure,
+            threads: HashMap::new(),
+            waited: 0,
+        };
+        rivals.bind(None)?;
+        if self.version == Version::V1 {
+            let at = self.hierarchies.iter().position(|h| h.controllers.contains(&Cpu)).ok_or(Errno(libc::ENODEV))?;
+            write_file(self.groups[&names[1]][at].as_raw_fd(), c".", c"cpu.cfs_period_us", &PERIOD_US.to_string())?;
+        }
+        Ok(rivals)
+    }
+
+    /// The threads in a leaf, ours among them.
+    pub fn threads(&self, leaf: &Leaf) -> Result<Vec<i32>> {
+        self.list(leaf, if self.version == Version::V1 { c"tasks" } else { c"cgroup.threads" })
+    }
+}
+
+impl Rivals {
+    /// Whether `follow` must be told who the threads are.
+    pub fn counts_threads(&self) -> bool {
+        self.pressure.is_none()
+    }
+
+    /// From now on these threads of the first group are watched.
+    pub fn follow(&mut self, threads: &[i32]) {
+        let mut before = std::mem::take(&mut self.threads);
+        for tid in threads.iter().take(THREADS_MAX) {
+            let known = before.remove(tid).or_else(|| {
+                let path = std::ffi::CString::new(format!("/proc/{tid}/schedstat")).ok()?;
+                Some((sys::openat(libc::AT_FDCWD, &path, libc::O_RDONLY).ok()?, None))
+            });
+            if let Some(known) = known {
+                self.threads.insert(*tid, known);
+            }
+        }
+    }
+
+    pub fn look(&mut self) -> Looked {
+        match &self.pressure {
+            Some(file) => self.waited = stalled(file).unwrap_or(self.waited),
+            None => {
+                for (file, before) in self.threads.values_mut() {
+                    let Some(now) = text_of(file, delay) else { continue };
+                    self.waited += now - before.replace(now).unwrap_or(now).min(now);
+                }
+            }
+        }
+        let used = |file| match self.version {
+            Version::V1 => text_of(file, |text| text.trim().parse().ok()),
+            Version::V2 => text_of(file, |text| value_of(text, "usage_usec ")).map(|us: u64| us * 1000),
+        };
+        Looked { first: used(&self.first).unwrap_or(0), second: used(&self.second).unwrap_or(0), waited: self.waited }
+    }
+
+    /// Whether the second group runs only where nothing else of its parent wants to.
+    pub fn set_idle(&self, on: bool) -> Result<()> {
+        let Some(idle) = &self.idle else { return Ok(()) };
+        sys::write(idle.as_raw_fd(), if on { b"1" } else { b"0" })?;
+        match on {
+            true => Ok(()),
+            false => sys::write(self.weight.0.as_raw_fd(), self.weight.1.as_bytes()).map(drop),
+        }
+    }
+
+    /// What all of the second group may use of each period, in microseconds. None: no bound.
+    pub fn bind(&self, us: Option<u64>) -> Result<()> {
+        sys::write(self.bound.as_raw_fd(), bound_text(self.version, us).as_bytes()).map(drop)
+    }
+}
+
+fn bound_text(version: Version, us: Option<u64>) -> String {
+    match version {
+        Version::V1 => us.map_or("-1".to_string(), |us| us.to_string()),
+        Version::V2 => format!("{} {PERIOD_US}", us.map_or("max".to_string(), |us| us.to_string())),
+    }
+}
+
+/// From a thread's schedstat: for how long it could have run and did not, in nanoseconds.
+fn delay(schedstat: &str) -> Option<u64> {
+    schedstat.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// From a group's cpu.pressure: for how long some thread of it waited, in nanoseconds.
+fn some(pressure: &str) -> Option<u64> {
+    let line = pressure.lines().find(|line| line.starts_with("some "))?;
+    line.split(' ').find_map(|field| field.strip_prefix("total=")?.parse().ok()).map(|us: u64| us * 1000)
+}
+
+fn stalled(pressure: &OwnedFd) -> Option<u64> {
+    text_of(pressure, some)
+}
+
+fn text_of<T>(file: &OwnedFd, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+    let mut buf = [0; 1024];
+    let len = sys::read_at_start(file.as_raw_fd(), &mut buf).ok()?;
+    parse(std::str::from_utf8(&buf[..len]).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_says_of_waiting() {
+        assert_eq!(delay("1000 77 3\n"), Some(77));
+        assert_eq!(delay("1000"), None);
+        let pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total=12\nfull avg10=0.00 avg60=0.00 total=9\n";
+        assert_eq!(some(pressure), Some(12_000));
+        assert_eq!(some("full total=9\n"), None);
+    }
+
+    #[test]
+    fn a_bound_as_each_version_takes_it() {
+        assert_eq!([None, Some(2500)].map(|us| bound_text(Version::V1, us)), ["-1", "2500"]);
+        assert_eq!([None, Some(2500)].map(|us| bound_text(Version::V2, us)), ["max 10000", "2500 10000"]);
+    }
+}

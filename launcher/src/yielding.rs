@@ -1,0 +1,260 @@
+//! One group of leaves stands aside for another (docs/adr/0021): while there are procs in both, the second is in the idle
+//! class, so that a thread of the first that wakes has the processor at once, and finds one that runs only the second's as
+//! good as free. Not always, since among itself the idle class is placed worse: streams between its procs lose some 7 %.
+//!
+//! What that does not prevent is that threads of the first wait while the second computes, on that processor or
+//! another. A loop looks every few milliseconds, while both compute, and then bounds what the second may use; it lets it
+//! off step by step.
+//!
+//! Only waiting that goes along with the second group's computing is blamed on it: when the first group has more to do
+//! than there are processors, its threads wait for one another.
+
+use crate::cgroup::rivals::{Looked, PERIOD_US, Rivals};
+use crate::error::log;
+use crate::sys;
+
+const MS: u64 = 1_000_000;
+/// Between looks while both groups compute; the event loop adds up to a millisecond.
+const TICK: u64 = 3 * MS;
+/// Between looks while one of them does not.
+const REST: u64 = 20 * MS;
+/// How long the list of threads is taken to be right.
+const THREADS_TIME: u64 = 100 * MS;
+/// The loop's own processor time is at most this part of one processor's: who costs more looks less often.
+const COST_PART: u64 = 128;
+/// Waiting, and computing, below this part of the time passed do not count.
+const SOME_PART: u64 = 16;
+/// What the second group keeps in any case, in microseconds of each period: the least that the kernel takes.
+const LEAST_US: u64 = 1000;
+/// From the least bound to none in so many looks.
+const STEPS: u64 = 10;
+/// sigmad is told of the sums after this time, if there is news.
+const TELL: u64 = 1000 * MS;
+
+/// What happened between two looks, in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Sample {
+    over: u64,
+    first: u64,
+    second: u64,
+    waited: u64,
+}
+
+/// Decides how much the second group may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Pace {
+    /// All processors for a period, in microseconds.
+    most: u64,
+    bound: u64,
+}
+
+impl Pace {
+    fn new(processors: u64) -> Pace {
+        let most = processors.max(1) * PERIOD_US;
+        Pace { most, bound: most }
+    }
+
+    fn is_bound(&self) -> bool {
+        self.bound < self.most
+    }
+
+    /// What bound to set: none if it stays, Some(None) for no bound any more.
+    fn step(&mut self, s: &Sample) -> Option<Option<u64>> {
+        let before = self.bound;
+        let least = s.over / SOME_PART;
+        if s.waited > least && s.second > least {
+            // A bound above what it uses would change nothing.
+            let used = s.second * PERIOD_US / s.over.max(1);
+            self.bound = (self.bound.min(used) / 2).max(LEAST_US).min(before);
+        } else {
+            self.bound = (self.bound + self.most / STEPS).min(self.most);
+        }
+        (self.bound != before).then(|| self.is_bound().then_some(self.bound))
+    }
+}
+
+/// Sums since the loop was told to run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sums {
+    pub looks: u64,
+    /// Looks after which the second group had to yield more.
+    pub pushes: u64,
+    pub waited_ns: u64,
+    /// Of the loop itself.
+    pub cpu_ns: u64,
+}
+
+pub struct Yielding {
+    first: String,
+    second: String,
+    rivals: Rivals,
+    pace: Pace,
+    /// Procs in each of the groups.
+    procs: [usize; 2],
+    idle: bool,
+    last: Option<(u64, Looked)>,
+    next: u64,
+    threads_until: u64,
+    sums: Sums,
+    told: (u64, Sums),
+}
+
+impl Yielding {
+    pub fn new(first: &[u8], second: &[u8], rivals: Rivals) -> Yielding {
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+        Yielding {
+            first: String::from_utf8_lossy(first).into_owned(),
+            second: String::from_utf8_lossy(second).into_owned(),
+            rivals,
+            pace: Pace::new(processors),
+            procs: [0; 2],
+            idle: false,
+            last: None,
+            next: 0,
+            threads_until: 0,
+            sums: Sums::default(),
+            told: (0, Sums::default()),
+        }
+    }
+
+    /// The group that goes first.
+    pub fn first(&self) -> &str {
+        &self.first
+    }
+
+    /// A proc has come into a group.
+    pub fn enter(&mut self, group: &str) {
+        self.threads_until = 0;
+        for (count, name) in self.procs.iter_mut().zip([&self.first, &self.second]) {
+            *count += is_within(group, name) as usize;
+        }
+        self.set_idle(self.next_look().is_some());
+    }
+
+    /// A proc has left a group. When one group is empty the other is free.
+    pub fn leave(&mut self, group: &str) {
+        for (count, name) in self.procs.iter_mut().zip([&self.first, &self.second]) {
+            *count = count.saturating_sub(is_within(group, name) as usize);
+        }
+        if self.next_look().is_none() {
+            self.let_off();
+        }
+    }
+
+    /// Ends every bound.
+    pub fn let_off(&mut self) {
+        self.last = None;
+        self.set_idle(false);
+        if self.pace.is_bound() {
+            self.pace.bound = self.pace.most;
+            self.bind(None);
+        }
+    }
+
+    /// When `look` is due, on the clock of sys::monotonic_ns. None: as long as no other proc starts.
+    pub fn next_look(&self) -> Option<u64> {
+        self.procs.iter().all(|count| *count > 0).then_some(self.next)
+    }
+
+    /// Looks, and acts on it. `threads` lists those of the first group. Returns what sigmad is to be told.
+    pub fn look(&mut self, now: u64, threads: impl FnOnce() -> Vec<i32>) -> Option<Sums> {
+        let began = sys::thread_cpu_ns();
+        if self.rivals.counts_threads() && now >= self.threads_until {
+            self.rivals.follow(&threads());
+            self.threads_until = now + THREADS_TIME;
+        }
+        let looked = self.rivals.look();
+        let (then, before) = self.last.replace((now, looked)).unwrap_or((now, looked));
+        let sample = Sample {
+            over: now - then,
+            first: looked.first.saturating_sub(before.first),
+            second: looked.second.saturating_sub(before.second),
+            waited: looked.waited.saturating_sub(before.waited),
+        };
+        let bound = self.pace.bound;
+        if let Some(bound) = self.pace.step(&sample) {
+            self.bind(bound);
+        }
+        let spent = sys::thread_cpu_ns().saturating_sub(began);
+        let both = sample.first > 0 && sample.second > 0;
+        let wait = if both || self.pace.is_bound() { TICK } else { REST };
+        self.next = now + wait.max(spent * COST_PART);
+        self.sums.looks += 1;
+        self.sums.pushes += (self.pace.bound < bound) as u64;
+        self.sums.waited_ns += sample.waited;
+        self.sums.cpu_ns += spent;
+        let (at, told) = self.told;
+        if now < at || told == self.sums {
+            return None;
+        }
+        self.told = (now + TELL, self.sums);
+        Some(self.sums)
+    }
+
+    fn set_idle(&mut self, on: bool) {
+        if self.idle != on
+            && let Err(errno) = self.rivals.set_idle(on)
+        {
+            log(&format!("cannot change the class of the group {}: {errno}", self.second));
+        }
+        self.idle = on;
+    }
+
+    fn bind(&self, us: Option<u64>) {
+        if let Err(errno) = self.rivals.bind(us) {
+            log(&format!("cannot bound the group {}: {errno}", self.second));
+        }
+    }
+}
+
+/// Whether a group is this one or below it.
+pub fn is_within(group: &str, name: &str) -> bool {
+    group.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(waited_ms: u64, second_ms: u64) -> Sample {
+        Sample { over: 4 * MS, first: MS, second: second_ms * MS, waited: waited_ms * MS }
+    }
+
+    #[test]
+    fn who_waits_beside_work_pushes_it_aside_at_once() {
+        let mut pace = Pace::new(2);
+        assert_eq!(pace.step(&sample(0, 7)), None, "nobody waits");
+        assert_eq!(pace.step(&sample(1, 7)), Some(Some(8750)), "half of what it used");
+        assert_eq!(pace.step(&sample(1, 4)), Some(Some(4375)));
+        assert_eq!(pace.step(&sample(3, 2)), Some(Some(2187)));
+        for _ in 0..3 {
+            pace.step(&sample(3, 2));
+        }
+        assert_eq!(pace.bound, LEAST_US, "it keeps something");
+        assert_eq!(pace.step(&sample(3, 2)), None);
+    }
+
+    #[test]
+    fn it_is_let_off_in_steps() {
+        let mut pace = Pace::new(2);
+        pace.step(&sample(1, 7));
+        let steps: Vec<_> = (0..8).map(|_| pace.step(&sample(0, 3))).collect();
+        let some = |us| Some(Some(us));
+        let expected = [some(10750), some(12750), some(14750), some(16750), some(18750), Some(None), None, None];
+        assert_eq!(steps, expected);
+    }
+
+    #[test]
+    fn who_waits_for_its_own_like_blames_nobody() {
+        let mut pace = Pace::new(2);
+        assert_eq!(pace.step(&sample(8, 0)), None, "nobody else computes");
+        assert_eq!(pace.step(&Sample::default()), None, "no time has passed");
+        assert!(!pace.is_bound());
+    }
+
+    #[test]
+    fn groups_by_their_names() {
+        assert!(is_within("be/one", "be") && is_within("be", "be"));
+        assert!(!is_within("best", "be") && !is_within("lc", "be"));
+    }
+}
