@@ -131,33 +131,34 @@ type Kernel struct {
 	etcd      *sigmap.Etcd // Config.Etcd, or what a machine that joined was told; complete before named is started
 	inherited int          // procs that ran before this sigmad; after known is closed
 
-	mu       sync.Mutex
-	young    young
-	nothing  int                                 // a pipe that has ended
-	keeping  sync.Mutex                          // makes looking at a proc and telling the launcher of it one act; taken before mu
-	adopted  func(n int)                         // says that what ran before this sigmad is known: n procs
-	known    chan struct{}                       // closed then
-	launcher *launch.Launcher                    // mu; nil between the death of one and the start of the next
-	comes    chan struct{}                       // mu; closed when there is a launcher
-	core     *schedd.Core                        // mu
-	wake     map[sigma.ProcID]chan struct{}      // mu; closed at the next change of a proc
-	notice   map[sigma.ProcID]chan struct{}      // mu; closed when a proc shall go
-	fetching map[sigma.ProcID]context.CancelFunc // mu; of starts that have not come to the launcher's answer
-	timers   map[sigma.ProcID]*time.Timer        // mu; that kill procs; at most one of each
-	logs     map[sigma.ProcID]*procLogs          // mu
-	budgets  map[sigma.RealmID]*output.Budget    // mu; of logs
-	children map[uint64]func(launch.Event)       // mu; by launch id
-	names    map[sigma.RealmID]*names.Realm      // mu
-	quotas   map[sigma.RealmID]*quota            // mu; of realms that have sessions here
-	recalled *cache.Budget                       // of what is remembered of all realms' names
-	trees    map[sigma.RealmID]*realmTree        // mu; the kernel's own view of realms
-	stores   map[sigma.RealmID]*session.Client   // mu; to the object store, for trees
-	removing map[sigma.RealmID]bool              // mu; realms that are being removed
-	open     map[*tree]bool                      // mu; the sessions there are
-	gids     map[sigma.RealmID]uint32            // mu
-	starts   []start                             // mu; procs that were placed and are to be started by who has mu
-	failing  time.Time                           // mu; when counting failures began
-	failures int                                 // mu; of requests, since then
+	mu        sync.Mutex
+	young     young
+	nothing   int                                 // a pipe that has ended
+	keeping   sync.Mutex                          // makes looking at a proc and telling the launcher of it one act; taken before mu
+	adopted   func(n int)                         // says that what ran before this sigmad is known: n procs
+	known     chan struct{}                       // closed then
+	launcher  *launch.Launcher                    // mu; nil between the death of one and the start of the next
+	comes     chan struct{}                       // mu; closed when there is a launcher
+	core      *schedd.Core                        // mu
+	wake      map[sigma.ProcID]chan struct{}      // mu; closed at the next change of a proc
+	notice    map[sigma.ProcID]chan struct{}      // mu; closed when a proc shall go
+	fetching  map[sigma.ProcID]context.CancelFunc // mu; of starts that have not come to the launcher's answer
+	timers    map[sigma.ProcID]*time.Timer        // mu; that kill procs; at most one of each
+	logs      map[sigma.ProcID]*procLogs          // mu
+	budgets   map[sigma.RealmID]*output.Budget    // mu; of logs
+	children  map[uint64]func(launch.Event)       // mu; by launch id
+	names     map[sigma.RealmID]*names.Realm      // mu
+	quotas    map[sigma.RealmID]*quota            // mu; of realms that have sessions here
+	recalled  *cache.Budget                       // of what is remembered of all realms' names
+	trees     map[sigma.RealmID]*realmTree        // mu; the kernel's own view of realms
+	stores    map[sigma.RealmID]*session.Client   // mu; to the object store, for trees
+	removing  map[sigma.RealmID]bool              // mu; realms that are being removed
+	initEpoch sigma.Epoch                         // mu; of the newest leader of initd that is known
+	open      map[*tree]bool                      // mu; the sessions there are
+	gids      map[sigma.RealmID]uint32            // mu
+	starts    []start                             // mu; procs that were placed and are to be started by who has mu
+	failing   time.Time                           // mu; when counting failures began
+	failures  int                                 // mu; of requests, since then
 }
 
 type procLogs struct {

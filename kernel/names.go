@@ -314,6 +314,9 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 		return err
 	}
 	defer end()
+	if err := r.k.forgetRegistrations(ctx, id); err != nil {
+		return err
+	}
 	if err := r.k.leaveRealm(ctx, id, r.by); err != nil {
 		return err
 	}
@@ -327,6 +330,9 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 		return err
 	}
 	if err := r.k.servers.removeRealm(ctx, r, id); err != nil {
+		return err
+	}
+	if err := r.k.forgetRegistrations(ctx, id); err != nil { // what another machine's programs registered meanwhile
 		return err
 	}
 	_, err = r.admin(ctx, serviceNamed, sigmap.CallRemove, id) // last, so that a removal that was interrupted can be repeated

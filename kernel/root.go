@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/names"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
@@ -147,13 +148,14 @@ func (r *root) named(ctx context.Context) (sigma.File, error) {
 	if r.realm == sigma.SystemRealm && !r.tree.isService(serviceMachined) && !r.tree.isService(serviceLcsched) { // the latter for its election
 		return nil, sigma.Errorf("kernel.root", sigma.KindNotFound, "the realm system keeps no names")
 	}
-	n, err := r.tree.k.named(ctx, r.realm)
-	if r.realm == sigma.SystemRealm && sigma.KindOf(err) == sigma.KindNotFound && err != nil { // the first machine's first start
-		if _, err := r.tree.k.realms(nil).(realms).admin(ctx, serviceNamed, sigmap.CallCreate, r.realm); err != nil && sigma.KindOf(err) != sigma.KindExists {
+	if r.realm == sigma.SystemRealm {
+		n, err := r.tree.k.systemNamed(ctx)
+		if err != nil {
 			return nil, err
 		}
-		n, err = r.tree.k.named(ctx, r.realm)
+		return n.AsOwner(), nil
 	}
+	n, err := r.tree.k.named(ctx, r.realm)
 	if err != nil {
 		return nil, err
 	}
@@ -161,6 +163,18 @@ func (r *root) named(ctx context.Context) (sigma.File, error) {
 		return n.AsOwner(), nil
 	}
 	return n, nil
+}
+
+// systemNamed is the root of the names of the system's realm, which no tenant sees. The first machine's first start makes it.
+func (k *Kernel) systemNamed(ctx context.Context) (*names.File, error) {
+	n, err := k.named(ctx, sigma.SystemRealm)
+	if err == nil || sigma.KindOf(err) != sigma.KindNotFound {
+		return n, err
+	}
+	if _, err := k.realms(nil).(realms).admin(ctx, serviceNamed, sigmap.CallCreate, sigma.SystemRealm); err != nil && sigma.KindOf(err) != sigma.KindExists {
+		return nil, err
+	}
+	return k.named(ctx, sigma.SystemRealm)
 }
 
 // RenameTarget gives the handle at named in which a rename from any of named's directories may put name.

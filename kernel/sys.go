@@ -34,6 +34,7 @@ func (r *root) sysDir() sigma.File {
 func (r *root) sysNames() []string {
 	names := append(make([]string, 0, 16), sigmap.FileProcs, sigmap.FileSelf, sigmap.FileEndpoints, nameVersion)
 	if r.tree.view == nil {
+		names = append(names, sigmap.FileInit)
 		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameUsage, nameUsageProcs, nameLimits, nameConnections)
 	}
 	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isService(serviceMachined) {
@@ -61,6 +62,8 @@ func (r *root) sysFile(name string) sigma.File {
 		return r.realmsFile()
 	case sigmap.FileNames:
 		return r.namesFile()
+	case sigmap.FileInit:
+		return r.initFile()
 	case nameRoster:
 		return r.rosterFile()
 	case nameVersion:

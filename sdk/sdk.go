@@ -335,6 +335,24 @@ func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
 	})
 }
 
+// Register has a proc of the realm kept running, as its policy says, until Unregister. KindExists: there is one of that name. /sys/init lists them.
+func (c *Client) Register(ctx context.Context, r sigma.Registration) error {
+	if err := r.Check(); err != nil {
+		return err
+	}
+	d := &r.Descriptor
+	d.Program, d.View = c.Real(d.Program), slices.Clone(d.View)
+	for i := range d.View {
+		d.View[i].Target = c.Real(d.View[i].Target)
+	}
+	return c.do(ctx, sigmap.FileInit, sigmap.CallInitAdd, func(e *sigmap.Coder) { e.Registration(&r) }, nil)
+}
+
+// Unregister has the proc of a registration asked to go, and killed if it does not, and the registration forgotten when it has ended. It does not wait for that.
+func (c *Client) Unregister(ctx context.Context, name string) error {
+	return c.do(ctx, sigmap.FileInit, sigmap.CallInitRemove, func(e *sigmap.Coder) { e.Str(&name) }, nil)
+}
+
 // Services tells what runs on the machine besides procs.
 func (c *Client) Services(ctx context.Context) (out []sigmap.Service, err error) {
 	err = c.do(ctx, sigmap.FileMachine, sigmap.CallStatus, nil, func(d *sigmap.Coder) { d.Services(&out) })

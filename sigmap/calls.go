@@ -25,6 +25,8 @@ import (
 //	                dial-server RealmID, name of a database -> - + socket (of dbd only: to the database's server)
 //	/sys/realms     create     RealmID -> -                    remove      RealmID -> -     list  RealmID -> []RealmInfo: up to RealmsPage after that one, by name
 //	                set-shares RealmID, shares -> -            set-limits RealmID, RealmLimits -> -
+//	/sys/init       add        Registration -> -               rm          name -> -
+//	                look, spawn, stop (of the leader of initd; initd/calls.go)
 //	/sys/machine    status     - -> []Service                  down        - -> -
 //	                server     RealmID, name of a database, IP address and port of its server ("" = none) -> - (provider)
 //	                usage      - -> []Usage, in the order of status
@@ -37,6 +39,7 @@ const (
 	FileRealms    = "realms"
 	FileMachine   = "machine"
 	FileMachines  = "machines"
+	FileInit      = "init"
 )
 
 // Methods of the well-known files.
@@ -78,6 +81,8 @@ const (
 	CallStatus     = "status"
 	CallDown       = "down"
 	CallHash       = "hash"
+	CallInitAdd    = "add"
+	CallInitRemove = "rm"
 )
 
 // RealmsPage is how many realms one list has; after fewer there are no more.
@@ -159,6 +164,14 @@ func (c *Coder) Descriptor(d *sigma.Descriptor) {
 	if c.Bool(&has); has {
 		c.View(&d.View)
 	}
+}
+
+// Registration is what /sys/init add takes.
+func (c *Coder) Registration(r *sigma.Registration) {
+	c.Str(&r.Name)
+	c.Str((*string)(&r.Restart))
+	c.U32(&r.Most)
+	c.Descriptor(&r.Descriptor)
 }
 
 // View is a counted list of path, target, rights (u8).

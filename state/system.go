@@ -148,3 +148,26 @@ type Limit struct {
 	Max   uint64  `json:"max"`
 	Used  *uint64 `json:"used,omitempty"` // if it is a sum that is known
 }
+
+// Registration is a line of /sys/init, and an object of "sigma init ls --json": a proc that is kept running.
+type Registration struct {
+	Realm   string     `json:"realm"`
+	Name    string     `json:"name"`
+	State   string     `json:"state"` // running, waiting, ended, given-up, removing or damaged
+	Proc    string     `json:"proc,omitempty"`
+	Program string     `json:"program"`
+	Args    []string   `json:"args"`
+	Restart string     `json:"restart"`
+	Most    uint32     `json:"most_starts,omitempty"`
+	Starts  uint64     `json:"starts"`
+	Added   time.Time  `json:"added"`
+	History []Instance `json:"history"` // the latest 32, the oldest first
+}
+
+// Instance is one run of a registered proc.
+type Instance struct {
+	Proc   string     `json:"proc"`
+	Begun  time.Time  `json:"begun"`
+	Ended  *time.Time `json:"ended,omitempty"`
+	Status *Status    `json:"status,omitempty"`
+}

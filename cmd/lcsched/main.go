@@ -1,4 +1,4 @@
-// Command lcsched places latency-critical procs. It runs in the boot set of control machines; one of them leads. It keeps nothing on disk.
+// Command lcsched places latency-critical procs, and is initd: it keeps registered procs running. It runs in the boot set of control machines; one of them leads. It keeps nothing on disk.
 package main
 
 import (
@@ -10,7 +10,9 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/initd"
 	"sigmaos.dev/lcsched"
+	"sigmaos.dev/namespace"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -51,10 +53,14 @@ func run(log *slog.Logger) error {
 // lead stands for election again and again, and leads while it is elected.
 func lead(ctx context.Context, c *sdk.Client, s *lcsched.Service, log *slog.Logger) {
 	for said := ""; ctx.Err() == nil; {
-		err := c.MkdirAll(ctx, electionDir, 0o700)
+		free := namespace.WithoutFence(ctx) // it may have led before
+		err := c.MkdirAll(free, electionDir, 0o700)
+		if err == nil {
+			err = initd.Prepare(free, c.Tree)
+		}
 		var l *sdk.Leadership
 		if err == nil {
-			l, err = c.Campaign(ctx, sdk.Election{Path: leaderFile, Data: []byte(c.Info().Principal.Machine), TTL: leaseTTL})
+			l, err = c.Campaign(ctx, sdk.Election{Path: leaderFile, Data: []byte(c.Info().Principal.Machine), TTL: leaseTTL, Fenced: []string{initd.Dir}})
 		}
 		if err != nil {
 			if text := err.Error(); text != said && ctx.Err() == nil {
@@ -67,15 +73,34 @@ func lead(ctx context.Context, c *sdk.Client, s *lcsched.Service, log *slog.Logg
 		said = ""
 		log.Info("this lcsched leads", "machine", c.Info().Principal.Machine)
 		s.Lead(true)
-		select {
-		case <-l.Lost():
+		keepRunning(ctx, c, l, log)
+		if ctx.Err() == nil {
 			log.Warn("this lcsched leads no more")
-		case <-ctx.Done():
 		}
 		s.Lead(false)
 		resign, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		l.Resign(resign)
 		cancel()
+	}
+}
+
+// keepRunning is initd, as long as this one leads.
+func keepRunning(ctx context.Context, c *sdk.Client, l *sdk.Leadership, log *slog.Logger) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-l.Lost():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	for ctx.Err() == nil {
+		r := initd.NewRunner(c.Info().Principal.Machine, &initd.Client{Tree: c.Tree, Epoch: l.Fence().Epoch}, log)
+		if err := r.Run(ctx); err != nil && ctx.Err() == nil {
+			log.Warn("registered procs are not looked after", "err", err)
+		}
+		pause(ctx) // somebody says that another one leads, so the lease should be lost soon
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -70,9 +71,15 @@ the program cannot be executed; 127 if there is none.`,
 			return withCodeUnless(exitRun, a.run(cmd.Context(), o, args))
 		},
 	}
-	f := cmd.Flags()
+	o.flags(cmd.Flags())
+	cmd.Flags().StringVar(&o.name, "name", "", "`NAME` of the proc for people (default: the program's)")
+	cmd.Flags().BoolVarP(&o.detach, "detach", "d", false, "print the proc's id and do not wait")
+	return cmd
+}
+
+// flags are those that say what a descriptor has.
+func (o *runOptions) flags(f *pflag.FlagSet) {
 	f.SetInterspersed(false) // what follows PROGRAM is the program's
-	f.StringVar(&o.name, "name", "", "`NAME` of the proc for people (default: the program's)")
 	f.StringArrayVarP(&o.env, "env", "e", nil, "`NAME=VALUE` for the proc's environment; NAME alone takes the value from here")
 	f.StringVarP(&o.memory, "memory", "m", "", "`SIZE` of memory the proc may use at most, such as 256M (default 64M)")
 	f.StringVar(&o.memory, "mem", "", "the same as --memory")
@@ -81,9 +88,7 @@ the program cannot be executed; 127 if there is none.`,
 	f.StringVar(&o.lc, "lc", "", "be latency-critical and reserve `CORES`, as in 0.5 (default: best-effort)")
 	f.StringArrayVar(&o.where, "where", nil, "`NAME=VALUE`, a label that the machine must have; with --lc; can be repeated")
 	f.StringVar(&o.spread, "spread", "", "`LABEL` whose values are failure domains, as in zone; with --lc (default: each machine is one)")
-	f.BoolVarP(&o.detach, "detach", "d", false, "print the proc's id and do not wait")
 	f.Lookup("mem").Hidden = true
-	return cmd
 }
 
 // withCodeUnless gives err a code if it has none of its own.

@@ -9,7 +9,7 @@ import (
 
 // timed are the packages that decide by time: leases, beats, deadlines, retries, retention. There a moment is compared with another of the same process, both as time.Now gave them: their difference is of the monotonic clock, which nobody
 // sets. A moment that was a number, or that came over a wire, has lost that reading, and what is measured from it jumps when somebody sets the clock.
-var timed = []string{"named", "names", "names/cache", "session", "treekit", "namespace", "sdk", "fence", "kernel", "schedd", "besched", "lcsched", "machines", "link", "identity", "dialproxy", "readiness", "changeboard", "output"}
+var timed = []string{"named", "names", "names/cache", "session", "treekit", "namespace", "sdk", "fence", "kernel", "schedd", "besched", "lcsched", "initd", "machines", "link", "identity", "dialproxy", "readiness", "changeboard", "output"}
 
 // wallClock are the files of these packages that turn moments into numbers or back, and why nothing is decided by these.
 var wallClock = map[string]string{

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
+)
+
+// initPath is where registered procs are listed.
+const initPath = "/sys/init"
+
+func newInitCommand(a *app) *cobra.Command {
+	return a.group("init", "Keep procs running: register, list and remove them", `Registered procs are started again when they end, when their machine is lost, and after a
+restart of the whole system. One instance of each runs at a time.`,
+		newInitAddCommand(a), newInitLsCommand(a),
+		&cobra.Command{Use: "rm NAME...", Aliases: []string{"remove"}, Short: "Let registered procs end for good", Long: `Remove registrations. Each proc is asked to go, and killed if it has not within 5 s; then its
+registration is gone.`, Example: "  sudo sigma init rm web", Args: between(1, -1), RunE: func(cmd *cobra.Command, args []string) error { return a.initRm(cmd.Context(), args) }},
+		&cobra.Command{Use: "log NAME", Short: "Show the instances that a registered proc had", Long: `Show the latest 32 instances of a registered proc, oldest first: when each was spawned, how
+long it was there, and how it ended.`, Example: "  sudo sigma init log web\n  sudo sigma init log --json web", Args: between(1, 1), RunE: func(cmd *cobra.Command, args []string) error { return a.initLog(cmd.Context(), args[0]) }},
+	)
+}
+
+func newInitAddCommand(a *app) *cobra.Command {
+	var o runOptions
+	restart, most := string(sigma.RestartAlways), uint32(0)
+	cmd := &cobra.Command{
+		Use:   "add [--restart POLICY] [--most N] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [--view ENTRY]... [--lc CORES] NAME PROGRAM [ARG...]",
+		Short: "Register a proc and keep it running",
+		Long: `Register a proc under NAME and keep it running. PROGRAM and the flags that say what the
+proc is given mean what they mean for "sigma run".
+
+With --restart always, the default, it is started again whenever it ends; with on-failure
+unless it ended with the exit code 0. In any case it is when it was lost. The first time it
+is after 0.2 s, then after twice as long each time, up to 30 s, until an instance lasts for
+30 s. With --most N it is started N times and not again.`,
+		Example: `  sudo sigma init add web ./server --port-file /port
+  sudo sigma init add --restart on-failure --most 5 migrate /bin/migrate`,
+		Args: between(2, -1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.initAdd(cmd.Context(), o, sigma.Registration{Name: args[0], Restart: sigma.Restart(restart), Most: most}, args[1:])
+		},
+	}
+	o.flags(cmd.Flags())
+	cmd.Flags().StringVar(&restart, "restart", restart, "`POLICY`: always or on-failure")
+	cmd.Flags().Uint32Var(&most, "most", 0, "start it `N` times at most (default: without an end)")
+	return cmd
+}
+
+func newInitLsCommand(a *app) *cobra.Command {
+	all := false
+	cmd := &cobra.Command{Use: "ls [--all]", Aliases: []string{"list"}, Short: "List registered procs", Long: `List registered procs: running (an instance was spawned and has not ended), waiting (the next
+is due soon), ended (its policy wants no more), given-up (it was started as often as --most
+says) or removing.`, Example: "  sudo sigma init ls", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
+		realm := sigma.RealmID(a.realm)
+		if all {
+			realm = sigma.SystemRealm
+		}
+		return a.initLs(cmd.Context(), realm)
+	}}
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "of all realms")
+	return cmd
+}
+
+func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, args []string) error {
+	o.name = r.Name
+	d, err := a.descriptor(o, args)
+	if err != nil {
+		return err
+	}
+	r.Descriptor = d
+	if err := r.Check(); err != nil {
+		return withCode(exitUsage, err)
+	}
+	local, err := localFile(args[0])
+	if err != nil {
+		return err
+	}
+	if local != nil {
+		defer local.Close()
+	}
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if r.Descriptor.Program, err = a.findProgram(ctx, c, args[0], local); err != nil {
+		return err
+	}
+	if err := c.Register(ctx, r); err != nil {
+		return err
+	}
+	fmt.Fprintln(a.out, r.Name)
+	return nil
+}
+
+func (a *app) initRm(ctx context.Context, names []string) error {
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, n := range names {
+		if err := c.Unregister(ctx, n); err != nil {
+			return sigma.Wrap("sigma.initRm", n, err)
+		}
+		fmt.Fprintln(a.out, n)
+	}
+	return nil
+}
+
+// registrations reads those of a realm.
+func (a *app) registrations(ctx context.Context, realm sigma.RealmID) ([]state.Registration, error) {
+	c, err := a.connectTo(ctx, realm)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	text, err := fileOf(ctx, initPath)(c)
+	if err != nil {
+		return nil, err
+	}
+	return linesOf[state.Registration](text)
+}
+
+func (a *app) initLs(ctx context.Context, realm sigma.RealmID) error {
+	rs, err := a.registrations(ctx, realm)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(rs)
+	}
+	t := a.table("REALM", "NAME", "STATE", "PROC", "STARTS", "RESTART", "AGE", "PROGRAM")
+	for _, r := range rs {
+		t.row(r.Realm, r.Name, r.State, orElse(r.Proc, "-"), r.Starts, r.Restart, ago(r.Added), strings.Join(append([]string{r.Program}, r.Args...), " "))
+	}
+	return t.print()
+}
+
+func (a *app) initLog(ctx context.Context, name string) error {
+	rs, err := a.registrations(ctx, sigma.RealmID(a.realm))
+	if err != nil {
+		return err
+	}
+	for _, r := range rs {
+		if r.Name != name {
+			continue
+		}
+		if a.json {
+			return a.printJSON(r.History)
+		}
+		t := a.table("BEGUN", "LASTED", "PROC", "END")
+		for _, i := range r.History {
+			lasted, end := time.Since(i.Begun), "-"
+			if i.Ended != nil {
+				lasted = i.Ended.Sub(i.Begun)
+			}
+			if s := i.Status; s != nil {
+				end = fmt.Sprintf("%s (%d)", s.Code, s.ExitCode)
+				if s.Message != "" {
+					end += ": " + s.Message
+				}
+			}
+			t.row(i.Begun.Format(time.DateTime), lasted.Round(time.Millisecond), i.Proc, end)
+		}
+		return t.print()
+	}
+	return &sigma.Error{Op: "sigma.initLog", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("no registered proc %.64q", name), Hint: "sigma init ls lists them"}
+}

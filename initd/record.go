@@ -1,0 +1,137 @@
+// Package initd keeps registered procs running (001 §3.4): of each that a realm has registered one instance runs, is started again when it ends, as its policy says, with longer and longer pauses if it fails, and after a restart of the whole
+// system. Core is the pure state machine; Runner the shell, which one leader runs.
+//
+// What is registered, and what became of it, are records in the names of the system's realm: kernel writes them for a realm's programs (/sys/init), the leader notes there which proc it starts before it does. Two instances never run at once,
+// whoever dies or stands still when: a proc's id is drawn and saved first; a new leader fences every machine at its epoch, so that a former leader's spawn is refused wherever it is still under way, and only then believes that a proc is unknown.
+// Until each machine has answered, or is lost, nothing is started.
+//
+// It assumes that procs of a lost machine have no effect any more (machines), and a leader elected with an epoch (sdk.Campaign). Users: cmd/lcsched, in which it runs; kernel, for records and calls.
+package initd
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// Where records are, in the names of the system's realm: Dir/REALM/NAME. ChangedFile is written after each change that a realm's program made.
+const (
+	Dir         = "/initd"
+	RealmsDir   = Dir + "/realms"
+	ChangedFile = Dir + "/changed"
+)
+
+// HistoryMax instances are remembered of each registration, the latest.
+const HistoryMax = 32
+
+// recordMax is the size of the largest record: a registration, whose bytes JSON may write sixfold, and its history.
+const recordMax = 8*sigma.RegistrationMax + HistoryMax*2048
+
+// Key names a registration.
+type Key struct {
+	Realm sigma.RealmID
+	Name  string
+}
+
+// Path is where its record is.
+func (k Key) Path() string { return fmt.Sprintf("%s/%s/%s", RealmsDir, k.Realm, k.Name) }
+
+// Record is what is kept of a registration.
+type Record struct {
+	Format       int // recordFormat
+	Registration sigma.Registration
+	Added        time.Time
+	Removed      bool // its proc is to end, and then this record is to go
+	Starts       uint64
+	History      []sigma.Instance // oldest first; the last is the present one if it has not ended
+}
+
+// recordFormat is the version of the format.
+const recordFormat = 1
+
+// NewRecord is that of a registration that was just made.
+func NewRecord(r sigma.Registration, now time.Time) Record {
+	return Record{Format: recordFormat, Registration: r, Added: now}
+}
+
+// Encode is the content of the record's file.
+func (r *Record) Encode() ([]byte, error) {
+	r.Format = recordFormat
+	b, err := json.Marshal(r)
+	return b, sigma.Wrap("initd.Encode", r.Registration.Name, err)
+}
+
+// Parse reads a record of a name. KindInvalid: it is damaged, or of a version that this one does not know.
+func Parse(name string, data []byte) (r Record, err error) {
+	const op = "initd.Parse"
+	if len(data) > recordMax {
+		return r, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: "the record is too long"}
+	}
+	if err := json.Unmarshal(data, &r); err != nil {
+		return Record{}, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: "the record is damaged", Hint: "remove it with sigma init rm and register the proc again", Err: err}
+	}
+	if r.Format != recordFormat {
+		return Record{}, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("the record has the format %d", r.Format), Hint: "this version reads 1; was the system newer once?"}
+	}
+	if r.Registration.Name != name || len(r.History) > HistoryMax {
+		return Record{}, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: "the record is not of this name, or its history too long"}
+	}
+	if err := r.Registration.Check(); err != nil {
+		return Record{}, sigma.Wrap(op, name, err)
+	}
+	return r, nil
+}
+
+// Present is the instance that runs as far as is known, or nil.
+func (r *Record) Present() *sigma.Instance {
+	if n := len(r.History); n > 0 && r.History[n-1].Ended.IsZero() {
+		return &r.History[n-1]
+	}
+	return nil
+}
+
+// State says in a word how the registration stands: running (an instance was spawned and has not ended), waiting (one will be), ended (its policy wants no more), given-up (it was started as often as it may be), removing.
+func (r *Record) State() string {
+	switch {
+	case r.Removed:
+		return "removing"
+	case r.Present() != nil:
+		return "running"
+	case r.over():
+		return "ended"
+	case r.spent():
+		return "given-up"
+	}
+	return "waiting"
+}
+
+// over says that the policy wants no further instance after the last, whose end was noted.
+func (r *Record) over() bool {
+	n := len(r.History)
+	return n > 0 && r.Registration.Restart == sigma.RestartOnFailure && r.History[n-1].Status.OK()
+}
+
+func (r *Record) spent() bool {
+	return r.Registration.Most > 0 && r.Starts >= uint64(r.Registration.Most)
+}
+
+// begin notes a new instance.
+func (r *Record) begin(p sigma.ProcID, at sigma.MachineID, now time.Time) {
+	r.Starts++
+	h := append([]sigma.Instance(nil), r.History[max(0, len(r.History)-HistoryMax+1):]...)
+	r.History = append(h, sigma.Instance{Proc: p, Begun: now, Machine: at})
+}
+
+// end notes how the present instance ended.
+func (r *Record) end(s sigma.Status, now time.Time) {
+	h := append([]sigma.Instance(nil), r.History...)
+	s.Data, s.Msg = nil, strings.ToValidUTF8(s.Msg[:min(len(s.Msg), messageMax)], "")
+	h[len(h)-1].Status, h[len(h)-1].Ended = s, now
+	r.History = h
+}
+
+// messageMax bytes of a status's message are kept.
+const messageMax = 256

@@ -1,0 +1,391 @@
+package kernel
+
+import (
+	"context"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/initd"
+	"sigmaos.dev/namespace"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/state"
+)
+
+// peerInit: initd.Look -> []initd.Seen, of what the machine that is asked knows itself; Unsure stands for what is a guest of another, which knows better, Gone for what it does not know.
+const peerInit = "init"
+
+// initFile is /sys/init: what is registered in the realm, a line each; calls of who registers; and of the leader of initd.
+func (r *root) initFile() sigma.File {
+	methods := map[string]handler{sigmap.CallInitAdd: r.initAdd, sigmap.CallInitRemove: r.initRemove}
+	if r.realm == sigma.SystemRealm && r.tree.isService(serviceLcsched) {
+		methods = map[string]handler{initd.CallLook: r.initLook, initd.CallSpawn: r.initSpawn, initd.CallStop: r.initStop}
+	}
+	return r.sysState(sigmap.FileInit, r.initLines).answering(r.callable(sigmap.FileInit, methods))
+}
+
+// systemNames is the kernel's own view of the names of the system's realm, where records of initd are.
+func (k *Kernel) systemNames(ctx context.Context) (*namespace.Tree, error) {
+	n, err := k.systemNamed(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return namespace.New(namespace.Config{Machine: k.cfg.Machine, Root: n}), nil
+}
+
+// initLines are the registrations of the session's realm; of all realms if the provider asks in that of the system.
+func (r *root) initLines(ctx context.Context) ([]byte, error) {
+	t, err := r.tree.k.systemNames(ctx)
+	if err != nil {
+		return nil, err
+	}
+	realms := []sigma.RealmID{r.realm}
+	if r.realm == sigma.SystemRealm {
+		realms = nil
+		entries, err := t.ReadDir(sigma.WithSync(ctx), initd.RealmsDir)
+		if err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+			return nil, err
+		}
+		for _, e := range entries {
+			realms = append(realms, sigma.RealmID(e.Name))
+		}
+	}
+	out := []state.Registration{}
+	for _, realm := range realms {
+		records, err := initd.ReadRecords(ctx, t, realm)
+		if err != nil {
+			return nil, err
+		}
+		for i := range records {
+			out = append(out, registrationLine(&records[i]))
+		}
+	}
+	return state.Lines(out)
+}
+
+func registrationLine(r *initd.ReadRecord) state.Registration {
+	out := state.Registration{Realm: string(r.Key.Realm), Name: r.Key.Name, History: []state.Instance{}}
+	if r.Err != nil {
+		out.State = "damaged"
+		return out
+	}
+	g := &r.Record.Registration
+	out.Program, out.Args, out.Restart, out.Most = g.Descriptor.Program, g.Descriptor.Args, string(g.Restart), g.Most
+	out.State, out.Starts, out.Added = r.Record.State(), r.Record.Starts, r.Record.Added
+	if out.Args == nil {
+		out.Args = []string{}
+	}
+	if p := r.Record.Present(); p != nil {
+		out.Proc = string(p.Proc)
+	}
+	for _, i := range r.Record.History {
+		line := state.Instance{Proc: string(i.Proc), Begun: i.Begun}
+		if !i.Ended.IsZero() {
+			line.Ended, line.Status = &i.Ended, state.OfStatus(i.Status)
+		}
+		out.History = append(out.History, line)
+	}
+	return out
+}
+
+// initAdd registers a proc of the session's realm.
+func (r *root) initAdd(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+	const op = "kernel.initAdd"
+	var g sigma.Registration
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Registration(&g) }); err != nil {
+		return nil, nil, err
+	}
+	if err := g.Check(); err != nil {
+		return nil, nil, err
+	}
+	if g.Restart == "" {
+		g.Restart = sigma.RestartAlways
+	}
+	if r.realm == sigma.SystemRealm {
+		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "procs are not registered in the realm system")
+	}
+	k := r.tree.k
+	t, err := k.systemNames(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	dir := initd.RealmsDir + "/" + string(r.realm)
+	if err := t.MkdirAll(ctx, dir, 0o700); err != nil {
+		return nil, nil, err
+	}
+	names, err := t.ReadDir(sigma.WithSync(ctx), dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(names) >= sigma.RegistrationsMax {
+		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindNoSpace, Msg: "the realm has as many registered procs as it may have", Hint: "remove some with: sigma init rm NAME"}
+	}
+	k.mu.Lock() // not while the realm is being removed: its registrations go first
+	err = k.removedLocked(r.realm)
+	k.mu.Unlock()
+	if err != nil {
+		return nil, nil, err
+	}
+	key := initd.Key{Realm: r.realm, Name: g.Name}
+	_, err = initd.SaveRecord(ctx, t, key, initd.Versioned{Record: initd.NewRecord(g, time.Now())}, sigma.PutOptions{Perm: 0o600, MustMake: true})
+	if sigma.KindOf(err) == sigma.KindExists && err != nil {
+		err = &sigma.Error{Op: op, Kind: sigma.KindExists, Msg: "there is a registered proc " + g.Name, Hint: "remove it with: sigma init rm " + g.Name + "; that takes until its proc has ended"}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return nil, nil, initChanged(ctx, t)
+}
+
+// initChanged tells the leader to look. Should that fail, it looks when it has another reason to.
+func initChanged(ctx context.Context, t *namespace.Tree) error {
+	_, err := t.Put(ctx, initd.ChangedFile, []byte(time.Now().Format(time.RFC3339Nano)), sigma.PutOptions{Perm: 0o600})
+	return err
+}
+
+// initRemove marks a registration as removed; the leader ends its proc and drops it. A damaged one is dropped here.
+func (r *root) initRemove(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+	var name string
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
+		return nil, nil, err
+	}
+	unknown := &sigma.Error{Op: "kernel.initRemove", Kind: sigma.KindNotFound, Msg: "no registered proc of this name", Hint: "sigma init ls lists them"}
+	if _, err := sigma.ParsePath("/" + name); err != nil || len(name) > 64 {
+		return nil, nil, unknown
+	}
+	t, err := r.tree.k.systemNames(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	key := initd.Key{Realm: r.realm, Name: name}
+	for {
+		v, err := initd.ReadOne(ctx, t, key)
+		switch kind := sigma.KindOf(err); {
+		case err == nil && v.Record.Removed:
+			return nil, nil, nil
+		case err == nil:
+			v.Record.Removed = true
+			_, err = initd.SaveRecord(ctx, t, key, v, sigma.PutOptions{Perm: 0o600, MustExist: true, IfVersion: v.Version})
+			if sigma.KindOf(err) == sigma.KindVersion && err != nil && ctx.Err() == nil { // the leader changed it meanwhile
+				continue
+			}
+		case kind == sigma.KindNotFound:
+			return nil, nil, unknown
+		case kind == sigma.KindInvalid:
+			err = t.Remove(ctx, key.Path())
+		}
+		if err == nil {
+			err = initChanged(ctx, t)
+		}
+		return nil, nil, err
+	}
+}
+
+// forgetRegistrations drops those of a realm that is being removed, before its procs are ended.
+func (k *Kernel) forgetRegistrations(ctx context.Context, realm sigma.RealmID) error {
+	t, err := k.systemNames(ctx)
+	if err != nil {
+		return err
+	}
+	err = t.RemoveAll(ctx, initd.RealmsDir+"/"+string(realm))
+	if sigma.KindOf(err) == sigma.KindNotFound || err == nil {
+		return nil
+	}
+	return err
+}
+
+// initEpochLocked admits what a leader of an epoch asks for, and nothing of former ones from now on. Kernel.mu is held.
+func (k *Kernel) initEpochLocked(e sigma.Epoch) error {
+	if e < k.initEpoch {
+		return sigma.Errorf("kernel.init", sigma.KindStale, "another leader of initd has the epoch %d; this is %d", k.initEpoch, e)
+	}
+	k.initEpoch = e
+	return nil
+}
+
+// initSeenLocked tells what this machine knows of a proc, and whether it is at home here.
+func (k *Kernel) initSeenLocked(q initd.Question) (s initd.Seen, home bool) {
+	p := k.core.Proc(q.Realm, q.Proc)
+	switch {
+	case p == nil:
+		return initd.Seen{Sight: initd.Gone}, false
+	case p.Ended():
+		s = initd.Seen{Sight: initd.Ended, Status: p.Status}
+		s.Status.Data = nil
+	default:
+		s.Sight = initd.Alive
+	}
+	return s, !p.Guest()
+}
+
+// peerInit answers another machine's sigmad.
+func (k *Kernel) peerInit(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	var l initd.Look
+	if err := sigmap.Parse(payload, l.Code); err != nil {
+		return nil, err
+	}
+	ss := make([]initd.Seen, len(l.Questions))
+	k.mu.Lock()
+	err := k.initEpochLocked(l.Epoch)
+	for i, q := range l.Questions {
+		var home bool
+		if ss[i], home = k.initSeenLocked(q); !home && ss[i].Sight == initd.Ended {
+			ss[i] = initd.Seen{Sight: initd.Unsure}
+		}
+	}
+	k.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return sigmap.Payload(func(c *sigmap.Coder) { initd.CodeSeen(c, &ss) })
+}
+
+// initLook asks here, and all other machines for what is not at home here. Only when each that is alive has answered that it does not know a proc is it gone.
+func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+	k := r.tree.k
+	var l initd.Look
+	if err := sigmap.Parse(payload, l.Code); err != nil {
+		return nil, nil, err
+	}
+	ss := make([]initd.Seen, len(l.Questions))
+	far := initd.Look{Epoch: l.Epoch}
+	var at []int
+	k.mu.Lock()
+	err := k.initEpochLocked(l.Epoch)
+	for i, q := range l.Questions {
+		var home bool
+		if ss[i], home = k.initSeenLocked(q); !home {
+			if ss[i].Sight == initd.Ended { // its home is to hear it first
+				ss[i] = initd.Seen{Sight: initd.Unsure}
+			}
+			far.Questions = append(far.Questions, q)
+			at = append(at, i)
+		}
+	}
+	k.mu.Unlock()
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(at) > 0 {
+		if err := k.initLookFar(ctx, &far, at, ss); err != nil {
+			return nil, nil, err
+		}
+	}
+	reply, err := sigmap.Payload(func(c *sigmap.Coder) { initd.CodeSeen(c, &ss) })
+	return reply, nil, err
+}
+
+// initLookFar asks the other machines for those of ss that at numbers. What one of them knows counts more than what others do not.
+func (k *Kernel) initLookFar(ctx context.Context, l *initd.Look, at []int, ss []initd.Seen) (stale error) {
+	others := k.others()
+	sure := !k.registered() || len(k.members()) > 0 // else nothing was heard of other machines yet
+	ctx, cancel := context.WithTimeout(ctx, findMax)
+	defer cancel()
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for _, m := range others {
+		all.Go(func() {
+			var theirs []initd.Seen
+			err := k.ask(ctx, m, peerInit, l.Code, func(c *sigmap.Coder) { initd.CodeSeen(c, &theirs) })
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err != nil && sigma.KindOf(err) == sigma.KindStale && slices.Contains(k.others(), m):
+				stale = err
+				sure = false
+			case err != nil || len(theirs) != len(at):
+				sure = false
+			default:
+				for n, i := range at {
+					ss[i] = better(ss[i], theirs[n])
+				}
+			}
+		})
+	}
+	all.Wait()
+	for _, i := range at {
+		if ss[i].Sight == initd.Gone && !sure {
+			ss[i].Sight = initd.Unsure
+		}
+	}
+	return stale
+}
+
+// better is what is known of a proc if two machines say a and b.
+func better(a, b initd.Seen) initd.Seen {
+	rank := func(s initd.Sight) int {
+		switch s {
+		case initd.Ended: // only its home says so
+			return 3
+		case initd.Alive:
+			return 2
+		case initd.Unsure:
+			return 1
+		}
+		return 0
+	}
+	if rank(b.Sight) > rank(a.Sight) {
+		return b
+	}
+	return a
+}
+
+// initSpawn spawns a proc of an id that the leader has drawn and saved.
+func (r *root) initSpawn(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+	const op = "kernel.initSpawn"
+	k := r.tree.k
+	var s initd.Spawning
+	if err := sigmap.Parse(payload, s.Code); err != nil {
+		return nil, nil, err
+	}
+	if err := s.Descriptor.Check(); err != nil {
+		return nil, nil, err
+	}
+	if err := s.Realm.Check(); err != nil {
+		return nil, nil, err
+	}
+	if !isProcID(s.Proc) || s.Realm == sigma.SystemRealm {
+		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "%.64q is no proc's id", string(s.Proc))
+	}
+	if _, err := k.named(ctx, s.Realm); err != nil { // is there such a realm?
+		return nil, nil, err
+	}
+	by := sigma.Principal{Realm: s.Realm, Machine: k.cfg.Machine}
+	ds := []sigma.Descriptor{s.Descriptor}
+	views, err := (&root{tree: &tree{k: k, principal: by}, realm: s.Realm}).viewsOf(ctx, ds)
+	if err != nil {
+		return nil, nil, err
+	}
+	k.mu.Lock()
+	if err = k.initEpochLocked(s.Epoch); err == nil {
+		err = k.removedLocked(s.Realm)
+	}
+	if err == nil {
+		err = k.core.CanSpawn(s.Realm, ds)
+	}
+	if err == nil && k.core.Find(s.Proc) == nil {
+		k.stepLocked(schedd.Spawned{By: by, IDs: []sigma.ProcID{s.Proc}, Ds: ds, Views: views})
+	}
+	k.startSpawned(k.unlock())
+	return nil, nil, err
+}
+
+// initStop asks a proc of a registration that was removed to go.
+func (r *root) initStop(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+	k := r.tree.k
+	var s initd.Spawning
+	if err := sigmap.Parse(payload, s.Code); err != nil {
+		return nil, nil, err
+	}
+	k.mu.Lock()
+	err := k.initEpochLocked(s.Epoch)
+	k.mu.Unlock()
+	if err != nil {
+		return nil, nil, err
+	}
+	return nil, nil, k.tell(ctx, s.Realm, s.Proc, actEvict, initd.StopGrace)
+}
