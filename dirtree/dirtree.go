@@ -46,6 +46,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/changeboard"
+	"sigmaos.dev/fence"
 	"sigmaos.dev/sigma"
 )
 
@@ -200,7 +201,7 @@ func (t *Tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 		switch {
 		case f != nil:
 			t.parkOthers(sp)
-			return &fenced{f}, nil
+			return fence.Guard(sp.fences, f), nil
 		case !parked:
 			return nil, sigma.Errorf(op, sigma.KindStale, "the realm is being removed")
 		}

@@ -62,7 +62,7 @@ func (sp *space) absent(op string, dir *node, name string, kind sigma.FileKind) 
 }
 
 // Create implements sigma.File.
-func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (*file, error) {
+func (f *file) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (sigma.File, error) {
 	const op = "dirtree.Create"
 	sp := f.sp
 	made, n := (*file)(nil), (*node)(nil)
@@ -237,10 +237,11 @@ func (f *file) Remove(ctx context.Context, name string) error {
 	})
 }
 
-// Rename implements sigma.File; to is nil if it is no directory of any tree of this kind.
-func (f *file) Rename(ctx context.Context, name string, to *file, newName string) error {
+// Rename implements sigma.File.
+func (f *file) Rename(ctx context.Context, name string, newDir sigma.File, newName string) error {
 	const op = "dirtree.Rename"
-	if to == nil || to.sp != f.sp {
+	to, ok := newDir.(*file)
+	if !ok || to.sp != f.sp {
 		return sigma.Errorf(op, sigma.KindInvalid, "the new directory is not of this tree")
 	}
 	if err := sigma.CheckName(newName); err != nil {

@@ -6,10 +6,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/fence"
 	"sigmaos.dev/sigma"
 )
 
-// file is a handle. What Open and Close set is not guarded, since they are called alone.
+// file is a handle behind fence.Guard. What Open and Close set is not guarded, since they are called alone.
 type file struct {
 	sp     *space
 	n      *node // nil while an object made by Create is not published; guarded by space.mu then
@@ -27,6 +28,12 @@ type file struct {
 	list     []string // guarded by space.mu: names being listed
 	listSize int      // guarded by space.mu: what is charged for list
 }
+
+var _ interface {
+	fence.File
+	sigma.Identified
+	sigma.Spacious
+} = (*file)(nil)
 
 // Close implements sigma.File. An object that was not published is discarded.
 func (f *file) Close() {
@@ -80,8 +87,21 @@ func checkNames(op string, names []string) error {
 	return nil
 }
 
+// FileID implements sigma.Identified.
+func (f *file) FileID() sigma.FileID {
+	f.sp.mu.Lock()
+	defer f.sp.mu.Unlock()
+	switch {
+	case f.b != nil:
+		return sigma.FileID{Kind: sigma.KindFile, Path: f.b.id, Version: f.b.version}
+	case f.n != nil:
+		return f.n.fileIDLocked()
+	}
+	return sigma.FileID{}
+}
+
 // Walk implements sigma.File.
-func (f *file) Walk(ctx context.Context, names []string) (*file, []sigma.FileID, error) {
+func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	const op = "dirtree.Walk"
 	if err := checkNames(op, names); err != nil {
 		return nil, nil, err
@@ -371,4 +391,43 @@ func (f *file) Watch(ctx context.Context, since sigma.Version) (sigma.Version, e
 			return 0, sigma.Wrap(op, "", ctx.Err())
 		}
 	}
+}
+
+// ReadAtIf implements sigma.Conditional.
+func (f *file) ReadAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (int, error) {
+	const op = "dirtree.ReadAtIf"
+	if err := f.wantBytes(ctx, op, false); err != nil {
+		return 0, err
+	}
+	f.b.mu.Lock() // nobody changes the bytes meanwhile
+	defer f.b.mu.Unlock()
+	if v != 0 && !f.b.isAt(v) {
+		return 0, sigma.Errorf(op, sigma.KindVersion, "the file has changed")
+	}
+	n, err := f.b.readAt(p, offset)
+	return n, wrap(op, "", err)
+}
+
+// WriteAtIf implements sigma.Conditional. Objects are replaced as a whole, for which Put has a condition.
+func (f *file) WriteAtIf(ctx context.Context, p []byte, offset uint64, v sigma.Version) (int, sigma.Version, error) {
+	const op = "dirtree.WriteAtIf"
+	if err := f.wantBytes(ctx, op, true); err != nil {
+		return 0, 0, err
+	}
+	if f.sp.t.cfg.Policy.Objects {
+		return 0, 0, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "an object is written as a whole", Hint: "use Put with IfVersion"}
+	}
+	var now sigma.Version
+	n, err := f.b.writeAt(op, p, place{offset: offset, atEnd: f.flags&sigma.OpenAppend != 0, ifVersion: v, now: &now})
+	if err != nil {
+		return 0, 0, wrap(op, "", err)
+	}
+	return n, now, nil
+}
+
+// isAt reports whether these are a file's bytes now and it is at version v.
+func (b *body) isAt(v sigma.Version) bool {
+	b.sp.mu.Lock()
+	defer b.sp.mu.Unlock()
+	return b.node != nil && b.version == v
 }

@@ -362,8 +362,8 @@ func (sp *space) reserveLocked(op string) error {
 	return nil
 }
 
-// space is what the realm's quota leaves, or the disk if that is less.
-func (f *file) space(ctx context.Context) (sigma.Space, error) {
+// Space implements sigma.Spacious: what the realm's quota leaves, or the disk if that is less.
+func (f *file) Space(ctx context.Context) (sigma.Space, error) {
 	const op = "dirtree.Space"
 	if _, err := f.check(ctx, op); err != nil {
 		return sigma.Space{}, err

@@ -25,7 +25,11 @@ type guarded struct {
 	f     File
 }
 
-var _ File = (*guarded)(nil)
+var (
+	_ File             = (*guarded)(nil)
+	_ sigma.Identified = (*guarded)(nil)
+	_ sigma.Spacious   = (*guarded)(nil)
+)
 
 // Guard puts f, and all handles that are had by it, behind the fences of t. What Walk and Create of f return must be File too.
 func Guard(t *Table, f File) sigma.File { return &guarded{t, f} }
@@ -150,6 +154,22 @@ func (h *guarded) Sync(ctx context.Context) error { return h.under(ctx, h.f.Sync
 
 // Publish implements sigma.Publisher.
 func (h *guarded) Publish(ctx context.Context) error { return h.under(ctx, h.f.Publish) }
+
+// FileID implements sigma.Identified, where the file does.
+func (h *guarded) FileID() sigma.FileID {
+	if i, ok := h.f.(sigma.Identified); ok {
+		return i.FileID()
+	}
+	return sigma.FileID{}
+}
+
+// Space implements sigma.Spacious, where the file does.
+func (h *guarded) Space(ctx context.Context) (sigma.Space, error) {
+	if s, ok := h.f.(sigma.Spacious); ok {
+		return s.Space(ctx)
+	}
+	return sigma.Space{}, nil
+}
 
 // Get implements sigma.Getter.
 func (h *guarded) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
