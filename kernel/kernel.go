@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/besched"
 	"sigmaos.dev/binfs"
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/identity"
@@ -389,7 +390,11 @@ func (k *Kernel) mayLog() bool {
 func (k *Kernel) shutDown() {
 	k.cfg.Log.Info("machine goes down", "machine", k.cfg.Machine)
 	deadline := time.After(5 * time.Second)
-	for _, name := range []string{serviceMachined, serviceDB, serviceLcsched, serviceBesched, serviceS3, serviceNamed} {
+	names := []string{serviceMachined, serviceDB, serviceLcsched}
+	for n := range besched.ShardsMax {
+		names = append(names, beschedName(n+1))
+	}
+	for _, name := range append(names, serviceS3, serviceNamed) {
 		s := k.services[name]
 		if s == nil {
 			continue

@@ -89,8 +89,8 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 	b.ready = ready
 	// ExtraFiles begin at 3. A session of its own keeps the terminal's ^C from the launcher: up passes on what should reach it.
 	args := append(p.record.arguments(), "--data", dir, "--instance", id, "--lock-fd", "3", "--ready-fd", "4")
-	for _, name := range bootSet(p.record.Role) {
-		args = append(args, "--program", name+"="+programs[name])
+	for _, name := range bootSet(&p.record) {
+		args = append(args, "--program", name+"="+programs[programOf(name)])
 	}
 	files := []*os.File{b.lock, w}
 	if listen.IsValid() {

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/besched"
 	"sigmaos.dev/sigma"
 )
 
@@ -31,15 +32,28 @@ const (
 	roleOrdinary = "ordinary" // it joined
 )
 
-// bootSets are what the launcher is told of, sigmad first. A user id belongs to each place (docs/internals/launcher-protocol.md), so no set changes the place of what it has.
-func bootSet(role string) []string {
-	switch role {
+// bootSet is what the launcher is told of, sigmad first. A user id belongs to each place (docs/internals/launcher-protocol.md), so no set changes the place of what it has; further bescheds come last.
+func bootSet(r *record) []string {
+	set := bootPrograms
+	switch r.Role {
 	case roleControl:
-		return []string{"sigmad", "named", "besched", "machined", "lcsched"}
+		set = []string{"sigmad", "named", "besched", "machined", "lcsched"}
 	case roleOrdinary:
 		return []string{"sigmad"}
 	}
-	return bootPrograms
+	set = slices.Clone(set)
+	for n := 2; n <= r.Bescheds; n++ {
+		set = append(set, "besched-"+strconv.Itoa(n))
+	}
+	return set
+}
+
+// programOf is the file of a program of a boot set.
+func programOf(name string) string {
+	if strings.HasPrefix(name, "besched-") {
+		return "besched"
+	}
+	return name
 }
 
 // record is what recordName holds.
@@ -53,6 +67,8 @@ type record struct {
 	Etcd    *recordEtcd       `json:"etcd,omitempty"`    // where the names are; nil = in named's own etcd, or as it was told when it joined
 	Encrypt bool              `json:"encrypt,omitempty"` // all that goes to other machines
 	Local   bool              `json:"local,omitempty"`   // its network is that of up --machines
+
+	Bescheds int `json:"bescheds,omitempty"` // that it runs if it is a control machine; 0 = 1
 }
 
 // readRecord gives what the machine of DATA is; nil if that was never noted.
@@ -91,6 +107,7 @@ type offer struct {
 	machine, address, cpu, memory string
 	labels                        []string
 	encrypt                       string
+	bescheds                      int
 }
 
 func (o *offer) flags(f *pflag.FlagSet) {
@@ -100,6 +117,7 @@ func (o *offer) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.memory, "memory", "", "memory that this machine offers, as in 4GiB; a hard `LIMIT` (default: all)")
 	f.StringVar(&o.encrypt, "encrypt", "", "encrypt what programs say to those of other machines: `yes`, or no to end it; where the network is not private")
 	f.Lookup("encrypt").NoOptDefVal = "yes"
+	f.IntVar(&o.bescheds, "bescheds", 0, "`N` queues of best-effort procs on this machine, if it is a control machine (default: 1)")
 	f.StringArrayVar(&o.labels, "label", nil, "`NAME=VALUE` that describes this machine, as in zone=a; may be repeated")
 }
 
@@ -127,6 +145,12 @@ func (o *offer) apply(ctx context.Context, r *record) error {
 			return err
 		}
 		r.Address = to.String()
+	}
+	switch {
+	case o.bescheds < 0 || o.bescheds > besched.ShardsMax:
+		return flagFault("--bescheds %d is not from 1 to %d", o.bescheds, besched.ShardsMax)("one is enough for most systems: sigma up")
+	case o.bescheds > 0:
+		r.Bescheds = o.bescheds
 	}
 	if o.cpu != "" {
 		cores, err := strconv.ParseFloat(o.cpu, 64)

@@ -48,6 +48,8 @@ type Options struct {
 	Weaken  bool   // protections can be taken off procs with SIGMA_WEAKEN=bits in their environment
 	Machine string // default "m1"
 
+	Bescheds int // 0 = 1
+
 	args []string // more of sigma up
 }
 
@@ -221,6 +223,9 @@ func (s *System) up() error {
 	if s.options.Weaken {
 		args = append(args, "--weaken")
 	}
+	if s.options.Bescheds > 0 {
+		args = append(args, "--bescheds", strconv.Itoa(s.options.Bescheds))
+	}
 	args = append(args, s.options.args...)
 	stdout, stderr, code, err := s.cli(args...)
 	if err != nil || code != 0 {
@@ -313,7 +318,7 @@ func (s *System) Install(ctx context.Context, tb testing.TB, c *sdk.Client, loca
 	return path
 }
 
-// PID finds a daemon of the system ("keeper", "launcher", "sigmad", "named", "besched", "s3d", "machined", "lcsched"); 0 if it does not run.
+// PID finds a daemon of the system ("keeper", "launcher", "sigmad", "named", "besched", "besched-2", "s3d", "machined", "lcsched"); 0 if it does not run.
 func (s *System) PID(name string) int {
 	switch name {
 	case "launcher":
@@ -327,8 +332,9 @@ func (s *System) PID(name string) int {
 		return pid
 	}
 	_, _, rootless := RootlessUIDs()
+	program, _, _ := strings.Cut(name, "-") // besched-2 runs besched
 	for _, p := range s.processes() {
-		if p.name == name && (p.cgroup == "launcher/sigmad" || strings.HasPrefix(p.cgroup, "system/"+name) || p.cgroup == "" && rootless) {
+		if (p.name == name || p.name == program) && (p.cgroup == "launcher/sigmad" || strings.HasPrefix(p.cgroup+"/", "system/"+name+"/") || p.cgroup == "" && rootless) {
 			return p.pid
 		}
 	}
