@@ -32,6 +32,7 @@ type Connection struct {
 	Began     time.Time
 	Other     sigma.Life  // machine of the other end; zero: this one
 	Tally     *ring.Tally // by Connections, of one that has memory
+	Ready     bool        // it was made in advance, and has not begun as far as is known
 }
 
 // Open is one end of a connection, which a proc of this machine has.
@@ -119,7 +120,9 @@ func (x *Proxy) noteLocked(c *connection) {
 		return
 	}
 	x.conns.all[c.Number] = c
-	x.eventLocked("dialled", c.Connection)
+	if !c.Ready {
+		x.eventLocked("dialled", c.Connection)
+	}
 }
 
 // crowdLocked has somebody look at a proc's connections.
@@ -162,7 +165,7 @@ func (x *Proxy) Dialled(p sigma.Principal, e sigma.Endpoint, other sigma.Life, f
 		return err
 	}
 	x.rings.last++
-	c := &connection{Connection: Connection{x.rings.last, e, p, "tcp", time.Now(), other, nil}}
+	c := &connection{Connection: Connection{Number: x.rings.last, Endpoint: e, From: p, Transport: "tcp", Began: time.Now(), Other: other}}
 	c.ends[ring.Dialled] = end{proc: p.Proc, realm: p.Realm, inode: inode, since: time.Now()}
 	x.noteLocked(c)
 	return nil

@@ -42,6 +42,7 @@ type Proxy struct {
 	owned     map[sigma.ProcID]int           // mu; listeners per proc
 	waiting   map[sigma.RealmID]int          // mu; connections that wait, by who dialled
 	rings     rings
+	pools     pools
 	conns     table // mu
 }
 
@@ -53,6 +54,13 @@ type listener struct {
 	ending   bool                  // Proxy.mu; closed is closed
 	from     map[sigma.RealmID]int // Proxy.mu; as waiting, at this one
 	reserved int                   // Proxy.mu; places of the backlog that are kept
+
+	// Of one that has a socket (arrivals.go).
+	out   *os.File               // Proxy.mu to set; nil = it has none
+	raw   syscall.RawConn        // of it
+	more  chan struct{}          // takes one: something waits
+	first *arrival               // Proxy.mu; that the socket had no room for
+	pools map[sigma.ProcID]*pool // Proxy.mu; by who dials
 }
 
 type arrival struct {
@@ -64,7 +72,8 @@ type arrival struct {
 
 // New makes a machine's proxy.
 func New(machine sigma.MachineID) *Proxy {
-	x := &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}}, conns: newTable()}
+	x := &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}}, conns: newTable(),
+		pools: pools{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]map[*listener]*pool{}}}
 	rand.Read(x.rings.key[:])
 	return x
 }
@@ -79,7 +88,7 @@ func (x *Proxy) Listen(p sigma.Principal, form sigma.ConnForm, public bool) (sig
 	}
 	var id [16]byte
 	rand.Read(id[:])
-	l := &listener{public: public, waiting: make(chan arrival, BacklogMax), closed: make(chan struct{}), from: map[sigma.RealmID]int{},
+	l := &listener{public: public, waiting: make(chan arrival, BacklogMax), closed: make(chan struct{}), from: map[sigma.RealmID]int{}, pools: map[sigma.ProcID]*pool{},
 		endpoint: sigma.Endpoint{Realm: p.Realm, Machine: x.machine, Proc: p.Proc, ID: sigma.EndpointID(base64.RawURLEncoding.EncodeToString(id[:])), Form: form}}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -102,11 +111,21 @@ func (x *Proxy) mine(p sigma.Principal, id sigma.EndpointID) (*listener, error) 
 	return l, nil
 }
 
+// pushed says that what arrives at a listener goes to its socket.
+func (x *Proxy) pushed(l *listener) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return l.out != nil
+}
+
 // Accept waits for a connection. The file is the caller's. Of a listener that is closed it gives what had been dialled before, then KindUnavailable.
 func (x *Proxy) Accept(ctx context.Context, p sigma.Principal, id sigma.EndpointID) (*os.File, sigma.Principal, Ticket, error) {
 	l, err := x.mine(p, id)
 	if err != nil {
 		return nil, sigma.Principal{}, "", err
+	}
+	if x.pushed(l) {
+		return nil, sigma.Principal{}, "", sigma.Errorf("dialproxy.Accept", sigma.KindUnsupported, "what arrives at this listener comes on its socket")
 	}
 	select {
 	case a := <-l.waiting:
@@ -198,7 +217,7 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, err
 	}
 	x.rings.last++
 	t := x.ticket(x.rings.last, p, l)
-	c := &connection{Connection: Connection{x.rings.last, l.endpoint, p, "unix", time.Now(), sigma.Life{}, nil}}
+	c := &connection{Connection: Connection{Number: x.rings.last, Endpoint: l.endpoint, From: p, Transport: "unix", Began: time.Now()}}
 	if p.Machine == x.machine || p.Machine == "" {
 		c.ends[ring.Dialled] = end{proc: p.Proc, realm: p.Realm, inode: inodes[0], since: c.Began}
 	}
@@ -206,12 +225,15 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, err
 	if p.Proc != "" || l.endpoint.Realm != sigma.SystemRealm { // what sigmad and services have with each other nobody asks about
 		x.noteLocked(c)
 	}
-	l.waiting <- arrival{theirs, p, t, c.Number} // there is room
-	x.countLocked(l, p.Realm, 1)
 	if memory != nil && t != "" {
 		x.earlyLocked(memory, x.rings.last, p.Realm, p.Proc, e.Proc)
 	} else {
 		memory.Close()
+	}
+	if err := x.deliverLocked(l, arrival{theirs, p, t, c.Number}); err != nil {
+		x.dropRingLocked(p.Proc, c.Number)
+		mine.Close()
+		return nil, "", err
 	}
 	return mine, t, nil
 }
@@ -249,16 +271,16 @@ func (p *Place) Give(f *os.File) {
 	p.x.mu.Lock()
 	defer p.x.mu.Unlock()
 	p.l.reserved--
+	p.x.countLocked(p.l, p.from.Realm, -1)
 	if p.x.listeners[p.l.endpoint.ID] != p.l || f == nil {
-		p.x.countLocked(p.l, p.from.Realm, -1)
 		f.Close() // of nil, too
 		return
 	}
 	p.x.rings.last++
-	c := &connection{Connection: Connection{p.x.rings.last, p.l.endpoint, p.from, "tcp", time.Now(), p.other, nil}}
+	c := &connection{Connection: Connection{Number: p.x.rings.last, Endpoint: p.l.endpoint, From: p.from, Transport: "tcp", Began: time.Now(), Other: p.other}}
 	c.ends[ring.Accepted] = end{proc: p.l.endpoint.Proc, realm: p.l.endpoint.Realm, inode: inode}
 	p.x.noteLocked(c)
-	p.l.waiting <- arrival{file: f, from: p.from, number: c.Number} // there is room, since it was reserved
+	p.x.deliverLocked(p.l, arrival{file: f, from: p.from, number: c.Number}) // there is room, since it was reserved
 }
 
 // Close gives the place back.
@@ -305,8 +327,11 @@ func (x *Proxy) Close(p sigma.Principal, id sigma.EndpointID) error {
 func (x *Proxy) drain(l *listener) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if l.ending || x.listeners[l.endpoint.ID] != l || len(l.waiting) == 0 {
+	if l.ending || x.listeners[l.endpoint.ID] != l || len(l.waiting) == 0 && l.first == nil {
 		return false
+	}
+	for _, own := range l.pools {
+		x.leaveLocked(own, l)
 	}
 	l.ending = true
 	close(l.closed)
@@ -316,8 +341,18 @@ func (x *Proxy) drain(l *listener) bool {
 func (x *Proxy) close(l *listener) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.closeLocked(l)
+}
+
+func (x *Proxy) closeLocked(l *listener) {
 	if x.listeners[l.endpoint.ID] != l {
 		return
+	}
+	for _, own := range l.pools { // before the socket ends, so that whoever sees that end has all that began
+		x.leaveLocked(own, l)
+	}
+	if l.out != nil {
+		l.raw.Control(func(fd uintptr) { syscall.Shutdown(int(fd), syscall.SHUT_RDWR) }) // pump closes it; what it has is still received
 	}
 	delete(x.listeners, l.endpoint.ID)
 	if x.owned[l.endpoint.Proc]--; x.owned[l.endpoint.Proc] <= 0 {
@@ -327,12 +362,19 @@ func (x *Proxy) close(l *listener) {
 		l.ending = true
 		close(l.closed)
 	}
+	gone := func(a *arrival) {
+		a.file.Close()
+		x.countLocked(l, a.from.Realm, -1)
+		x.dropRingLocked(l.endpoint.Proc, a.number)
+	}
+	if l.first != nil {
+		gone(l.first)
+		l.first = nil
+	}
 	for {
 		select {
 		case a := <-l.waiting:
-			a.file.Close()
-			x.countLocked(l, a.from.Realm, -1)
-			x.dropRingLocked(l.endpoint.Proc, a.number)
+			gone(&a)
 		default:
 			return
 		}
@@ -376,6 +418,7 @@ func (x *Proxy) After(realm sigma.RealmID, after sigma.EndpointID, n int) (out [
 // CloseProc ends all listeners of a proc that is gone, and its part in the memory of connections.
 func (x *Proxy) CloseProc(id sigma.ProcID) {
 	x.closeRings(id)
+	x.closePools(id)
 	x.CloseListeners(id)
 	x.closeConnections(id) // now none can come at its listeners any more
 }

@@ -54,7 +54,7 @@ func (r *root) connectionsFile() sigma.File {
 
 func (k *Kernel) connectionLine(c *dialproxy.Connection) state.Connection {
 	return state.Connection{Realm: string(c.Endpoint.Realm), Machine: string(k.cfg.Machine), Proc: string(c.Endpoint.Proc), On: string(c.Endpoint.Machine), From: string(c.From.Proc), FromRealm: string(c.From.Realm), FromOn: string(c.From.Machine),
-		Transport: c.Transport, Began: c.Began}
+		Transport: c.Transport, Began: c.Began, Ready: c.Ready}
 }
 
 // logCall is the call log: the latest things that happened to connections.

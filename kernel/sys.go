@@ -261,11 +261,14 @@ func (r *root) selfCalls() map[string]handler {
 	}
 }
 
-// endpointsCallable answers a dial to an endpoint of this machine at once: dialproxy does not wait.
+// endpointsCallable answers a dial to an endpoint of this machine at once, and one for connections in advance: dialproxy does not wait.
 func (r *root) endpointsCallable() sigma.File {
 	c := r.callable(sigmap.FileEndpoints, r.endpointCalls()).(*treekit.Callable)
 	c.Prompt = func(method string, payload []byte) bool {
 		var e sigma.Endpoint
+		if method == sigmap.CallPool {
+			return true
+		}
 		return method == sigmap.CallDial && r.tree.view == nil && sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e); c.Last(func() { var rings bool; c.Bool(&rings) }) }) == nil && e.Machine == r.tree.k.cfg.Machine
 	}
 	return c
@@ -279,22 +282,8 @@ func (r *root) endpointCalls() map[string]handler {
 		return id, err
 	}
 	return map[string]handler{
-		sigmap.CallListen: func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-			var form sigma.ConnForm
-			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&form)) }); err != nil {
-				return nil, nil, err
-			}
-			s := k.service(who)
-			e, err := k.proxy.Listen(who, form, s != nil && ofRealms(s.name))
-			if err != nil {
-				return nil, nil, err
-			}
-			if s != nil {
-				s.listening(e)
-			}
-			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Endpoint(&e) })
-			return reply, nil, err
-		},
+		sigmap.CallListen: r.listenCall,
+		sigmap.CallPool:   r.poolCall,
 		sigmap.CallAccept: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var l sigma.EndpointID
 			var rings bool
@@ -365,6 +354,56 @@ func (r *root) endpointCalls() map[string]handler {
 		sigmap.CallRevoke: r.revokeCall,
 		sigmap.CallLog:    r.logCall,
 	}
+}
+
+// listenCall is the call listen.
+func (r *root) listenCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+	k, who := r.tree.k, r.tree.principal
+	who.Realm = r.realm
+	var form sigma.ConnForm
+	var pushed bool
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&form)); c.Last(func() { c.Bool(&pushed) }) }); err != nil {
+		return nil, nil, err
+	}
+	s := k.service(who)
+	e, err := k.proxy.Listen(who, form, s != nil && ofRealms(s.name))
+	if err != nil {
+		return nil, nil, err
+	}
+	var files []*os.File
+	if pushed {
+		socket, pump, err := k.proxy.Push(who, e.ID)
+		if err != nil {
+			k.proxy.Close(who, e.ID)
+			return nil, nil, err
+		}
+		k.sessions.Go(pump)
+		files = []*os.File{socket}
+	}
+	if s != nil {
+		s.listening(e)
+	}
+	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Endpoint(&e) })
+	return reply, files, err
+}
+
+// poolCall is the call pool.
+func (r *root) poolCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+	k, who := r.tree.k, r.tree.principal
+	who.Realm = r.realm
+	var ask sigmap.PoolAsk
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.PoolAsk(&ask) }); err != nil {
+		return nil, nil, err
+	}
+	if r.tree.view != nil { // it may change, and what was made in advance would not know
+		return nil, nil, sigma.Errorf("kernel.Pool", sigma.KindUnsupported, "for a proc with a view no connections are made in advance")
+	}
+	b, err := k.proxy.Pool(who, ask)
+	if err != nil {
+		return nil, nil, err
+	}
+	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.PoolGrant(&b.Grant) })
+	return reply, b.Files, err
 }
 
 // withMemory is what is passed of a connection.

@@ -87,3 +87,14 @@ func EpollWait(fd int, events []syscall.EpollEvent) int {
 	}
 	return int(n)
 }
+
+// Gone says that a socket has ended: its peer has closed it, or it was shut down, and there is nothing left to read.
+func Gone(fd int) bool {
+	var b [1]byte
+	for {
+		n, _, e := syscall.RawSyscall6(syscall.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
+		if e != syscall.EINTR {
+			return e != syscall.EAGAIN && (e != 0 || n == 0)
+		}
+	}
+}

@@ -5,7 +5,6 @@ import (
 	"net"
 	"os"
 	"sync"
-	"time"
 
 	"sigmaos.dev/fence"
 	"sigmaos.dev/ring"
@@ -15,19 +14,11 @@ import (
 	"sigmaos.dev/treekit"
 )
 
-// Listen implements sigma.Endpoints.
-func (c *Client) Listen(ctx context.Context, form sigma.ConnForm) (sigma.Listener, error) {
-	l := &listener{c: c}
-	err := c.do(ctx, sigmap.FileEndpoints, sigmap.CallListen, func(e *sigmap.Coder) { e.Str((*string)(&form)) }, func(d *sigmap.Coder) { d.Endpoint(&l.endpoint) })
-	if err != nil {
-		return nil, err
-	}
-	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	return l, nil
-}
-
-// Dial implements sigma.Endpoints. The connection is a socket between the two procs, or memory that they share (ring.Conn); sigmad is not on its way. Of FormStream it is a *Conn.
+// Dial implements sigma.Endpoints. The connection is a socket between the two procs, or memory that they share (ring.Conn); sigmad is not on its way. Of FormStream it is a *Conn. Who dials an endpoint often gets connections that were made in advance (pool.go).
 func (c *Client) Dial(ctx context.Context, e sigma.Endpoint) (net.Conn, error) {
+	if conn := c.begin(ctx, e); conn != nil {
+		return conn, nil
+	}
 	rings := true
 	reply, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallDial, func(enc *sigmap.Coder) { enc.Endpoint(&e); enc.Bool(&rings) })
 	if err != nil {
@@ -226,85 +217,6 @@ func (a CallerAddr) String() string {
 		return string(a.Machine) + "/outside"
 	}
 	return string(a.Machine) + "/" + string(a.Proc)
-}
-
-// drainMax is how long those who dialled before a listener was closed can be accepted. Who serves until Accept says net.ErrClosed, as net/http does, needs a moment; who does not accept any more should not let them wait.
-const drainMax = 5 * time.Second
-
-type listener struct {
-	c        *Client
-	endpoint sigma.Endpoint
-	ctx      context.Context
-	cancel   context.CancelFunc
-
-	mu     sync.Mutex
-	closed bool        // mu
-	over   *time.Timer // mu; that ends the draining
-}
-
-func (l *listener) Endpoint() sigma.Endpoint { return l.endpoint }
-func (l *listener) Addr() net.Addr           { return EndpointAddr{l.endpoint} }
-
-// Accept implements net.Listener. After Close it gives those who had dialled before, then net.ErrClosed, so that a server that shuts down leaves nobody without an answer.
-func (l *listener) Accept() (net.Conn, error) {
-	c, _, err := l.AcceptFrom(l.ctx)
-	return c, err
-}
-
-func (l *listener) AcceptFrom(ctx context.Context) (net.Conn, sigma.Principal, error) {
-	var p sigma.Principal
-	rings := true
-	reply, files, err := l.c.call(ctx, sigmap.FileEndpoints, sigmap.CallAccept, func(e *sigmap.Coder) { e.Str((*string)(&l.endpoint.ID)); e.Bool(&rings) })
-	if err != nil {
-		return nil, p, l.acceptError(ctx, err)
-	}
-	var ticket string
-	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.Principal(&p); d.Last(func() { d.Str(&ticket) }) }); err != nil {
-		session.CloseFiles(files)
-		return nil, p, err
-	}
-	c, err := l.c.streamOf(l.endpoint.Form, files, ring.Accepted, ticket, EndpointAddr{l.endpoint}, CallerAddr{p})
-	return c, p, err
-}
-
-// acceptError makes the error of a listener that is closed what net/http and others expect.
-func (l *listener) acceptError(ctx context.Context, err error) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.closed || ctx != l.ctx && ctx.Err() != nil {
-		return err
-	}
-	if l.over != nil {
-		l.over.Stop()
-	}
-	return &sigma.Error{Op: "sdk.Accept", Kind: sigma.KindUnavailable, Msg: "the listener is closed", Err: net.ErrClosed}
-}
-
-// Close implements net.Listener. It can be called again.
-func (l *listener) Close() error {
-	l.mu.Lock()
-	again := l.closed
-	l.closed = true
-	l.mu.Unlock()
-	if again {
-		return nil
-	}
-	err := l.end()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err != nil { // sigmad has forgotten it, or is gone
-		l.cancel()
-		return err
-	}
-	l.over = time.AfterFunc(drainMax, func() {
-		l.end()
-		l.cancel()
-	})
-	return nil
-}
-
-func (l *listener) end() error {
-	return l.c.do(context.Background(), sigmap.FileEndpoints, sigmap.CallClose, func(e *sigmap.Coder) { e.Str((*string)(&l.endpoint.ID)) }, nil)
 }
 
 // mount attaches to the tree behind an endpoint, for the namespace.

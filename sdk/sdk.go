@@ -39,6 +39,7 @@ type Client struct {
 	epoch  uint32                   // mu; of the session, that files are of
 	files  map[string]sigma.Caller  // mu; the well-known callable files used so far
 	mounts map[*session.Client]bool // mu; sessions with servers behind endpoints; nil once closed
+	pools  pools
 }
 
 var (
@@ -114,6 +115,7 @@ func start(ctx context.Context, s *session.Client, realm string) (*Client, error
 
 // Close ends the connection, and those to servers whose trees were walked through. Listeners and connections that were handed out live on.
 func (c *Client) Close() {
+	c.pools.close()
 	c.session.Close()
 	c.rings.Close()
 	c.mu.Lock()

@@ -24,8 +24,8 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// FilesMax is how many file descriptors may come with one message.
-const FilesMax = 8
+// FilesMax is how many file descriptors may come with one message: a batch of connections that were made in advance, and their line.
+const FilesMax = 17
 
 // Conn moves messages. Send is safe for concurrent use; Recv is for one goroutine.
 type Conn interface {

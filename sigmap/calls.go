@@ -17,8 +17,10 @@ import (
 //	                caps       ProcID -> Caps (provider, and a proc about itself)
 //	/sys/self       started    - -> -                          exited      Status -> -
 //	                wait-evict - -> -                          info        - -> Info
-//	/sys/endpoints  listen     form -> Endpoint                accept      EndpointID -> Principal + socket
+//	/sys/endpoints  listen     form, pushed -> Endpoint        accept      EndpointID -> Principal + socket
+//	                           (pushed: + a socket, on which an Arrival comes for each accept that would be)
 //	                dial       Endpoint -> - + socket          close       EndpointID -> -
+//	                pool       PoolAsk -> PoolGrant + sockets
 //	                dial-stream machine, service -> - + socket (of the system's services only: to the same service of another machine)
 //	                etcd       - -> Etcd (to named only: where the names are, if not in an etcd of its own)
 //	                dial-etcd  name of one of its members -> - + socket (of named only)
@@ -61,6 +63,7 @@ const (
 	CallListen     = "listen"
 	CallAccept     = "accept"
 	CallDial       = "dial"
+	CallPool       = "pool"
 	CallClose      = "close"
 	CallRevoke     = "revoke"
 	CallLog        = "log"

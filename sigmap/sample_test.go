@@ -35,6 +35,9 @@ func payloads() map[string]payload {
 		realms      []sigma.RealmInfo
 		services    []Service
 		caps        Caps
+		arrival     Arrival
+		ask         PoolAsk
+		grant       PoolGrant
 	)
 	out["ProcID"] = payload{&id, func(c *Coder) { c.ProcID(&id) }}
 	out["ProcIDs"] = payload{&ids, func(c *Coder) { c.ProcIDs(&ids) }}
@@ -50,6 +53,9 @@ func payloads() map[string]payload {
 	out["Endpoint"] = payload{&endpoint, func(c *Coder) { c.Endpoint(&endpoint) }}
 	out["RealmInfos"] = payload{&realms, func(c *Coder) { c.RealmInfos(&realms) }}
 	out["Caps"] = payload{&caps, func(c *Coder) { c.Caps(&caps) }}
+	out["Arrival"] = payload{&arrival, func(c *Coder) { c.Arrival(&arrival) }}
+	out["PoolAsk"] = payload{&ask, func(c *Coder) { c.PoolAsk(&ask) }}
+	out["PoolGrant"] = payload{&grant, func(c *Coder) { c.PoolGrant(&grant) }}
 	out["Services"] = payload{&services, func(c *Coder) { c.Services(&services) }}
 	return out
 }

@@ -128,6 +128,7 @@ type Connection struct {
 	FromOn    string    `json:"from_on"`
 	Transport string    `json:"transport"` // unix, ring, tcp
 	Began     time.Time `json:"began"`
+	Ready     bool      `json:"ready,omitempty"`      // it was made in advance, and has not begun as far as is known
 	Sent      *uint64   `json:"sent_bytes,omitempty"` // from the end that this machine has; if it has both, the dialler's
 	Received  *uint64   `json:"received_bytes,omitempty"`
 	Messages  *uint64   `json:"messages,omitempty"` // of both directions, in memory

@@ -1,0 +1,158 @@
+package dialproxy
+
+import (
+	"os"
+	"syscall"
+
+	"sigmaos.dev/nowait"
+	"sigmaos.dev/ring"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// A listener may have a socket of its own, on which what arrives is sent as it comes: so its proc need not ask for each connection, and whoever waits there is woken by the kernel alone. What the socket has no room for waits in the backlog as ever, and follows in order.
+
+// pushBytes is the room of such a socket: a dozen connections, as each costs the kernel some hundred bytes and more. What is in it counts neither as waiting nor against anybody's limits but the kernel's.
+const pushBytes = 8 << 10
+
+// Push gives the socket of a listener of p, at which nobody can ask by Accept from then on. Run pump until it returns, which it does when the listener has ended: it sends what had to wait.
+func (x *Proxy) Push(p sigma.Principal, id sigma.EndpointID) (theirs *os.File, pump func(), err error) {
+	const op = "dialproxy.Push"
+	l, err := x.mine(p, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	ours, theirs, err := session.FilePair(syscall.SOCK_SEQPACKET)
+	if err != nil {
+		return nil, nil, sigma.Wrap(op, "", err)
+	}
+	raw, err := ours.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF, pushBytes) })
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err == nil && (x.listeners[id] != l || l.ending || l.out != nil) {
+		err = sigma.Errorf(op, sigma.KindUnavailable, "the listener is closed, or has a socket")
+	}
+	if err != nil {
+		ours.Close()
+		theirs.Close()
+		return nil, nil, err
+	}
+	l.out, l.raw, l.more = ours, raw, make(chan struct{}, 1)
+	if len(l.waiting) > 0 {
+		l.more <- struct{}{}
+	}
+	return theirs, func() { x.pump(l) }, nil
+}
+
+// deliverLocked has an arrival go to its listener, for which there is room. KindUnavailable if the listener's proc has closed its socket: the arrival is over, and so is the listener.
+func (x *Proxy) deliverLocked(l *listener, a arrival) error {
+	if l.out != nil && len(l.waiting) == 0 {
+		switch err := x.pushLocked(l, a); err {
+		case nil:
+			return nil
+		case syscall.EAGAIN:
+		default:
+			a.file.Close()
+			x.dropRingLocked(l.endpoint.Proc, a.number)
+			x.closeLocked(l)
+			return &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint", Err: err}
+		}
+	}
+	l.waiting <- a
+	x.countLocked(l, a.from.Realm, 1)
+	if l.out != nil {
+		select {
+		case l.more <- struct{}{}:
+		default:
+		}
+	}
+	return nil
+}
+
+// pushLocked sends an arrival, which is over for the proxy then. EAGAIN: there is no room now.
+func (x *Proxy) pushLocked(l *listener, a arrival) error {
+	record, err := sigmap.Payload(func(c *sigmap.Coder) {
+		c.Arrival(&sigmap.Arrival{From: a.from, Tickets: []string{string(a.ticket)}})
+	})
+	if err != nil {
+		return err
+	}
+	fds := []int{int(a.file.Fd())}
+	r := x.rings.all[a.number]
+	if a.ticket != "" && r != nil && r.waits[ring.Accepted] {
+		fds = append(fds, int(r.file.Fd()))
+	} else {
+		r = nil
+	}
+	if err := l.send(record, fds); err != nil {
+		return err
+	}
+	if r != nil {
+		r.waits[ring.Accepted] = false
+	}
+	a.file.Close()
+	x.underWayLocked(a.number)
+	return nil
+}
+
+// send puts a record on the listener's socket, or says EAGAIN.
+func (l *listener) send(record []byte, fds []int) (err error) {
+	if e := l.raw.Control(func(fd uintptr) { err = nowait.Sendmsg(int(fd), record, syscall.UnixRights(fds...)) }); e != nil {
+		return e
+	}
+	return err
+}
+
+// pump sends what waits whenever there is room, until the listener has ended. It closes the socket: under Proxy.mu nobody could wait for those who use it.
+func (x *Proxy) pump(l *listener) {
+	defer l.out.Close()
+	for over := false; !over; {
+		select {
+		case <-l.more:
+		case <-l.closed:
+		}
+		err := l.raw.Write(func(uintptr) (done bool) {
+			done, over = x.pumpOnce(l)
+			return done
+		})
+		over = over || err != nil // the socket is closed
+	}
+}
+
+// pumpOnce sends what there is room for. done says that nothing waits any more, over that nothing will.
+func (x *Proxy) pumpOnce(l *listener) (done, over bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.listeners[l.endpoint.ID] != l {
+		return true, true
+	}
+	for l.first != nil || len(l.waiting) > 0 {
+		a := l.first
+		if a == nil {
+			next := <-l.waiting
+			a = &next
+		}
+		l.first = nil
+		err := x.pushLocked(l, *a)
+		if err == syscall.EAGAIN {
+			l.first = a
+			return false, false
+		}
+		x.countLocked(l, a.from.Realm, -1)
+		if err != nil {
+			a.file.Close()
+			x.dropRingLocked(l.endpoint.Proc, a.number)
+			x.closeLocked(l)
+			return true, true
+		}
+	}
+	if l.ending {
+		x.closeLocked(l)
+		return true, true
+	}
+	return true, false
+}

@@ -1,0 +1,275 @@
+package dialproxy
+
+import (
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/ring"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// Who dials the same endpoint again and again gets connections made in advance (docs/adr/0029): pairs of sockets of which both procs have their ends already, and a line, another pair, on which the one who dials says which connection begins. The proxy is asked once for a batch, and is not on the way of a
+// dial. It notes each as any connection, so that all of them are listed, taken back and cut like others; of the line it keeps a duplicate of the dialler's end, to shut it down when the listener ends: then nothing begins any more, at once.
+
+// Limits.
+const (
+	poolBatch   = 16   // connections of one answer, as they come with one message
+	PoolsMax    = 1024 // of the machine; each holds a file descriptor in sigmad
+	PoolsOf     = 256  // of one realm
+	poolsOfProc = 32   // that one proc dials with
+	poolsAt     = 32   // at one listener
+)
+
+// pool is what one proc has of connections to one listener that were made in advance.
+type pool struct {
+	number uint64
+	from   sigma.ProcID
+	line   int             // a duplicate of the dialler's end
+	ready  map[uint64]bool // connections that have not begun, as the dialler said last
+}
+
+// pools count them.
+type pools struct {
+	all  int                                  // Proxy.mu
+	of   map[sigma.RealmID]int                // Proxy.mu
+	from map[sigma.ProcID]map[*listener]*pool // Proxy.mu
+}
+
+// Batch is what Pool makes. Files are the dialler's: its end of the line, if Grant.Line, and of each connection.
+type Batch struct {
+	Grant sigmap.PoolGrant
+	Files []*os.File
+}
+
+// Pool makes connections of p to an endpoint of FormStream of its realm on this machine, for p to begin them later. KindBusy: there are too many pools, or the listener does not take what arrives; then p dials. KindUnsupported: the listener has no socket to get them by.
+func (x *Proxy) Pool(p sigma.Principal, ask sigmap.PoolAsk) (*Batch, error) {
+	const op = "dialproxy.Pool"
+	if ask.Over {
+		x.endPool(p, ask.Endpoint.ID)
+		return &Batch{}, nil
+	}
+	l, err := x.find(p, ask.Endpoint)
+	if err != nil {
+		return nil, err
+	}
+	if p.Proc == "" || p.System || p.Realm != l.endpoint.Realm || p.Proc == l.endpoint.Proc || l.endpoint.Form != sigma.FormStream || p.Machine != x.machine {
+		return nil, sigma.Errorf(op, sigma.KindUnsupported, "connections are made in advance between procs of one realm, for streams")
+	}
+	x.mu.Lock()
+	fresh := x.pools.from[p.Proc][l] == nil
+	x.mu.Unlock()
+	ps, err := makePairs(min(int(ask.Count), poolBatch, sigmap.PoolMost-len(ask.Unused)), fresh)
+	if err != nil {
+		return nil, err
+	}
+	defer ps.close()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.grantLocked(p, l, ask, ps, fresh)
+}
+
+// pairs are sockets that are being handed out; of a new pool the first is for the line.
+type pairs []pair
+
+type pair struct {
+	mine, theirs *os.File
+	inodes       [2]uint64
+}
+
+func makePairs(n int, line bool) (pairs, error) {
+	var ps pairs
+	typ := syscall.SOCK_STREAM
+	if line {
+		n, typ = n+1, syscall.SOCK_SEQPACKET
+	}
+	for range n {
+		mine, theirs, err := session.FilePair(typ)
+		if err != nil {
+			ps.close()
+			return nil, sigma.Wrap("dialproxy.Pool", "", err)
+		}
+		ps, typ = append(ps, pair{mine, theirs, [2]uint64{inodeOf(mine), inodeOf(theirs)}}), syscall.SOCK_STREAM
+	}
+	return ps, nil
+}
+
+// close closes what is left.
+func (ps pairs) close() {
+	for _, p := range ps {
+		p.mine.Close() // of nil, too
+		p.theirs.Close()
+	}
+}
+
+// grantLocked gives a listener its ends of a batch, and the dialler the other ones.
+func (x *Proxy) grantLocked(p sigma.Principal, l *listener, ask sigmap.PoolAsk, ps pairs, fresh bool) (*Batch, error) {
+	own := x.pools.from[p.Proc][l]
+	if own != nil {
+		x.begunLocked(own, ask.Unused)
+	}
+	if ask.Count == 0 {
+		return &Batch{}, nil
+	}
+	if err := x.mayPoolLocked(p, l, own, fresh); err != nil {
+		return nil, err
+	}
+	line := -1
+	if fresh {
+		x.rings.last++
+		var err error
+		if line, err = unix.FcntlInt(ps[0].mine.Fd(), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			return nil, sigma.Wrap("dialproxy.Pool", "", os.NewSyscallError("fcntl", err))
+		}
+		own = &pool{number: x.rings.last, from: p.Proc, line: line, ready: map[uint64]bool{}}
+	}
+	b, err := x.sendLocked(p, l, own, ps, fresh)
+	if err != nil {
+		if fresh {
+			unix.Close(line)
+		}
+		return nil, err
+	}
+	if fresh {
+		x.enterLocked(own, l, p)
+		ps[0].mine = nil
+		ps = ps[1:]
+	}
+	now := time.Now()
+	for i := range ps {
+		x.rings.last++
+		own.ready[x.rings.last] = true
+		c := &connection{Connection: Connection{Number: x.rings.last, Endpoint: l.endpoint, From: p, Transport: "unix", Began: now, Ready: true}}
+		c.ends[ring.Dialled] = end{proc: p.Proc, realm: p.Realm, inode: ps[i].inodes[0], since: now}
+		c.ends[ring.Accepted] = end{proc: l.endpoint.Proc, realm: l.endpoint.Realm, inode: ps[i].inodes[1], since: now}
+		x.noteLocked(c)
+		ps[i].mine = nil
+	}
+	return b, nil
+}
+
+// mayPoolLocked says why p gets no batch now.
+func (x *Proxy) mayPoolLocked(p sigma.Principal, l *listener, own *pool, fresh bool) error {
+	const op = "dialproxy.Pool"
+	if err := x.roomLocked(p, l); err != nil {
+		return err
+	}
+	for _, id := range []sigma.ProcID{p.Proc, l.endpoint.Proc} {
+		if err := x.manyLocked(id); err != nil {
+			return err
+		}
+	}
+	switch {
+	case l.out == nil:
+		return sigma.Errorf(op, sigma.KindUnsupported, "the listener has no socket for what arrives")
+	case len(l.waiting) > 0 || l.first != nil:
+		return sigma.Errorf(op, sigma.KindBusy, "connections wait to be accepted there")
+	case fresh != (own == nil):
+		return sigma.Errorf(op, sigma.KindBusy, "the proc asks twice at a time")
+	case fresh && (x.pools.all >= PoolsMax || x.pools.of[p.Realm] >= PoolsOf || len(x.pools.from[p.Proc]) >= poolsOfProc || len(l.pools) >= poolsAt):
+		return sigma.Errorf(op, sigma.KindBusy, "%d procs have connections in advance there, this one at %d endpoints, its realm %d", len(l.pools), len(x.pools.from[p.Proc]), x.pools.of[p.Realm])
+	}
+	return nil
+}
+
+// sendLocked sends the listener its part of a batch.
+func (x *Proxy) sendLocked(p sigma.Principal, l *listener, own *pool, ps pairs, fresh bool) (*Batch, error) {
+	const op = "dialproxy.Pool"
+	first := x.rings.last + 1
+	a := sigmap.Arrival{Pool: own.number, From: p, First: first, Line: fresh}
+	b := &Batch{Grant: sigmap.PoolGrant{Line: fresh, First: first}}
+	var fds []int
+	for i := range ps {
+		fds, b.Files = append(fds, int(ps[i].theirs.Fd())), append(b.Files, ps[i].mine)
+		if i == 0 && fresh {
+			continue
+		}
+		t := string(x.ticket(first+uint64(len(a.Tickets)), p, l))
+		a.Tickets, b.Grant.Tickets = append(a.Tickets, t), append(b.Grant.Tickets, t)
+	}
+	record, err := sigmap.Payload(func(c *sigmap.Coder) { c.Arrival(&a) })
+	if err == nil {
+		err = l.send(record, fds)
+	}
+	switch err {
+	case nil:
+		return b, nil
+	case syscall.EAGAIN:
+		return nil, sigma.Errorf(op, sigma.KindBusy, "the listener is behind with what arrives")
+	}
+	return nil, sigma.Wrap(op, "", err)
+}
+
+// begunLocked notes which connections of a pool have begun, by which have not.
+func (x *Proxy) begunLocked(own *pool, unused []uint64) {
+	for number := range own.ready {
+		if slices.Contains(unused, number) {
+			continue
+		}
+		delete(own.ready, number)
+		if c := x.conns.all[number]; c != nil {
+			c.Ready, c.Began = false, time.Now()
+			x.eventLocked("dialled", c.Connection)
+		}
+	}
+}
+
+func (x *Proxy) enterLocked(own *pool, l *listener, p sigma.Principal) {
+	l.pools[p.Proc] = own
+	if x.pools.from[p.Proc] == nil {
+		x.pools.from[p.Proc] = map[*listener]*pool{}
+	}
+	x.pools.from[p.Proc][l] = own
+	x.pools.all++
+	x.pools.of[p.Realm]++
+}
+
+// leaveLocked ends a pool: nothing of it begins any more. What has begun goes on.
+func (x *Proxy) leaveLocked(own *pool, l *listener) {
+	if l.pools[own.from] != own {
+		return
+	}
+	unix.Shutdown(own.line, unix.SHUT_RDWR) // for all who have it
+	unix.Close(own.line)
+	delete(l.pools, own.from)
+	if delete(x.pools.from[own.from], l); len(x.pools.from[own.from]) == 0 {
+		delete(x.pools.from, own.from)
+	}
+	x.pools.all--
+	if x.pools.of[l.endpoint.Realm]--; x.pools.of[l.endpoint.Realm] == 0 {
+		delete(x.pools.of, l.endpoint.Realm)
+	}
+}
+
+// endPool is what a proc asks for that wants its pool no more.
+func (x *Proxy) endPool(p sigma.Principal, id sigma.EndpointID) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if l := x.listeners[id]; l != nil && p.Proc != "" {
+		if own := x.pools.from[p.Proc][l]; own != nil {
+			x.begunLocked(own, nil)
+			x.leaveLocked(own, l)
+		}
+	}
+}
+
+// closePools ends those that a proc that is gone dialled with.
+func (x *Proxy) closePools(id sigma.ProcID) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for l, own := range x.pools.from[id] {
+		x.leaveLocked(own, l)
+	}
+}
+
+// Pools counts those of a realm.
+func (x *Proxy) Pools(realm sigma.RealmID) int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.pools.of[realm]
+}

@@ -1,0 +1,265 @@
+package dialproxy
+
+import (
+	"encoding/binary"
+	"io"
+	"os"
+	"syscall"
+	"testing"
+
+	"sigmaos.dev/nowait"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// pushed listens with a socket, whose end of the listener it gives.
+func pushed(t *testing.T, x *Proxy, p sigma.Principal) (sigma.Endpoint, session.Conn) {
+	t.Helper()
+	e := listen(t, x, p, false)
+	f, pump, err := x.Push(p, e.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	go func() { defer close(over); pump() }()
+	t.Cleanup(func() { x.CloseProc(p.Proc); <-over })
+	conn, err := session.FromFile(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return e, conn
+}
+
+// arrival receives one.
+func receive(t *testing.T, conn session.Conn) (a sigmap.Arrival, files []*os.File) {
+	t.Helper()
+	record, files, err := conn.Recv()
+	if err == nil {
+		err = sigmap.Parse(record, func(c *sigmap.Coder) { c.Arrival(&a) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { session.CloseFiles(files) })
+	return a, files
+}
+
+func pooled(t *testing.T, x *Proxy, p sigma.Principal, ask sigmap.PoolAsk) *Batch {
+	t.Helper()
+	b, err := x.Pool(p, ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { session.CloseFiles(b.Files) })
+	return b
+}
+
+// What arrives comes on the listener's socket in order, also what it had no room for, with who dialled; a closed listener gives what had come, then the end.
+func TestPush(t *testing.T) {
+	x := New("m")
+	e, conn := pushed(t, x, server)
+	if _, _, _, err := x.Accept(t.Context(), server, e.ID); sigma.KindOf(err) != sigma.KindUnsupported {
+		t.Errorf("asked for what is sent: %v", err)
+	}
+	const dials = BacklogMax / 2
+	for i := range dials {
+		f, _, err := x.Dial(client, e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Write([]byte{byte(i)})
+		f.Close()
+	}
+	if ls, _ := x.After("a", "", 9); len(ls) != 1 || ls[0].Waiting == 0 {
+		t.Errorf("%v: the socket has room for all of %d", ls, dials)
+	}
+	if err := x.Close(server, e.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := x.Dial(client, e); sigma.KindOf(err) != sigma.KindUnavailable {
+		t.Errorf("dialled a closed listener: %v", err)
+	}
+	for i := range dials {
+		a, files := receive(t, conn)
+		var b [1]byte
+		if a.From != client || a.Pool != 0 || len(files) != 1 || len(a.Tickets) != 1 {
+			t.Fatalf("got %+v, %v", a, files)
+		}
+		if _, err := io.ReadFull(files[0], b[:]); err != nil || b[0] != byte(i) {
+			t.Fatalf("connection %d came as %d, %v", b[0], i, err)
+		}
+	}
+	if _, _, err := conn.Recv(); err != io.EOF {
+		t.Errorf("after the last: %v", err)
+	}
+}
+
+// begin says on a line that a connection begins.
+func begin(line *os.File, number uint64) error {
+	_, err := line.Write(binary.LittleEndian.AppendUint64(nil, number))
+	return err
+}
+
+// Connections made in advance: both sides get the same ones, the listener with who dials; a line carries which begin; they are listed, and not as begun before their proc says so.
+func TestPool(t *testing.T) {
+	x := New("m")
+	e, conn := pushed(t, x, server)
+	b := pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Count: 3})
+	a, theirs := receive(t, conn)
+	if !b.Grant.Line || !a.Line || len(b.Files) != 4 || len(theirs) != 4 || a.From != client || a.First != b.Grant.First || len(a.Tickets) != 3 || a.Tickets[2] != b.Grant.Tickets[2] || a.Pool == 0 {
+		t.Fatalf("got %+v and %+v", b.Grant, a)
+	}
+	if err := begin(b.Files[0], a.First+1); err != nil {
+		t.Fatal(err)
+	}
+	var number [8]byte
+	if n, err := theirs[0].Read(number[:]); n != 8 || err != nil || binary.LittleEndian.Uint64(number[:]) != a.First+1 {
+		t.Errorf("the line says %x, %v", number, err)
+	}
+	b.Files[2].Write([]byte("x"))
+	if n, err := theirs[2].Read(number[:]); n != 1 || err != nil {
+		t.Errorf("the connection says %d, %v", n, err)
+	}
+	if _, err := x.Ring(client, Ticket(b.Grant.Tickets[1])); err != nil {
+		t.Errorf("no memory for it: %v", err)
+	}
+	count := func() (ready int) {
+		cs, _ := x.Connections(func(c *Connection) bool { return true })
+		for _, c := range cs {
+			if c.From != client || c.Endpoint != e {
+				t.Errorf("listed: %+v", c)
+			}
+			if c.Ready {
+				ready++
+			}
+		}
+		if len(cs) != 3 && len(cs) != 5 {
+			t.Errorf("%d are listed", len(cs))
+		}
+		return ready
+	}
+	if n := count(); n != 3 {
+		t.Errorf("%d are ready at first", n)
+	}
+	more := pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Count: 2, Unused: []uint64{a.First, a.First + 2}})
+	again, _ := receive(t, conn)
+	if more.Grant.Line || again.Line || again.Pool != a.Pool || len(more.Files) != 2 || count() != 4 {
+		t.Errorf("the second batch: %+v, %+v", more.Grant, again)
+	}
+	if n := len(x.Events(func(c *Connection) bool { return true })); n != 1 {
+		t.Errorf("%d have been dialled", n)
+	}
+	pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Over: true})
+	if err := begin(b.Files[0], a.First); err == nil {
+		t.Error("a line goes on that was ended")
+	}
+	if x.Pools("a") != 0 || count() != 0 {
+		t.Errorf("%d pools are left", x.Pools("a"))
+	}
+}
+
+// Who may not dial gets none in advance; nothing begins any more once the listener is closed, taken back, or its proc gone, or the dialler's; and limits hold.
+func TestPoolRefusedAndOver(t *testing.T) {
+	x := New("m")
+	e, conn := pushed(t, x, server)
+	forged := e
+	forged.Realm = other.Realm
+	plain := listen(t, x, server, false)
+	for name, c := range map[string]struct {
+		by   sigma.Principal
+		to   sigma.Endpoint
+		want sigma.Kind
+	}{
+		"another realm":                      {other, e, sigma.KindPermission},
+		"another realm with its own name":    {other, forged, sigma.KindPermission},
+		"a changed endpoint":                 {client, forged, sigma.KindUnavailable},
+		"a program outside":                  {sigma.Principal{Realm: "a", Machine: "m"}, e, sigma.KindUnsupported},
+		"the provider":                       {sigma.Principal{Realm: "a", Proc: "p", Machine: "m", System: true}, e, sigma.KindUnsupported},
+		"a proc of another machine":          {sigma.Principal{Realm: "a", Proc: "p", Machine: "n"}, e, sigma.KindUnsupported},
+		"the listener itself":                {server, e, sigma.KindUnsupported},
+		"a listener that asks for each dial": {client, plain, sigma.KindUnsupported},
+	} {
+		if b, err := x.Pool(c.by, sigmap.PoolAsk{Endpoint: c.to, Count: 1}); sigma.KindOf(err) != c.want || err == nil {
+			t.Errorf("%s: got %v, %v, want %v", name, b, err, c.want)
+		}
+	}
+	for what, end := range map[string]func(sigma.Endpoint) error{
+		"closed":          func(e sigma.Endpoint) error { return x.Close(server, e.ID) },
+		"taken back":      func(e sigma.Endpoint) error { return x.Withdraw(server, e) },
+		"listener killed": func(sigma.Endpoint) error { x.CloseListeners(server.Proc); return nil },
+		"dialler gone":    func(sigma.Endpoint) error { x.CloseProc(client.Proc); return nil },
+	} {
+		e, conn := pushed(t, x, server)
+		b := pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Count: 1})
+		a, theirs := receive(t, conn)
+		if err := begin(b.Files[0], a.First); err != nil {
+			t.Fatal(err)
+		}
+		if err := end(e); err != nil {
+			t.Fatal(err)
+		}
+		if err := begin(b.Files[0], a.First); err == nil {
+			t.Errorf("%s: a connection begins", what)
+		}
+		var number [8]byte
+		if n, _ := theirs[0].Read(number[:]); n != 8 {
+			t.Errorf("%s: what had begun is lost", what)
+		}
+		if n, err := theirs[0].Read(number[:]); n != 0 || err != io.EOF {
+			t.Errorf("%s: the line goes on: %d, %v", what, n, err)
+		}
+		if x.Pools("a") != 0 {
+			t.Errorf("%s: %d pools are left", what, x.Pools("a"))
+		}
+	}
+	conn.Close()
+	e, _ = pushed(t, x, server)
+	var last error
+	for i := range poolsAt + 1 {
+		by := client
+		by.Proc = sigma.ProcID(rune('A' + i))
+		b, err := x.Pool(by, sigmap.PoolAsk{Endpoint: e, Count: 1})
+		if last = err; err == nil {
+			session.CloseFiles(b.Files)
+		}
+	}
+	if sigma.KindOf(last) != sigma.KindBusy {
+		t.Errorf("pools without end at a listener, or for one that takes nothing: %v", last)
+	}
+	if b := pooled(t, x, sigma.Principal{Realm: "a", Proc: "A", Machine: "m"}, sigmap.PoolAsk{Endpoint: e}); len(b.Files) != 0 {
+		t.Errorf("nothing was asked for, and %d came", len(b.Files))
+	}
+}
+
+// A connection that was made in advance is taken back like any: both its ends are told to be shut down.
+func TestPoolRevoked(t *testing.T) {
+	x := New("m")
+	e, conn := pushed(t, x, server)
+	b := pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Count: 2})
+	_, theirs := receive(t, conn)
+	want := map[uint64]bool{}
+	for _, f := range append(b.Files[1:], theirs[1:]...) {
+		want[inodeOf(f)] = true
+	}
+	if err := x.Withdraw(server, e); err != nil {
+		t.Fatal(err)
+	}
+	ends := x.Revoke("revoked", func(c *Connection) bool { return c.Endpoint == e })
+	for _, o := range ends {
+		if !want[o.Inode] {
+			t.Errorf("not of these: %+v", o)
+		}
+	}
+	if len(ends) != 4 {
+		t.Errorf("%d ends of 4", len(ends))
+	}
+	if !nowait.Gone(int(b.Files[0].Fd())) {
+		t.Error("the line has not ended")
+	}
+	syscall.Shutdown(int(theirs[1].Fd()), syscall.SHUT_RDWR)
+	if !nowait.Gone(int(b.Files[1].Fd())) || nowait.Gone(int(b.Files[2].Fd())) {
+		t.Error("what was shut down is not seen to be, or what was not is")
+	}
+}

@@ -1,0 +1,415 @@
+package sdk
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"sigmaos.dev/nowait"
+	"sigmaos.dev/ring"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// A listener has a socket from sigmad on which each connection comes that somebody dialled, and for each proc that dials often a line, on which that proc says which of the connections that were made in advance begins (docs/adr/0029). Who accepts waits at all of them by one epoll, and takes from it
+// himself what has come, so that no goroutine is between the kernel and him.
+
+// drainMax is how long those who dialled before a listener was closed can be accepted. Who serves until Accept says net.ErrClosed, as net/http does, needs a moment; who does not accept any more should not let them wait.
+const drainMax = 5 * time.Second
+
+type listener struct {
+	c        *Client
+	endpoint sigma.Endpoint
+	ctx      context.Context
+	cancel   context.CancelFunc
+
+	wait *os.File        // the epoll; nil if sigmad gave no socket
+	raw  syscall.RawConn // of it
+	look func(uintptr) bool
+
+	turn  chan struct{} // held by who accepts, for what follows
+	queue []arrived     // turn; that has come and was not accepted
+	sock  int           // turn; sigmad's socket; -1 = it has ended
+	lines map[int]*line // turn; by descriptor
+	pools map[uint64]*line
+	oob   []byte // turn
+	buf   []byte // turn
+
+	mu     sync.Mutex
+	closed bool        // mu
+	over   *time.Timer // mu; that ends the draining
+}
+
+// arrived is a connection that can be accepted, or was made in advance.
+type arrived struct {
+	files  []*os.File
+	from   sigma.Principal
+	ticket string
+}
+
+func (a *arrived) close() { session.CloseFiles(a.files) }
+
+// line is a proc's, with its connections that have not begun.
+type line struct {
+	fd    int
+	pool  uint64
+	ready map[uint64]arrived // by number
+}
+
+// Listen implements sigma.Endpoints.
+func (c *Client) Listen(ctx context.Context, form sigma.ConnForm) (sigma.Listener, error) {
+	l := &listener{c: c, turn: make(chan struct{}, 1), sock: -1, lines: map[int]*line{}, pools: map[uint64]*line{}}
+	pushed := true
+	reply, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallListen, func(e *sigmap.Coder) { e.Str((*string)(&form)); e.Bool(&pushed) })
+	if err != nil {
+		return nil, err
+	}
+	defer session.CloseFiles(files)
+	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.Endpoint(&l.endpoint) }); err != nil {
+		return nil, err
+	}
+	if len(files) == 1 {
+		if err := l.watch(files[0]); err != nil {
+			return nil, err
+		}
+	}
+	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if l.wait != nil {
+		context.AfterFunc(l.ctx, l.abandon)
+	}
+	return l, nil
+}
+
+// watch begins to wait for what comes on the socket, of which it makes a duplicate that Go's own poller does not know.
+func (l *listener) watch(socket *os.File) error {
+	const op = "sdk.Listen"
+	epoll, err := syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
+	if err != nil {
+		return sigma.Wrap(op, "", os.NewSyscallError("epoll_create1", err))
+	}
+	nowait.SetNonblock(epoll) // so that os waits for it
+	l.wait = os.NewFile(uintptr(epoll), "arrivals")
+	if l.raw, err = l.wait.SyscallConn(); err == nil {
+		l.sock, err = duplicate(socket)
+	}
+	if err == nil {
+		err = l.add(l.sock)
+	}
+	if err != nil {
+		l.wait.Close()
+		return sigma.Wrap(op, "", err)
+	}
+	l.look, l.oob, l.buf = l.onReady, make([]byte, syscall.CmsgSpace(4*session.FilesMax)), make([]byte, sigmap.ArrivalMax)
+	return nil
+}
+
+// duplicate gives a descriptor that is the caller's to close.
+func duplicate(f *os.File) (fd int, err error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	if e := raw.Control(func(from uintptr) {
+		n, _, no := syscall.Syscall(syscall.SYS_FCNTL, from, syscall.F_DUPFD_CLOEXEC, 0)
+		if fd = int(n); no != 0 {
+			err = os.NewSyscallError("fcntl", no)
+		}
+	}); e != nil {
+		err = e
+	}
+	return fd, err
+}
+
+// add has the epoll tell of a descriptor.
+func (l *listener) add(fd int) (err error) {
+	if e := l.raw.Control(func(epoll uintptr) {
+		err = syscall.EpollCtl(int(epoll), syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: syscall.EPOLLIN, Fd: int32(fd)})
+	}); e != nil {
+		return e
+	}
+	return os.NewSyscallError("epoll_ctl", err)
+}
+
+func (l *listener) Endpoint() sigma.Endpoint { return l.endpoint }
+func (l *listener) Addr() net.Addr           { return EndpointAddr{l.endpoint} }
+
+// Accept implements net.Listener. After Close it gives those who had dialled before, then net.ErrClosed, so that a server that shuts down leaves nobody without an answer.
+func (l *listener) Accept() (net.Conn, error) {
+	c, _, err := l.AcceptFrom(l.ctx)
+	return c, err
+}
+
+func (l *listener) AcceptFrom(ctx context.Context) (net.Conn, sigma.Principal, error) {
+	var a arrived
+	err := errEnded
+	if l.wait != nil {
+		a, err = l.next(ctx)
+	}
+	if err == errEnded { // or sigmad gave no socket; it says why
+		a, err = l.ask(ctx)
+	}
+	if err != nil {
+		return nil, sigma.Principal{}, l.acceptError(ctx, err)
+	}
+	c, err := l.c.streamOf(l.endpoint.Form, a.files, ring.Accepted, a.ticket, EndpointAddr{l.endpoint}, CallerAddr{a.from})
+	return c, a.from, err
+}
+
+// ask has sigmad answer when somebody dials.
+func (l *listener) ask(ctx context.Context) (a arrived, err error) {
+	rings := true
+	reply, files, err := l.c.call(ctx, sigmap.FileEndpoints, sigmap.CallAccept, func(e *sigmap.Coder) { e.Str((*string)(&l.endpoint.ID)); e.Bool(&rings) })
+	if err != nil {
+		return a, err
+	}
+	a.files = files
+	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.Principal(&a.from); d.Last(func() { d.Str(&a.ticket) }) }); err != nil {
+		a.close()
+		return a, err
+	}
+	return a, nil
+}
+
+// errEnded says that nothing comes on the listener's socket any more.
+var errEnded = errors.New("the listener's socket has ended")
+
+// next waits for an arrival.
+func (l *listener) next(ctx context.Context) (a arrived, err error) {
+	const op = "sdk.Accept"
+	select {
+	case l.turn <- struct{}{}:
+	case <-ctx.Done():
+		return a, sigma.Wrap(op, "", ctx.Err())
+	}
+	defer func() { <-l.turn }()
+	if ctx != l.ctx {
+		defer context.AfterFunc(ctx, func() { l.wait.SetReadDeadline(time.Now()) })()
+	}
+	for {
+		switch {
+		case len(l.queue) > 0:
+			a, l.queue = l.queue[0], l.queue[1:]
+			return a, nil
+		case ctx.Err() != nil:
+			return a, sigma.Wrap(op, "", ctx.Err())
+		case l.sock < 0:
+			return a, errEnded
+		}
+		if err := l.raw.Read(l.look); errors.Is(err, os.ErrDeadlineExceeded) { // perhaps that of a call before
+			l.wait.SetReadDeadline(time.Time{})
+		} else if err != nil {
+			return a, errEnded
+		}
+	}
+}
+
+// onReady takes what has come. It reports whether there is anything for next.
+func (l *listener) onReady(epoll uintptr) bool {
+	var events [16]syscall.EpollEvent
+	for len(l.queue) == 0 && l.sock >= 0 {
+		n := nowait.EpollWait(int(epoll), events[:])
+		if n == 0 {
+			return false
+		}
+		for _, e := range events[:n] {
+			if int(e.Fd) == l.sock {
+				l.receive()
+			} else if from := l.lines[int(e.Fd)]; from != nil {
+				l.hear(from)
+			}
+		}
+	}
+	return true
+}
+
+// receive takes one record from sigmad. It reports whether there was one.
+func (l *listener) receive() bool {
+	if l.sock < 0 {
+		return false
+	}
+	n, oobn, flags, err := nowait.Recvmsg(l.sock, l.buf, l.oob)
+	if err == syscall.EAGAIN {
+		return false
+	}
+	files := passed(l.oob[:oobn])
+	if err != nil || n == 0 {
+		session.CloseFiles(files)
+		l.end()
+		return false
+	}
+	var a sigmap.Arrival
+	if err := sigmap.Parse(l.buf[:n], func(c *sigmap.Coder) { c.Arrival(&a) }); err != nil || flags&(syscall.MSG_CTRUNC|syscall.MSG_TRUNC) != 0 { // this proc has no descriptors left
+		session.CloseFiles(files)
+		return true
+	}
+	if a.Pool != 0 {
+		l.keep(&a, files)
+	} else if len(files) > 0 && len(a.Tickets) == 1 {
+		l.queue = append(l.queue, arrived{files, a.From, a.Tickets[0]})
+	} else {
+		session.CloseFiles(files)
+	}
+	return true
+}
+
+// passed are the descriptors that came with a record.
+func passed(oob []byte) (files []*os.File) {
+	if len(oob) == 0 {
+		return nil
+	}
+	cmsgs, err := syscall.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	for i := range cmsgs {
+		fds, _ := syscall.ParseUnixRights(&cmsgs[i])
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "connection"))
+		}
+	}
+	return files
+}
+
+// keep holds connections that were made in advance until their dialler says that one begins.
+func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
+	of := l.pools[a.Pool]
+	if a.Line && len(files) > 0 && of == nil {
+		fd, err := duplicate(files[0])
+		if err == nil {
+			err = l.add(fd)
+		}
+		if err == nil {
+			of = &line{fd, a.Pool, map[uint64]arrived{}}
+			l.lines[fd], l.pools[a.Pool] = of, of
+		} else if fd >= 0 {
+			nowait.Close(fd)
+		}
+		files[0].Close()
+		files = files[1:]
+	}
+	if of != nil && len(of.ready)+len(files) > sigmap.PoolMost { // what has begun meanwhile is still on the line
+		l.hear(of)
+		of = l.pools[a.Pool]
+	}
+	if of == nil || len(files) != len(a.Tickets) || len(of.ready)+len(files) > sigmap.PoolMost { // who dials keeps no count: it dials as others do
+		session.CloseFiles(files)
+		l.drop(of)
+		return
+	}
+	for i, f := range files {
+		of.ready[a.First+uint64(i)] = arrived{[]*os.File{f}, a.From, a.Tickets[i]}
+	}
+}
+
+// hear takes what a line says, up to its end.
+func (l *listener) hear(from *line) {
+	for {
+		var number [8]byte
+		n, err := nowait.Read(from.fd, number[:])
+		if err == syscall.EAGAIN {
+			return
+		}
+		if n != len(number) || err != nil {
+			l.drop(from)
+			return
+		}
+		at := binary.LittleEndian.Uint64(number[:])
+		a, known := from.ready[at]
+		for !known && l.receive() { // sigmad gave it to us before its dialler
+			a, known = from.ready[at]
+		}
+		if l.lines[from.fd] != from {
+			return
+		}
+		if known {
+			delete(from.ready, at)
+			l.queue = append(l.queue, a)
+		}
+	}
+}
+
+// drop ends a line, and what has not begun.
+func (l *listener) drop(of *line) {
+	if of == nil || l.lines[of.fd] != of {
+		return
+	}
+	delete(l.lines, of.fd)
+	delete(l.pools, of.pool)
+	nowait.Close(of.fd) // which takes it out of the epoll
+	for _, a := range of.ready {
+		a.close()
+	}
+}
+
+// end notes that nothing comes from sigmad any more. What had begun by then is still accepted: sigmad has ended the lines before.
+func (l *listener) end() {
+	if l.sock < 0 {
+		return
+	}
+	nowait.Close(l.sock)
+	l.sock = -1
+	for _, of := range l.lines {
+		l.hear(of)
+		l.drop(of)
+	}
+}
+
+// abandon sends everybody away.
+func (l *listener) abandon() {
+	l.wait.Close() // whoever waits there leaves
+	l.turn <- struct{}{}
+	defer func() { <-l.turn }()
+	l.end()
+	for _, a := range l.queue {
+		a.close()
+	}
+	l.queue = nil
+}
+
+// acceptError makes the error of a listener that is closed what net/http and others expect.
+func (l *listener) acceptError(ctx context.Context, err error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed || ctx != l.ctx && ctx.Err() != nil {
+		return err
+	}
+	if l.over != nil {
+		l.over.Stop()
+	}
+	l.cancel()
+	return &sigma.Error{Op: "sdk.Accept", Kind: sigma.KindUnavailable, Msg: "the listener is closed", Err: net.ErrClosed}
+}
+
+// Close implements net.Listener. It can be called again.
+func (l *listener) Close() error {
+	l.mu.Lock()
+	again := l.closed
+	l.closed = true
+	l.mu.Unlock()
+	if again {
+		return nil
+	}
+	err := l.tell()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil { // sigmad has forgotten it, or is gone
+		l.cancel()
+		return err
+	}
+	l.over = time.AfterFunc(drainMax, func() {
+		l.tell()
+		l.cancel()
+	})
+	return nil
+}
+
+// tell has sigmad close the listener, or if it is closed already send those away who wait.
+func (l *listener) tell() error {
+	return l.c.do(context.Background(), sigmap.FileEndpoints, sigmap.CallClose, func(e *sigmap.Coder) { e.Str((*string)(&l.endpoint.ID)) }, nil)
+}

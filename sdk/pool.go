@@ -1,0 +1,289 @@
+package sdk
+
+import (
+	"context"
+	"encoding/binary"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"sigmaos.dev/nowait"
+	"sigmaos.dev/ring"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// Who dials the same endpoint again and again has connections made in advance, a batch with one call, and only says on a line to the listener which one begins (docs/adr/0029). So a dial is one write, and the listener's proc is woken by it.
+
+const (
+	poolAfter   = 3                // dials within poolWithin, and the next ones are made in advance
+	poolWithin  = time.Second      // the same
+	poolFirst   = 8                // that are made at first; twice as many each time that half of them are used up
+	poolIdle    = 10 * time.Second // after the last dial those that are left are closed
+	poolTick    = time.Second      // sigmad is told so often, at least, which have begun
+	poolAgain   = time.Second      // after sigmad said no it is asked again
+	poolAsking  = 5 * time.Second
+	dialledMost = 64 // endpoints whose dials are counted; with more, those that were not dialled lately are forgotten
+)
+
+// pools are a Client's.
+type pools struct {
+	mu   sync.Mutex
+	of   map[sigma.Endpoint]*pool // mu
+	over atomic.Bool
+}
+
+// pool is what there is for one endpoint.
+type pool struct {
+	c *Client
+	e sigma.Endpoint
+
+	mu     sync.Mutex
+	began  time.Time       // mu; of counting
+	count  int             // mu; dials since
+	last   time.Time       // mu; dial
+	not    time.Time       // mu; not asked before
+	want   int             // mu
+	asking bool            // mu
+	line   *os.File        // mu; nil = none yet, or it has ended
+	raw    syscall.RawConn // mu; of it
+	had    bool            // mu; sigmad may know one that has ended
+	ready  []made          // mu
+	untold int             // mu; connections that have begun since sigmad was told
+	tick   *time.Timer     // mu
+}
+
+// made is a connection that has not begun.
+type made struct {
+	file   *os.File
+	number uint64
+	ticket string
+}
+
+// gone says that it has ended: it was taken back, or its peer is gone.
+func (m *made) gone() bool {
+	raw, err := m.file.SyscallConn()
+	return err != nil || isGone(raw)
+}
+
+func isGone(socket syscall.RawConn) (gone bool) {
+	return socket.Control(func(fd uintptr) { gone = nowait.Gone(int(fd)) }) != nil || gone
+}
+
+// begin gives a connection to e that was made in advance; nil if there is none.
+func (c *Client) begin(ctx context.Context, e sigma.Endpoint) net.Conn {
+	who := &c.info.Principal
+	if e.Form != sigma.FormStream || who.Proc == "" || who.System || who.Realm != e.Realm || who.Machine != e.Machine || ctx.Err() != nil {
+		return nil
+	}
+	p := c.pools.find(c, e)
+	if p == nil {
+		return nil
+	}
+	m, ok := p.take(time.Now())
+	if !ok {
+		return nil
+	}
+	conn, err := c.streamOf(e.Form, []*os.File{m.file}, ring.Dialled, m.ticket, CallerAddr{*who}, EndpointAddr{e})
+	if err != nil {
+		return nil
+	}
+	return conn
+}
+
+func (ps *pools) find(c *Client, e sigma.Endpoint) *pool {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	p := ps.of[e]
+	if p != nil || ps.over.Load() {
+		return p
+	}
+	if len(ps.of) >= dialledMost {
+		for e, p := range ps.of {
+			if p.idle() {
+				delete(ps.of, e)
+			}
+		}
+		if len(ps.of) >= dialledMost {
+			return nil
+		}
+	}
+	if ps.of == nil {
+		ps.of = map[sigma.Endpoint]*pool{}
+	}
+	p = &pool{c: c, e: e, want: poolFirst}
+	ps.of[e] = p
+	return p
+}
+
+// idle says that nothing was dialled lately, and there is nothing to close.
+func (p *pool) idle() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.line == nil && !p.asking && time.Since(p.last) > poolWithin
+}
+
+// take has a connection begin, and more made if there are few left.
+func (p *pool) take(now time.Time) (m made, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now.Sub(p.began) > poolWithin {
+		p.began, p.count = now, 0
+	}
+	p.count++
+	p.last = now
+	for !ok && len(p.ready) > 0 {
+		m, p.ready = p.ready[0], p.ready[1:]
+		if m.gone() {
+			m.file.Close()
+			continue
+		}
+		if ok = p.sayLocked(m.number); !ok {
+			m.file.Close()
+			p.dropLocked()
+		}
+	}
+	if ok {
+		p.untold++
+	}
+	if p.count >= poolAfter && 2*len(p.ready) <= p.want && !p.asking && now.After(p.not) {
+		p.asking = true
+		go p.ask()
+	}
+	return m, ok
+}
+
+// sayLocked tells the listener that a connection begins.
+func (p *pool) sayLocked(number uint64) (ok bool) {
+	var b [8]byte
+	binary.LittleEndian.PutUint64(b[:], number)
+	return p.raw.Control(func(fd uintptr) {
+		n, err := nowait.Write(int(fd), b[:])
+		ok = n == len(b) && err == nil
+	}) == nil && ok
+}
+
+// dropLocked closes what has not begun.
+func (p *pool) dropLocked() {
+	for _, m := range p.ready {
+		m.file.Close()
+	}
+	p.ready = nil
+	if p.line != nil {
+		p.raw.Control(func(fd uintptr) { syscall.Shutdown(int(fd), syscall.SHUT_RDWR) }) // sigmad has it, too
+		p.line.Close()
+		p.line, p.had = nil, true
+	}
+}
+
+// ask has sigmad make connections. It is run once at a time.
+func (p *pool) ask() {
+	ask, over := p.asks()
+	ctx, cancel := context.WithTimeout(context.Background(), poolAsking)
+	defer cancel()
+	if over { // sigmad knows a line that has ended
+		p.tell(ctx, &sigmap.PoolAsk{Endpoint: p.e, Over: true})
+	}
+	var grant sigmap.PoolGrant
+	reply, files, err := p.c.call(ctx, sigmap.FileEndpoints, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&ask) })
+	if err == nil {
+		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.PoolGrant(&grant) })
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asking = false
+	if err == nil && grant.Line && len(files) > 0 {
+		p.dropLocked()
+		p.line, files = files[0], files[1:]
+		p.raw, err = p.line.SyscallConn()
+	}
+	if err != nil || p.line == nil || len(files) != len(grant.Tickets) || len(files) == 0 {
+		session.CloseFiles(files)
+		p.not = time.Now().Add(poolAgain)
+		return
+	}
+	for i, f := range files {
+		p.ready = append(p.ready, made{f, grant.First + uint64(i), grant.Tickets[i]})
+	}
+	p.want = min(2*p.want, sigmap.PoolMost)
+	if p.tick == nil {
+		p.tick = time.AfterFunc(poolTick, p.look)
+	}
+	if p.c.pools.over.Load() {
+		p.dropLocked()
+	}
+}
+
+// asks is what to ask for; over says that sigmad may know a line that has ended.
+func (p *pool) asks() (ask sigmap.PoolAsk, over bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ask = sigmap.PoolAsk{Endpoint: p.e, Unused: p.numbersLocked(), Count: uint32(max(p.want-len(p.ready), 1))}
+	p.untold = 0
+	over, p.had = p.had && p.line == nil, false
+	return ask, over
+}
+
+func (p *pool) numbersLocked() (unused []uint64) {
+	for _, m := range p.ready {
+		unused = append(unused, m.number)
+	}
+	return unused
+}
+
+// tell is a call that gives nothing.
+func (p *pool) tell(ctx context.Context, ask *sigmap.PoolAsk) {
+	p.c.do(ctx, sigmap.FileEndpoints, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(ask) }, nil)
+}
+
+// look tells sigmad what has begun, and closes what is not needed any more, or has ended.
+func (p *pool) look() {
+	p.mu.Lock()
+	p.ready = slices.DeleteFunc(p.ready, func(m made) bool {
+		gone := m.gone()
+		if gone {
+			m.file.Close()
+			p.untold++
+		}
+		return gone
+	})
+	ask := sigmap.PoolAsk{Endpoint: p.e}
+	tell := p.untold > 0
+	if ask.Over = p.line == nil || isGone(p.raw) || time.Since(p.last) > poolIdle; ask.Over {
+		p.dropLocked()
+		p.want, p.tick, p.had, tell = poolFirst, nil, false, true
+	} else {
+		ask.Unused = p.numbersLocked()
+		p.tick.Reset(poolTick)
+	}
+	p.untold = 0
+	busy := p.asking
+	p.mu.Unlock()
+	if tell && !busy {
+		ctx, cancel := context.WithTimeout(context.Background(), poolAsking)
+		defer cancel()
+		p.tell(ctx, &ask)
+	}
+}
+
+// close ends them all. What has begun goes on.
+func (ps *pools) close() {
+	ps.over.Store(true)
+	ps.mu.Lock()
+	of := ps.of
+	ps.of = nil
+	ps.mu.Unlock()
+	for _, p := range of {
+		p.mu.Lock()
+		p.dropLocked()
+		if p.tick != nil {
+			p.tick.Stop()
+		}
+		p.mu.Unlock()
+	}
+}
