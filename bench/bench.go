@@ -23,10 +23,11 @@ import (
 
 // Bench is one experiment.
 type Bench struct {
-	Name     string
-	Question string // that it answers, one line
-	Metrics  []string
-	run      func(ctx context.Context, r *Run) error
+	Name        string
+	Question    string // that it answers, one line
+	Metrics     []string
+	AnyMachines bool // Config.Machines counts
+	run         func(ctx context.Context, r *Run) error
 }
 
 // List gives all benches, in the order in which `all` runs them.
@@ -36,11 +37,12 @@ func List() []Bench {
 
 // Config says how to run a bench.
 type Config struct {
-	Bin     string    // directory of the programs
-	Results string    // directory for raw samples, made if missing; "" = keep none
-	Quick   bool      // end within 50 s
-	Out     io.Writer // JSON lines
-	Notes   io.Writer // for people: what happens, skipped peers
+	Bin      string    // directory of the programs
+	Results  string    // directory for raw samples, made if missing; "" = keep none
+	Quick    bool      // end within 50 s
+	Machines int       // of benches that can have any number; 0 = their own choice
+	Out      io.Writer // JSON lines
+	Notes    io.Writer // for people: what happens, skipped peers
 }
 
 // Line is one result.

@@ -25,7 +25,7 @@ import (
 // what is compared is how many per second. The table of 000: 2.03 s with all machines at hand, 6.65 and 22.07 s with growing, Lambda 1.79 and 2.26, Kubernetes 80 and 104.
 func burstBench() Bench {
 	return Bench{Name: "burst", Question: "how long until a burst of procs that reserve all cores of several machines runs?",
-		Metrics: []string{"burst_warm_s", "burst_cold_s", "burst_spin_s", "burst_start_p50_ms", "burst_procs_per_s"}, run: runBurst}
+		Metrics: []string{"burst_warm_s", "burst_cold_s", "burst_spin_s", "burst_start_p50_ms", "burst_procs_per_s"}, AnyMachines: true, run: runBurst}
 }
 
 const (
@@ -53,6 +53,9 @@ func runBurst(ctx context.Context, r *Run) (err error) {
 	blocks := 5
 	if r.Quick {
 		a.machines, a.procs, blocks = 3, 72, 3
+	}
+	if r.Machines > 0 {
+		a.machines = r.Machines
 	}
 	if a.local, err = r.buildStart(ctx); err != nil {
 		return err

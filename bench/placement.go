@@ -22,9 +22,15 @@ import (
 
 // placementBench: how many best-effort procs can one besched place in a second (001 §6.1, Table 4)? The procs are never run: a machine that is given one says at once that it ended, and
 // what it used. First the pure core alone, in one goroutine; then a besched in a process of its own over one machine's session, with machine and besched on the same cores.
-// Expected: the core is bound by maps and heaps, a few hundred nanoseconds each; the process by the codec, since calls carry many.
+// Expected: the core is bound by maps and heaps, a few hundred nanoseconds each; the process by the codec, since calls carry many. Then whole machines (placementload.go).
 func placementBench() Bench {
-	return Bench{Name: "placement", Question: "how many procs does one besched place in a second?", Metrics: []string{"core_placements_per_s", "besched_placements_per_s"}, run: runPlacement}
+	metrics := []string{"core_placements_per_s", "besched_placements_per_s", "machines_starts_per_s"}
+	for _, part := range placementLoads {
+		for _, q := range [...]string{"p50", "p90"} {
+			metrics = append(metrics, fmt.Sprintf("machines_start_%s_ms_at_%.0f", q, 100*part))
+		}
+	}
+	return Bench{Name: "placement", Question: "how many procs does one besched place in a second, and how long does a start take on several machines at 10, 50 and 90 % of their load?", Metrics: metrics, AnyMachines: true, run: runPlacement}
 }
 
 // Of the benchmark's load.
@@ -39,8 +45,16 @@ const (
 func runPlacement(ctx context.Context, r *Run) error {
 	blocks, each := 10, 3*time.Second
 	if r.Quick {
-		blocks, each = 4, 2*time.Second
+		blocks, each = 3, 1500*time.Millisecond
 	}
+	if err := r.placements(ctx, blocks, each); err != nil {
+		return err
+	}
+	return r.placementLoads(ctx)
+}
+
+// placements is the core alone and one besched.
+func (r *Run) placements(ctx context.Context, blocks int, each time.Duration) error {
 	var core, process []float64
 	b, err := r.startBesched(ctx)
 	if err != nil {

@@ -59,9 +59,16 @@ func command() *cobra.Command {
 	}}
 	root.AddCommand(list, all, serve, etcd)
 	for _, b := range bench.List() {
-		root.AddCommand(&cobra.Command{Use: b.Name, Short: b.Question, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		cmd := &cobra.Command{Use: b.Name, Short: b.Question, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+			if cfg.Machines < 0 || cfg.Machines > 50 {
+				return fmt.Errorf("--machines %d is not between 1 and 50", cfg.Machines)
+			}
 			return run(cmd.Context(), cfg, b)
-		}})
+		}}
+		if b.AnyMachines {
+			cmd.Flags().IntVar(&cfg.Machines, "machines", 0, "have `N` machines on this host (default: the bench's choice)")
+		}
+		root.AddCommand(cmd)
 	}
 	return root
 }
