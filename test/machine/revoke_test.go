@@ -9,7 +9,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// TestRevoke: an endpoint that is taken back ends the connections that procs have by it, on sockets and in memory, while they are used, and nobody dials it any more; those to another endpoint go on.
+// TestRevoke: an endpoint that is taken back ends the connections that procs have by it, on sockets and in memory, while they are used, and nobody dials it any more, nor begins what was made in advance; those to another endpoint go on.
 func TestRevoke(t *testing.T) {
 	r := connect(t, defaultRealm)
 	hold := func(word, path string) sigma.ProcID {
@@ -32,6 +32,7 @@ func TestRevoke(t *testing.T) {
 			t.Fatal(err)
 		}
 		holders := []sigma.ProcID{hold(c.hold, c.path), hold(c.hold, c.path)}
+		often := hold("dial-often", c.path)
 		begun := time.Now()
 		if err := r.Client.Revoke(r.ctx, e); err != nil {
 			t.Fatal(err)
@@ -42,6 +43,9 @@ func TestRevoke(t *testing.T) {
 			if out := r.output(id); !st.OK() || out != "it ended, after answers: true\n" {
 				t.Errorf("%s: %+v, %q", c.path, st, out)
 			}
+		}
+		if st, out := r.wait(often), r.output(often); !st.OK() || out != "refused, after dials: true\n" {
+			t.Errorf("%s, by connections made in advance: %+v, %q", c.path, st, out)
 		}
 		if st, out := r.run("goprobe", "dial", text); st.OK() || out != "unavailable: nobody listens at the endpoint\n" {
 			t.Errorf("%s is dialled again: %+v, %q", c.path, st, out)

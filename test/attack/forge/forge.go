@@ -221,14 +221,23 @@ func endpoints() []Attempt {
 	}
 	mine := func(method string) func(context.Context, *Env) error {
 		return func(ctx context.Context, e *Env) error {
-			l, err := e.C.Listen(ctx, sigma.FormStream)
+			form := sigma.FormStream // without a socket, so that it can be accepted by a call
+			payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str((*string)(&form)) })
 			if err != nil {
 				return err
 			}
-			if err := dial(ctx, e.C, l.Endpoint().String(), func(*sigma.Endpoint) {}); err != nil {
+			reply, err := e.C.Call(ctx, "/sys/endpoints", sigmap.CallListen, payload)
+			var ep sigma.Endpoint
+			if err == nil {
+				err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&ep) })
+			}
+			if err != nil {
 				return err
 			}
-			return onEndpoints(ctx, e, method, l.Endpoint().String())
+			if err := dial(ctx, e.C, ep.String(), func(*sigma.Endpoint) {}); err != nil {
+				return err
+			}
+			return onEndpoints(ctx, e, method, ep.String())
 		}
 	}
 	return []Attempt{

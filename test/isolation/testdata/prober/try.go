@@ -60,6 +60,7 @@ func attempts(ctx context.Context, c *sdk.Client, w env) (all []attempt) {
 	all = append(all, a.identities()...)
 	if w.Here {
 		all = append(all, a.tickets()...)
+		all = append(all, a.pools()...)
 	}
 	return all
 }
@@ -166,11 +167,15 @@ func (a *prober) listeners() (all []attempt) {
 	}
 	mine := func(method string) func() error {
 		return func() error {
-			l, err := a.c.Listen(a.ctx, sigma.FormStream)
+			form := sigma.FormStream // without a socket, so that it can be accepted by a call
+			var e sigma.Endpoint
+			reply, err := call(a.ctx, a.c, sigmap.CallListen, func(c *sigmap.Coder) { c.Str((*string)(&form)) })
+			if err == nil {
+				err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&e) })
+			}
 			if err != nil {
 				return err
 			}
-			e := l.Endpoint()
 			if _, err := call(a.ctx, a.c, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&e) }); err != nil { // somebody waits there
 				return err
 			}
@@ -310,4 +315,103 @@ func (a *prober) tickets() (all []attempt) {
 			}
 			return ring(sigmap.CallRing, t)
 		}})
+}
+
+// pools has connections made in advance where none may be, and uses those that may be for what they are not.
+func (a *prober) pools() (all []attempt) {
+	own, err := sigma.ParseEndpoint(a.Sibling.Stream)
+	if err != nil {
+		return nil
+	}
+	ask := func(endpoint string, change func(*sigma.Endpoint)) func() error {
+		return func() error {
+			e, err := sigma.ParseEndpoint(endpoint)
+			if err != nil {
+				return err
+			}
+			if change != nil {
+				change(&e)
+			}
+			reply, err := call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&sigmap.PoolAsk{Endpoint: e, Count: 2}) })
+			if err != nil {
+				return err
+			}
+			defer call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&sigmap.PoolAsk{Endpoint: e, Over: true}) })
+			var grant sigmap.PoolGrant
+			if err := sigmap.Parse(reply, func(c *sigmap.Coder) { c.PoolGrant(&grant) }); err != nil {
+				return err
+			}
+			if len(grant.Tickets) == 0 {
+				return errors.New("none were made")
+			}
+			return nil
+		}
+	}
+	control := ask(a.Sibling.Stream, nil)
+	add := func(what, endpoint string, change func(*sigma.Endpoint)) {
+		all = append(all, attempt{"connections in advance " + what, control, ask(endpoint, change)})
+	}
+	add("with another realm's endpoint", a.Other.Stream, nil)
+	add("with it as one's own realm's", a.Other.Stream, func(e *sigma.Endpoint) { e.Realm = own.Realm })
+	add("with it as a sibling's", a.Other.Stream, func(e *sigma.Endpoint) { e.Realm, e.Proc = own.Realm, own.Proc })
+	add("with another realm's tree", a.Other.Tree, nil)
+	add("with its tree as a stream", a.Other.Tree, func(e *sigma.Endpoint) { e.Form = sigma.FormStream })
+	add("with a guessed endpoint", a.Other.Stream, func(e *sigma.Endpoint) { e.Realm, e.ID = own.Realm, "AAAAAAAAAAAAAAAAAAAAAA" })
+	add("with a listener that was closed", a.Sibling.Closed, nil)
+	add("with a closed endpoint and another's number", a.Sibling.Closed, func(e *sigma.Endpoint) { e.ID = idOf(a.Other.Stream) })
+	// often dials so often that most connections were made in advance, and looks whom the listener takes it for.
+	me := a.c.Info().Principal
+	often := func(wrong bool) func() error {
+		return func() error {
+			for range 200 {
+				conn, err := a.c.Dial(a.ctx, own)
+				if err != nil {
+					return err
+				}
+				var realm, proc, system string
+				_, err = fmt.Fscan(conn, &realm, &proc, &system)
+				conn.Close()
+				if err != nil {
+					return err
+				}
+				if realm == string(me.Realm) && proc == string(me.Proc) && system == "false" {
+					continue
+				}
+				if wrong {
+					return nil
+				}
+				return errors.New("it was taken for another")
+			}
+			if wrong {
+				return errOneself
+			}
+			return nil
+		}
+	}
+	ticket := func(t func() string) func() error {
+		return func() error {
+			_, err := call(a.ctx, a.c, sigmap.CallRing, func(c *sigmap.Coder) { s := t(); c.Str(&s) })
+			return err
+		}
+	}
+	made := func() string {
+		reply, err := call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&sigmap.PoolAsk{Endpoint: own, Count: 1}) })
+		var grant sigmap.PoolGrant
+		if err != nil || sigmap.Parse(reply, func(c *sigmap.Coder) { c.PoolGrant(&grant) }) != nil || len(grant.Tickets) == 0 {
+			return ""
+		}
+		return grant.Tickets[0]
+	}
+	return append(all,
+		attempt{"be taken for another by a connection made in advance", often(false), often(true)},
+		attempt{"memory by the ticket of a connection made in advance, with another's realm", ticket(made), ticket(func() string {
+			return strings.Replace(made(), string(me.Realm), string(a.Other.Realm), 1)
+		})},
+		attempt{"memory by one with another number", ticket(made), ticket(func() string {
+			b := []byte(made())
+			if len(b) > 16 {
+				b[16]++
+			}
+			return string(b)
+		})})
 }

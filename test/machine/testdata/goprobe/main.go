@@ -92,6 +92,8 @@ func run(ctx context.Context, c *sdk.Client, what string, args []string) error {
 		return hold(ctx, c, args[0])
 	case "dial":
 		return dial(ctx, c, args[0])
+	case "dial-often": // until it is refused
+		return dialOften(ctx, c, args[0])
 	case "http":
 		return serveHTTP(ctx, c, args[0])
 	case "get":
@@ -281,6 +283,41 @@ func hold(ctx context.Context, c *sdk.Client, path string) error {
 			}
 		}
 	}
+}
+
+// dialOften dials an endpoint again and again, so that connections are made in advance, until it is refused; and then it has to be every time.
+func dialOften(ctx context.Context, c *sdk.Client, path string) error {
+	text, err := c.ReadLink(ctx, path)
+	if err != nil {
+		return err
+	}
+	e, err := sigma.ParseEndpoint(text)
+	if err != nil {
+		return err
+	}
+	for i := 0; ; i++ {
+		conn, err := c.Dial(ctx, e)
+		if err != nil {
+			fmt.Printf("refused, after dials: %v\n", i > 100)
+			break
+		}
+		io.ReadFull(conn, make([]byte, 1))
+		conn.Close()
+		if i == 100 {
+			if err := c.Started(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	for range 100 {
+		conn, err := c.Dial(ctx, e)
+		if err == nil {
+			conn.Close()
+			fmt.Println("dialled again")
+			break
+		}
+	}
+	return nil
 }
 
 // inRing has an echo server's answers until both directions of the connection are in memory, and then some more.
