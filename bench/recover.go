@@ -38,7 +38,7 @@ var machineFaults = [...]struct {
 }
 
 var daemonFaults = [...]struct{ metric, daemon string }{
-	{"sigmad_killed_ms", "sigmad"}, {"named_killed_ms", "named"}, {"besched_killed_ms", "besched"}, {"s3d_killed_ms", "s3d"}, {"machined_killed_ms", "machined"}, {"launcher_killed_ms", "launcher"},
+	{"sigmad_killed_ms", "sigmad"}, {"named_killed_ms", "named"}, {"besched_killed_ms", "besched"}, {"lcsched_killed_ms", "lcsched"}, {"s3d_killed_ms", "s3d"}, {"machined_killed_ms", "machined"}, {"launcher_killed_ms", "launcher"},
 }
 
 // recovery is one run of the bench.
@@ -233,8 +233,12 @@ func (a *recovery) crash(ctx context.Context, metric, daemon string) error {
 		case "machined":
 			_, err = m.Members(ctx)
 		default:
+			d := sigma.Descriptor{Program: a.program, Memory: recoverMemory}
+			if daemon == "lcsched" {
+				d.Class, d.CPU = sigma.LatencyCritical, 100
+			}
 			var ids []sigma.ProcID
-			if ids, err = client.Spawn(ctx, sigma.Descriptor{Program: a.program, Memory: recoverMemory}); err == nil {
+			if ids, err = client.Spawn(ctx, d); err == nil {
 				var st sigma.Status
 				if st, err = client.WaitExit(ctx, ids[0]); err == nil && !st.OK() {
 					err = fmt.Errorf("a proc ended as %+v", st)

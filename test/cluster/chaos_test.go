@@ -147,7 +147,7 @@ func chaosOf(t *testing.T, acts []act) {
 	cancel()
 	for i, m := range x.c.Machines() {
 		if control > 1 { // who leads has more sessions than it had
-			for _, name := range []string{"sigmad", "named", "besched", "s3d"} {
+			for _, name := range []string{"sigmad", "named", "besched", "lcsched", "s3d"} {
 				before[i]["sockets open in "+name] += socketsMore
 			}
 		}

@@ -185,7 +185,7 @@ func (x *soak) round() {
 	case at < 80:
 		x.pause()
 	case at < 92:
-		x.crash([]string{"besched", "s3d", "named"}[x.random.IntN(3)])
+		x.crash([]string{"besched", "lcsched", "s3d", "named"}[x.random.IntN(4)])
 	case at < 95:
 		x.crashLauncher()
 	case at < 98:
