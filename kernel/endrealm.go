@@ -47,6 +47,7 @@ func (k *Kernel) leaveRealm(ctx context.Context, realm sigma.RealmID, by *tree) 
 func (k *Kernel) forgetRealm(realm sigma.RealmID) {
 	k.dropNames(realm)
 	k.ledger.drop(realm)
+	defer k.events.forget(realm)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.stepLocked(schedd.RealmGone{Realm: realm})

@@ -32,6 +32,7 @@ import (
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
+	"sigmaos.dev/state"
 	"sigmaos.dev/treekit"
 	"sigmaos.dev/ux"
 )
@@ -154,12 +155,13 @@ type Kernel struct {
 	trees     map[sigma.RealmID]*realmTree        // mu; the kernel's own view of realms
 	stores    map[sigma.RealmID]*session.Client   // mu; to the object store, for trees
 	removing  map[sigma.RealmID]bool              // mu; realms that are being removed
-	initEpoch sigma.Epoch                         // mu; of the newest leader of initd that is known
-	open      map[*tree]bool                      // mu; the sessions there are
-	gids      map[sigma.RealmID]uint32            // mu
-	starts    []start                             // mu; procs that were placed and are to be started by who has mu
-	failing   time.Time                           // mu; when counting failures began
-	failures  int                                 // mu; of requests, since then
+	events    *eventLog
+	initEpoch sigma.Epoch              // mu; of the newest leader of initd that is known
+	open      map[*tree]bool           // mu; the sessions there are
+	gids      map[sigma.RealmID]uint32 // mu
+	starts    []start                  // mu; procs that were placed and are to be started by who has mu
+	failing   time.Time                // mu; when counting failures began
+	failures  int                      // mu; of requests, since then
 }
 
 type procLogs struct {
@@ -207,7 +209,7 @@ func New(cfg Config) (*Kernel, error) {
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{}, recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
-	uxQuotas.k = k
+	uxQuotas.k, k.events = k, newEventLog(cfg.Machine, time.Now)
 	if k.nothing, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
@@ -294,6 +296,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 				return err
 			}
 			k.cfg.Log.Info("machine is up", "machine", k.cfg.Machine, "memory", k.cfg.Memory.String(), "boot", time.Since(k.start).Round(time.Millisecond).String())
+			k.tellDaemon(state.EventDaemonStarted, "sigmad", 0)
 			if k.cfg.Ready != nil {
 				k.cfg.Ready()
 			}

@@ -6,6 +6,7 @@ import (
 
 	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
 )
 
 // launchers works with one launcher after another until ctx ends or the keeper is gone. What one ran has died with it.
@@ -57,6 +58,7 @@ func (k *Kernel) launchers(ctx context.Context) error {
 		}
 		if ctx.Err() == nil {
 			k.cfg.Log.Warn("the launcher died", "lost", len(lost))
+			k.tellDaemon(state.EventDaemonEnded, "launcher", 0)
 		}
 	}
 }

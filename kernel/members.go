@@ -351,6 +351,7 @@ func (k *Kernel) setRoster(epoch uint64, members []identity.Member) {
 	before, after := m.told, k.id.Roster().Members()
 	m.told = after
 	k.logChanges(before, after)
+	k.tellMembers(before, after)
 	if err := m.keeper.setControl(after); err != nil {
 		k.cfg.Log.Error("the control machines could not be noted", "err", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
+	"sigmaos.dev/state"
 )
 
 // recalledMax bounds what is remembered of the names of all realms together, so that tenants cannot fill sigmad by reading.
@@ -251,6 +252,7 @@ func (r realms) Create(ctx context.Context, id sigma.RealmID) error {
 	}
 	if err == nil {
 		r.k.leaveFresh(id)
+		r.k.events.ofSystem(state.Event{Event: state.EventRealmCreated, Realm: string(id)})
 	}
 	return err
 }
@@ -341,6 +343,7 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 		return err
 	}
 	r.k.forgetRealm(id)
+	r.k.events.ofSystem(state.Event{Event: state.EventRealmRemoved, Realm: string(id)})
 	return r.k.leaveRealmElsewhere(ctx, id) // what somebody began there meanwhile
 }
 

@@ -131,7 +131,7 @@ func (k *Kernel) registerPeerCalls() {
 		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount, peerCaps: k.peerCaps, peerLedger: k.peerLedger} {
 		k.peerCalls[name] = f
 	}
-	k.peerCalls[peerInit] = k.peerInit
+	k.peerCalls[peerInit], k.peerCalls[peerEvents] = k.peerInit, k.peerEvents
 }
 
 // followRoster tells the part of procs of each change of the roster.

@@ -88,6 +88,7 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 			go k.signal(f.Proc.Launch, f.Signal)
 		}
 	case schedd.Wake:
+		k.tellProcLocked(f.ID)
 		if ch := k.wake[f.ID]; ch != nil {
 			close(ch)
 			delete(k.wake, f.ID)

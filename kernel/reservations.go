@@ -217,6 +217,7 @@ func (r *reservations) take(ctx context.Context, b sigma.Caller) {
 			}
 		}
 		for _, f := range x.Refused {
+			k.tellRefused(f.ID, f.Why)
 			k.step(schedd.Refused{ID: f.ID, Why: f.Why})
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
+	"sigmaos.dev/state"
 )
 
 // The boot set.
@@ -87,6 +88,7 @@ func (s *service) supervise(ctx context.Context) {
 		err := s.run(ctx)
 		if err != nil && ctx.Err() == nil {
 			s.k.cfg.Log.Warn("service ended", "service", s.name, "err", err, "restart_in", wait.String())
+			s.k.tellDaemon(state.EventDaemonEnded, s.name, wait)
 		}
 		if errors.Is(err, errLauncherDied) { // nothing is wrong with it, and the keeper sees to launchers that die often
 			continue
@@ -174,6 +176,9 @@ func (s *service) started(id sigma.ProcID) {
 	if s.id == id && s.state == "starting" {
 		s.state = "running"
 		close(s.ready)
+		if s.restarts > 0 {
+			s.k.tellDaemon(state.EventDaemonStarted, s.name, 0)
+		}
 	}
 }
 

@@ -34,7 +34,7 @@ func (r *root) sysDir() sigma.File {
 func (r *root) sysNames() []string {
 	names := append(make([]string, 0, 16), sigmap.FileProcs, sigmap.FileSelf, sigmap.FileEndpoints, nameVersion)
 	if r.tree.view == nil {
-		names = append(names, sigmap.FileInit)
+		names = append(names, sigmap.FileInit, sigmap.FileEvents)
 		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameUsage, nameUsageProcs, nameLimits, nameConnections)
 	}
 	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isService(serviceMachined) {
@@ -64,6 +64,8 @@ func (r *root) sysFile(name string) sigma.File {
 		return r.namesFile()
 	case sigmap.FileInit:
 		return r.initFile()
+	case sigmap.FileEvents:
+		return r.eventsFile()
 	case nameRoster:
 		return r.rosterFile()
 	case nameVersion:

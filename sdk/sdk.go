@@ -355,6 +355,13 @@ func (c *Client) Unregister(ctx context.Context, name string) error {
 	return c.do(ctx, sigmap.FileInit, sigmap.CallInitRemove, func(e *sigmap.Coder) { e.Str(&name) }, nil)
 }
 
+// Events tells what happened lately on all machines after a position (state.Cursor as text; "" = the oldest that is remembered), oldest first, as JSON lines (state.Event): a page, or nothing if there is nothing new. A tenant is told of its realm.
+func (c *Client) Events(ctx context.Context, after string) ([]byte, error) {
+	reply, files, err := c.call(ctx, sigmap.FileEvents, sigmap.CallEvents, func(e *sigmap.Coder) { e.Str(&after) })
+	session.CloseFiles(files)
+	return reply, err
+}
+
 // Services tells what runs on the machine besides procs.
 func (c *Client) Services(ctx context.Context) (out []sigmap.Service, err error) {
 	err = c.do(ctx, sigmap.FileMachine, sigmap.CallStatus, nil, func(d *sigmap.Coder) { d.Services(&out) })

@@ -29,6 +29,7 @@ import (
 //	                set-shares RealmID, shares -> -            set-limits RealmID, RealmLimits -> -
 //	/sys/init       add        Registration -> -               rm          name -> -
 //	                look, spawn, stop (of the leader of initd; initd/calls.go)
+//	/sys/events     events     state.Cursor as text -> lines of state.Event after that, up to a page
 //	/sys/machine    status     - -> []Service                  down        - -> -
 //	                server     RealmID, name of a database, IP address and port of its server ("" = none) -> - (provider)
 //	                usage      - -> []Usage, in the order of status
@@ -42,6 +43,7 @@ const (
 	FileMachine   = "machine"
 	FileMachines  = "machines"
 	FileInit      = "init"
+	FileEvents    = "events"
 )
 
 // Methods of the well-known files.
@@ -86,6 +88,7 @@ const (
 	CallHash       = "hash"
 	CallInitAdd    = "add"
 	CallInitRemove = "rm"
+	CallEvents     = "events"
 )
 
 // RealmsPage is how many realms one list has; after fewer there are no more.

@@ -171,7 +171,7 @@ func (a *app) addCommands(root *cobra.Command) {
 		commands  []*cobra.Command
 	}{
 		{"machine", "The system on this machine:", []*cobra.Command{newUpCommand(a), newJoinCommand(a), newDownCommand(a), newStatusCommand(a), newDoctorCommand(a), newTokenCommand(a), newMachineCommand(a), newRealmCommand(a), newSnapshotCommand(a), newVersionCommand(a)}},
-		{"procs", "Procs:", []*cobra.Command{newRunCommand(a), newPsCommand(a), newLogsCommand(a), newWaitCommand(a), newKillCommand(a), newEvictCommand(a), newFreezeCommand(a), newThawCommand(a), newInspectCommand(a), newExplainCommand(a), newInitCommand(a), newCapsCommand(a), newEpCommand(a), newCallsCommand(a), newTopCommand(a), newUsageCommand(a), newTraceCommand(a), newSimCommand(a)}},
+		{"procs", "Procs:", []*cobra.Command{newRunCommand(a), newPsCommand(a), newLogsCommand(a), newWaitCommand(a), newKillCommand(a), newEvictCommand(a), newFreezeCommand(a), newThawCommand(a), newInspectCommand(a), newExplainCommand(a), newInitCommand(a), newCapsCommand(a), newEpCommand(a), newCallsCommand(a), newTopCommand(a), newEventsCommand(a), newUsageCommand(a), newTraceCommand(a), newSimCommand(a)}},
 		{"files", "Files of the realm:", append(a.completePaths(newLsCommand(a), newCatCommand(a), newPutCommand(a), newGetCommand(a), newCpCommand(a), newRmCommand(a), newMkdirCommand(a), newMvCommand(a), newStatCommand(a), newLnCommand(a), newChmodCommand(a), newWatchCommand(a)), newLeaseCommand(a), newMountCommand(a), newUnmountCommand(a), newServeCommand(a), newSQLCommand(a), newS3Command(a))},
 		{"apps", "Apps:", []*cobra.Command{newMRCommand(a)}},
 	} {

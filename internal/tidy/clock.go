@@ -26,6 +26,7 @@ var wallClock = map[string]string{
 	"kernel/viewfile.go":     "modification times",
 	"kernel/ledger.go":       "which hour it is, in which something is counted",
 	"kernel/usagefile.go":    "when a proc began and ended, which is shown",
+	"kernel/eventlog.go":     "numbers of events, which begin with the time",
 	"kernel/dir.go":          "modification times",
 	"kernel/lines.go":        "modification times",
 	"kernel/root.go":         "modification times",

@@ -98,6 +98,14 @@ func run(ctx context.Context, c *sdk.Client, what string, args []string) error {
 		return serveHTTP(ctx, c, args[0])
 	case "get":
 		return get(ctx, c, args[0])
+	case "read": // prints a file
+		h, err := c.Open(ctx, args[0], sigma.OpenRead)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		_, err = io.Copy(os.Stdout, h)
+		return err
 	case "tree":
 		return serveTree(ctx, c, args[0])
 	case "walk":

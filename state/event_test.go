@@ -1,0 +1,35 @@
+package state
+
+import (
+	"maps"
+	"testing"
+
+	"sigmaos.dev/sigma"
+)
+
+func TestCursor(t *testing.T) {
+	c := Cursor{"m1": 7, "m2": 1<<64 - 1}
+	for text, want := range map[string]Cursor{"": {}, "\n": {}, c.String(): c, c.String() + "\n": c} {
+		if got, err := ParseCursor(text); err != nil || !maps.Equal(got, want) {
+			t.Errorf("%q: %v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"m1", "m1:", "m1:x", "m1:1,", "M 1:1", "m1:-1", ":1"} {
+		if got, err := ParseCursor(text); sigma.KindOf(err) != sigma.KindInvalid {
+			t.Errorf("%q: %v, %v", text, got, err)
+		}
+	}
+}
+
+func FuzzParseCursor(f *testing.F) {
+	f.Add("m1:7,m2:8")
+	f.Fuzz(func(t *testing.T, text string) {
+		c, err := ParseCursor(text)
+		if err != nil {
+			return
+		}
+		if again, err := ParseCursor(c.String()); err != nil || !maps.Equal(c, again) {
+			t.Errorf("%q means %v, and then %v, %v", text, c, again, err)
+		}
+	})
+}
