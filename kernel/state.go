@@ -123,8 +123,9 @@ func (r *root) queuesFile() sigma.File {
 			}
 		}
 		lc, err := recall(&k.memo, "queue lc", k.askWaits)
-		if err != nil { // nobody leads, so nothing is known to wait there
+		if err != nil {
 			k.cfg.Log.Debug("no lcsched answers", "err", err)
+			lc = k.unscheduled()
 		}
 		for _, w := range lc {
 			if r.tree.principal.System || w.Realm == r.realm {
@@ -133,6 +134,25 @@ func (r *root) queuesFile() sigma.File {
 		}
 		return state.Lines(out)
 	})
+}
+
+// unscheduledMax procs are told of while nobody places them.
+const unscheduledMax = 256
+
+// unscheduled are the latency-critical procs of this home that wait while no lcsched leads.
+func (k *Kernel) unscheduled() (ws []lcsched.Waits) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, realm := range k.core.Realms() {
+		for _, p := range k.core.After(realm, 0) {
+			if p.Class == sigma.LatencyCritical && p.State == sigma.ProcQueued && !p.Guest() && len(ws) < unscheduledMax {
+				w := lcsched.Waits{Since: p.Times.Spawned, Why: "no lcsched leads: another is being elected, or the control machines have no quorum; procs that run go on"}
+				w.ID, w.Realm, w.Memory = p.ID, realm, p.Memory
+				ws = append(ws, w)
+			}
+		}
+	}
+	return ws
 }
 
 // askWaits asks the lcsched that leads what waits there.

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -59,6 +60,17 @@ func TestQuorumLost(t *testing.T) {
 		}
 	}
 
+	lc := sigma.Descriptor{Program: program, Args: []string{"stay"}, Memory: 8 * sigma.MiB, Class: sigma.LatencyCritical, CPU: 100}
+	placed, err := c.Spawn(ctx, lc)
+	must(t, err)
+	testenv.Eventually(t, "it is told why a latency-critical proc waits", func() error {
+		b, _, err := c.Get(ctx, "/sys/queues")
+		if text := string(b); err != nil || !strings.Contains(text, string(placed[0])) || !strings.Contains(text, "no lcsched leads") {
+			return fmt.Errorf("%s, %w", text, err)
+		}
+		return nil
+	})
+
 	t.Logf("quorum is gone")
 	must(t, cluster.Machine(1).Restart())
 	t.Logf("a majority is up again")
@@ -68,6 +80,8 @@ func TestQuorumLost(t *testing.T) {
 		_, err := c.Put(soon, "/after", nil, sigma.PutOptions{})
 		return err
 	})
+	must(t, c.WaitStart(ctx, placed[0]))
+	must(t, c.Kill(ctx, placed[0]))
 	if got, _, err := c.Get(ctx, "/before"); err != nil || string(got) != "acknowledged" {
 		t.Errorf("what was acknowledged before: %q, %v", got, err)
 	}

@@ -40,7 +40,6 @@ func TestEvents(t *testing.T) {
 	r.wait(ok)
 	r.wait(never)
 	s.Kill9(t, "besched")
-	r.restarted("besched")
 	var got []string
 	want := []string{"proc.started " + string(ok), "proc.ended " + string(ok), "reservation.refused " + string(never), "proc.ended " + string(never), "daemon.ended besched", "daemon.started besched"}
 	testenv.Eventually(t, "all is told", func() error {
@@ -52,6 +51,7 @@ func TestEvents(t *testing.T) {
 		}
 		return nil
 	})
+	r.restarted("besched")
 	if again := told(t, s, "-r", "watched", "--cursor-file", cursor, "--event", "proc"); len(again) != 0 {
 		t.Errorf("told again: %q", again)
 	}
