@@ -91,6 +91,7 @@ func leftBy(t *testing.T, s *testenv.System, before testenv.Census, realm string
 func TestForksDoNotEscapeAccounting(t *testing.T) {
 	r := connect(t, defaultRealm)
 	r.s.RequireLimits(t)
+	r.run("probe.c", "exit", "0") // so that what a first proc brings with it is there
 	before := r.s.Census()
 	const worked = 300 * time.Millisecond
 	id := r.spawn(r.descriptor("probe.c", "escape", fmt.Sprint(worked.Milliseconds())))[0]
