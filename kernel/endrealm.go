@@ -18,7 +18,9 @@ func (k *Kernel) endRealm(ctx context.Context, realm sigma.RealmID) error {
 	for _, p := range procs {
 		k.stepLocked(schedd.Killed{ID: p.ID})
 	}
-	k.mu.Unlock()
+	for _, s := range k.unlock() { // what waited for what was killed
+		k.sessions.Go(func() { k.startProc(s) })
+	}
 	for _, p := range procs {
 		if p.Machine != k.cfg.Machine {
 			if err := k.tell(ctx, realm, p.ID, actKill, 0); err != nil && sigma.KindOf(err) != sigma.KindNotFound {

@@ -42,6 +42,7 @@ type machine struct {
 	running map[uint64]*fakeProc // mu
 	shares  map[string]uint32    // mu; of cgroups, as sigmad has told them
 	yields  string               // mu; the groups of the last Yield
+	quotas  map[string]uint32    // mu; likewise
 	uids    map[uint32]uint64    // mu; of running procs, to the launch
 }
 
@@ -62,10 +63,11 @@ type fakeProc struct {
 // memRealms keeps a tree in memory for each realm.
 type memRealms struct {
 	mu     sync.Mutex
-	trees  map[sigma.RealmID]*memfs.Tree // mu
-	made   map[sigma.RealmID]time.Time   // mu
-	shares map[sigma.RealmID]uint32      // mu
-	auto   bool                          // realms appear with their first use, as s3d's do
+	trees  map[sigma.RealmID]*memfs.Tree       // mu
+	made   map[sigma.RealmID]time.Time         // mu
+	shares map[sigma.RealmID]uint32            // mu
+	limits map[sigma.RealmID]sigma.RealmLimits // mu
+	auto   bool                                // realms appear with their first use, as s3d's do
 }
 
 func (r *memRealms) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
@@ -110,7 +112,15 @@ func (r *memRealms) Remove(_ context.Context, id sigma.RealmID) error {
 	return nil
 }
 
-func (r *memRealms) SetLimits(context.Context, sigma.RealmID, sigma.RealmLimits) error { return nil }
+func (r *memRealms) SetLimits(_ context.Context, id sigma.RealmID, l sigma.RealmLimits) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.limits == nil {
+		r.limits = map[sigma.RealmID]sigma.RealmLimits{}
+	}
+	r.limits[id], _ = overlaid(r.limits[id], l)
+	return nil
+}
 
 func (r *memRealms) SetShares(_ context.Context, id sigma.RealmID, shares uint32) error {
 	r.mu.Lock()
@@ -126,7 +136,7 @@ func (r *memRealms) List(context.Context) (out []sigma.RealmInfo, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id := range r.trees {
-		out = append(out, sigma.RealmInfo{ID: id, Created: r.made[id], Shares: r.shares[id]})
+		out = append(out, sigma.RealmInfo{ID: id, Created: r.made[id], Shares: r.shares[id], Limits: r.limits[id]})
 	}
 	return out, nil
 }
@@ -155,7 +165,7 @@ func tryBoot(t *testing.T, cfg Config, prepare func(*machine), services ...strin
 		t.Fatal(err)
 	}
 	m := &machine{t: t, realms: &memRealms{trees: map[sigma.RealmID]*memfs.Tree{}}, objects: &memRealms{trees: map[sigma.RealmID]*memfs.Tree{}, auto: true}, procs: make(chan *fakeProc, 1000),
-		over: make(chan error, 1), running: map[uint64]*fakeProc{}, shares: map[string]uint32{}, uids: map[uint32]uint64{}}
+		over: make(chan error, 1), running: map[uint64]*fakeProc{}, shares: map[string]uint32{}, quotas: map[string]uint32{}, uids: map[uint32]uint64{}}
 	keeper, err := session.UnixConn(ours)
 	if err == nil {
 		m.keeper, err = session.UnixConn(theirs)
@@ -269,6 +279,7 @@ func (m *machine) launch(control *net.UnixConn) {
 		case 10:
 			m.mu.Lock()
 			m.shares[string(b[18:])] = binary.LittleEndian.Uint32(b[4:])
+			m.quotas[string(b[18:])] = binary.LittleEndian.Uint32(b[8:])
 			m.mu.Unlock()
 		case 12:
 			first := 6 + int(b[4])

@@ -359,6 +359,10 @@ func (r realms) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) 
 
 // SetLimits implements sigma.Realms. They are named's to keep.
 func (r realms) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.RealmLimits) error {
+	if err := r.k.canLimit(ctx, id, limits); err != nil {
+		return err
+	}
+	defer poke(r.k.shares.poke)
 	_, err := r.ask(ctx, serviceNamed, sigmap.CallSetLimits, func(e *sigmap.Coder) { e.RealmID(&id); e.RealmLimits(&limits) })
 	return err
 }

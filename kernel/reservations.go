@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -153,7 +154,14 @@ func (k *Kernel) labels() map[string]string {
 }
 
 func (r *reservations) send(ctx context.Context, b sigma.Caller) {
+	told := uint64(0)
 	for {
+		if of, now := r.k.shares.known(); now != told { // before anything else is asked for
+			if r.tellLimits(ctx, b, of) != nil {
+				return
+			}
+			told = now
+		}
 		select {
 		case <-r.work:
 		case <-ctx.Done():
@@ -195,6 +203,30 @@ func (r *reservations) send(ctx context.Context, b sigma.Caller) {
 	}
 }
 
+// limitsPage realms are told of in one call.
+const limitsPage = 512
+
+// tellLimits tells lcsched what realms may reserve.
+func (r *reservations) tellLimits(ctx context.Context, b sigma.Caller, of map[sigma.RealmID]sigma.RealmInfo) error {
+	all := []lcsched.Limits{}
+	for _, id := range slices.Sorted(maps.Keys(of)) {
+		l := of[id].Limits
+		x := lcsched.Limits{Realm: id, Max: lcsched.Amount{CPU: l.MaxCPU, Memory: l.MaxMemory}, Min: lcsched.Amount{CPU: l.MinCPU, Memory: l.MinMemory}, Reservable: lcsched.Amount{CPU: l.ReserveCPU, Memory: l.ReserveMemory}}
+		if x != (lcsched.Limits{Realm: id}) {
+			all = append(all, x)
+		}
+	}
+	for more := true; more; {
+		page := all[:min(len(all), limitsPage)]
+		all = all[len(page):]
+		more = len(all) > 0
+		if err := r.call(ctx, b, callMax, lcsched.CallLimits, func(c *sigmap.Coder) { c.Bool(&more); lcsched.CodeLimits(c, &page) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (r *reservations) call(ctx context.Context, b sigma.Caller, most time.Duration, method string, encode func(*sigmap.Coder)) error {
 	return callWithin(ctx, r.k, b, most, method, encode)
 }
@@ -213,7 +245,7 @@ func (r *reservations) take(ctx context.Context, b sigma.Caller) {
 			case j.Home.Machine == k.cfg.Machine:
 				k.step(schedd.Assigned{ID: j.ID})
 			case isProcID(j.ID):
-				k.step(schedd.Offered{ID: j.ID, Class: sigma.LatencyCritical, CPU: j.CPU, Memory: j.Memory, Home: j.Home})
+				k.step(schedd.Offered{ID: j.ID, Realm: j.Realm, Class: sigma.LatencyCritical, CPU: j.CPU, Memory: j.Memory, Home: j.Home})
 			}
 		}
 		for _, f := range x.Refused {

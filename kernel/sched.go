@@ -355,7 +355,7 @@ func (k *Kernel) granted(got *besched.Pulled) {
 		case j.Home.Machine == k.cfg.Machine:
 			k.step(schedd.Assigned{ID: j.ID})
 		case isProcID(j.ID):
-			k.step(schedd.Offered{ID: j.ID, Memory: j.Memory, Home: j.Home})
+			k.step(schedd.Offered{ID: j.ID, Realm: j.Realm, Memory: j.Memory, Home: j.Home})
 		}
 	}
 	if got.Largest > 0 {

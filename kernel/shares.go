@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sigmaos.dev/launch"
+	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 )
 
@@ -50,13 +51,35 @@ func weightOf(class sigma.Class, reserved sigma.MilliCPU) uint32 {
 // groupShares is what the launcher was told of the groups. It forgets all when the launcher dies.
 type groupShares struct {
 	mu     sync.Mutex
-	realms map[sigma.RealmID]uint32 // mu; shares that hold here, of realms that have had best-effort procs here
-	poke   chan struct{}            // shares were changed
-	came   launch.Yielded           // mu; what best-effort procs yielded, of all launchers before
-	now    launch.Yielded           // mu; of the present one
+	groups map[string]launch.Share           // mu; of realms that have had procs here, what holds
+	limits map[sigma.RealmID]sigma.RealmInfo // mu; of all realms, as known last; nil = nothing is known yet
+	told   uint64                            // mu; how often limits were others than before
+	poke   chan struct{}                     // shares were changed, or a realm has its first procs here
+	came   launch.Yielded                    // mu; what best-effort procs yielded, of all launchers before
+	now    launch.Yielded                    // mu; of the present one
 }
 
 func newGroupShares() *groupShares { return &groupShares{poke: make(chan struct{}, 1)} }
+
+// groupOfLC is the cgroup of a realm's latency-critical procs while it has a maximum.
+func groupOfLC(realm sigma.RealmID) string { return groupLC + "/" + string(realm) }
+
+// quotaLeast is what a group may use at least, or its procs would not even come to their end.
+const quotaLeast sigma.MilliCPU = 10
+
+// shareBE is what a realm's best-effort procs have: its shares, and of its maximum what its latency-critical procs have not reserved.
+func shareBE(r *sigma.RealmInfo, reserved sigma.MilliCPU) launch.Share {
+	s := launch.Share{CPUShares: max(1, r.Shares) * realmShares}
+	if most := r.Limits.MaxCPU; most > 0 {
+		s.Quota = max(quotaLeast, most-min(most, reserved))
+	}
+	return s
+}
+
+// shareLC is what a realm's latency-critical procs have while it has a maximum: what they have reserved.
+func shareLC(reserved sigma.MilliCPU) launch.Share {
+	return launch.Share{CPUShares: weightOf(sigma.LatencyCritical, reserved), Quota: max(quotaLeast, reserved)}
+}
 
 // classes tells a new launcher what the classes have.
 func (g *groupShares) classes(l *launch.Launcher) {
@@ -65,7 +88,7 @@ func (g *groupShares) classes(l *launch.Launcher) {
 	l.SetShare(groupSigmad, launch.Share{CPUShares: daemonShares})
 	l.SetShare(groupBE, launch.Share{CPUShares: beShares})
 	g.mu.Lock()
-	g.realms = map[sigma.RealmID]uint32{}
+	g.groups = map[string]launch.Share{}
 	g.came, g.now = g.sumLocked(), launch.Yielded{}
 	g.mu.Unlock()
 	l.Yield(groupLC, groupBE)
@@ -89,65 +112,120 @@ func (g *groupShares) sumLocked() launch.Yielded {
 	return launch.Yielded{Looks: g.came.Looks + g.now.Looks, Pushes: g.came.Pushes + g.now.Pushes, Waited: g.came.Waited + g.now.Waited, CPU: g.came.CPU + g.now.CPU}
 }
 
-// uses notes that a realm has best-effort procs here. Until its shares are known it has one.
-func (g *groupShares) uses(l *launch.Launcher, realm sigma.RealmID) {
-	g.mu.Lock()
-	_, known := g.realms[realm]
-	if !known && g.realms != nil {
-		g.realms[realm] = 1
-	}
-	g.mu.Unlock()
-	if !known && l != nil {
-		l.SetShare(groupBE+"/"+string(realm), launch.Share{CPUShares: realmShares})
-	}
-}
-
-// set makes the shares of realms those of all.
-func (g *groupShares) set(l *launch.Launcher, all []sigma.RealmInfo) {
-	g.mu.Lock()
-	changed := map[sigma.RealmID]uint32{}
-	for _, r := range all {
-		if now, here := g.realms[r.ID]; here && now != max(1, r.Shares) {
-			g.realms[r.ID] = max(1, r.Shares)
-			changed[r.ID] = max(1, r.Shares)
-		}
-	}
-	g.mu.Unlock()
-	for id, shares := range changed {
-		l.SetShare(groupBE+"/"+string(id), launch.Share{CPUShares: shares * realmShares})
-	}
-}
-
-// here counts the realms that set can change.
-func (g *groupShares) here() int {
+// uses notes that a realm has procs of a class here, and gives the group that they go to. reserved is of the realm, with what is about to start.
+func (g *groupShares) uses(l *launch.Launcher, realm sigma.RealmID, class sigma.Class, reserved sigma.MilliCPU) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return len(g.realms)
+	r := g.limits[realm]
+	group := groupOf(realm, class)
+	if class == sigma.LatencyCritical {
+		if r.Limits.MaxCPU == 0 {
+			return group
+		}
+		group = groupOfLC(realm)
+		g.tellLocked(l, group, shareLC(reserved))
+	}
+	if _, known := g.groups[groupOf(realm, sigma.BestEffort)]; !known && class == sigma.BestEffort {
+		poke(g.poke) // what is known of it may be old
+	}
+	if class == sigma.BestEffort || r.Limits.MaxCPU > 0 {
+		g.tellLocked(l, groupOf(realm, sigma.BestEffort), shareBE(&r, reserved))
+	}
+	return group
 }
 
-// watchShares keeps the weights of realms here what their shares are, until ctx ends. Alone a realm has all that there is, so nothing is asked for.
+// tellLocked tells the launcher of a group, if that is news.
+func (g *groupShares) tellLocked(l *launch.Launcher, group string, s launch.Share) {
+	if now, known := g.groups[group]; g.groups != nil && l != nil && (!known || now != s) {
+		g.groups[group] = s
+		l.SetShare(group, s)
+	}
+}
+
+// set makes the shares and limits of realms those of all. It reports whether limits are others than before.
+func (g *groupShares) set(l *launch.Launcher, all []sigma.RealmInfo, reserved func(sigma.RealmID) sigma.MilliCPU) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	before, changed := g.limits, g.limits == nil
+	g.limits = make(map[sigma.RealmID]sigma.RealmInfo, len(all))
+	for i := range all {
+		r := &all[i]
+		r.Procs = 0
+		g.limits[r.ID] = *r
+		changed = changed || before[r.ID].Limits != r.Limits
+		if _, here := g.groups[groupOf(r.ID, sigma.BestEffort)]; here {
+			g.tellLocked(l, groupOf(r.ID, sigma.BestEffort), shareBE(r, reserved(r.ID)))
+		}
+		if _, here := g.groups[groupOfLC(r.ID)]; here {
+			if r.Limits.MaxCPU > 0 {
+				g.tellLocked(l, groupOfLC(r.ID), shareLC(reserved(r.ID)))
+			} else { // those that were put there are still there
+				g.tellLocked(l, groupOfLC(r.ID), launch.Share{CPUShares: shareLC(reserved(r.ID)).CPUShares})
+			}
+		}
+	}
+	if changed = changed || len(before) != len(all); changed {
+		g.told++
+	}
+	return changed
+}
+
+// known is what was heard last of all realms' limits, and how often they have changed; 0 = nothing was heard.
+func (g *groupShares) known() (map[sigma.RealmID]sigma.RealmInfo, uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.limits, g.told
+}
+
+// limitsIdle is how often limits are looked at while nothing runs here.
+const limitsIdle = 5 * time.Second
+
+// watchShares keeps the weights and maxima of realms here what they are to be, until ctx ends, and tells schedd and lcsched of limits.
 func (k *Kernel) watchShares(ctx context.Context) {
-	wait := sharesEvery
+	wait, looked := sharesEvery, time.Time{}
 	for {
+		poked := false
 		select {
 		case <-time.After(wait):
 		case <-k.shares.poke:
+			poked = true
 		case <-ctx.Done():
 			return
 		}
 		k.mu.Lock()
 		l, running := k.launcher, k.core.Running()
 		k.mu.Unlock()
-		if l == nil || running == 0 || k.shares.here() < 2 {
+		if !poked && running == 0 && time.Since(looked) < limitsIdle {
 			continue
 		}
-		began := time.Now()
+		looked = time.Now()
 		asked, cancel := context.WithTimeout(ctx, callMax)
 		all, err := realms{k, nil}.list(asked)
 		cancel()
 		if err == nil { // else what holds stands
-			k.shares.set(l, all)
+			k.setRealms(l, all)
 		}
-		wait = max(sharesEvery, 50*time.Since(began)) // with very many realms less often
+		wait = max(sharesEvery, 50*time.Since(looked)) // with very many realms less often
 	}
+}
+
+// setRealms takes what holds for realms from now on.
+func (k *Kernel) setRealms(l *launch.Launcher, all []sigma.RealmInfo) {
+	k.mu.Lock()
+	reserved := map[sigma.RealmID]sigma.MilliCPU{}
+	for i := range all {
+		reserved[all[i].ID] = k.core.ReservedBy(all[i].ID)
+	}
+	k.mu.Unlock()
+	if !k.shares.set(l, all, func(r sigma.RealmID) sigma.MilliCPU { return reserved[r] }) {
+		return
+	}
+	of := map[sigma.RealmID]sigma.Bytes{}
+	for i := range all {
+		if most := all[i].Limits.MaxMemory; most > 0 {
+			of[all[i].ID] = most
+		}
+	}
+	k.step(schedd.Maxima{Memory: of})
+	poke(k.reserved.work) // lcsched is told
 }

@@ -99,12 +99,9 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 		profile = launch.ProfileLinux
 	}
 	req := launch.Request{ID: c.launch, Weaken: k.weaken(p.Descriptor.Env), Profile: profile, GID: k.gid(p.Realm), PidsMax: pidsMax, Memory: p.Memory, CPUShares: weightOf(p.Class, p.Descriptor.CPU), NoFile: noFileMax,
-		Group: groupOf(p.Realm, p.Class), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
+		Group: k.groupFor(p), Args: append([]string{p.Name}, p.Descriptor.Args...), Program: program,
 		Env:    append([]string{"SIGMA_PROC_ID=" + string(p.ID), "SIGMA_REALM=" + string(p.Realm), "SIGMA_MACHINE=" + string(k.cfg.Machine), "SIGMA_CLASS=" + p.Class.String()}, environment(p.Descriptor)...),
 		Passed: []launch.Passed{{FD: c.outW, Target: 1}, {FD: c.errW, Target: 2}, {FD: c.theirs, Target: 3}}}
-	if p.Class == sigma.BestEffort {
-		k.shares.uses(k.living(), p.Realm)
-	}
 	k.step(schedd.LaunchAsked{ID: p.ID, Launch: c.launch})
 	err = k.launch(ctx, req)
 	nowait.Close(c.outW)
@@ -119,6 +116,14 @@ func (k *Kernel) tryStart(ctx context.Context, p *schedd.Proc, l *procLogs) erro
 	k.outputs.Begin(c.out, c.err)
 	c.listen()
 	return nil
+}
+
+// groupFor is the cgroup that a proc is started in, which has what it is to have.
+func (k *Kernel) groupFor(p *schedd.Proc) string {
+	k.mu.Lock()
+	reserved := k.core.ReservedBy(p.Realm)
+	k.mu.Unlock()
+	return k.shares.uses(k.living(), p.Realm, p.Class, reserved)
 }
 
 // child is the kernel's side of a proc that the launcher was asked for.
@@ -289,7 +294,9 @@ func (c *child) tellGone(e schedd.Event) {
 		k.ledger.uses(time.Now(), p.ID, p.Usage.UserTime+p.Usage.SystemTime, true)
 	}
 	k.endedLocked(c.who.Proc)
-	k.mu.Unlock()
+	for _, s := range k.unlock() { // what waited for the memory
+		k.sessions.Go(func() { k.startProc(s) })
+	}
 }
 
 // wallTime turns the launcher's CLOCK_MONOTONIC into a time.

@@ -341,5 +341,5 @@ func (k *Kernel) limitsOf(i *sigma.RealmInfo, names *sigma.RealmLimits) (out []s
 	} {
 		out = append(out, state.Limit{Realm: string(i.ID), Limit: l.limit, Max: l.most, Used: l.used})
 	}
-	return out
+	return append(out, k.computeLimits(i)...)
 }

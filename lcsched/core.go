@@ -139,6 +139,9 @@ type machine struct {
 	held     map[sigma.ProcID]*reservation
 	heldCPU  sigma.MilliCPU
 	heldMem  sigma.Bytes
+	of       map[sigma.RealmID]Amount // what is held, by realms
+	pieces   map[sigma.RealmID]Amount // kept for realms' minima, what these have reserved included
+	aside    Amount                   // of pieces, what is not reserved
 	lent     sigma.Bytes
 	keptFor  *waiting
 	declined sigma.ProcID // by which it was said last that there is no room; it is not granted that again before something changes
@@ -173,12 +176,14 @@ type Core struct {
 	known    map[sigma.ProcID]*waiting
 	at       map[sigma.ProcID]int       // machines where it is reserved: more than one while a former leader's grant is being given back
 	spread   map[group]map[*machine]int // how many procs of a group are at a machine
-	freed    map[*machine]bool          // in this step; nobody who waited before fits anywhere else
+	limits   map[sigma.RealmID]Limits
+	of       map[sigma.RealmID]Amount // reserved at all machines
+	freed    map[*machine]bool        // in this step; nobody who waited before fits anywhere else
 }
 
 // NewCore makes the state of a leader that has heard of nothing.
 func NewCore() *Core {
-	return &Core{machines: map[sigma.MachineID]*machine{}, known: map[sigma.ProcID]*waiting{}, at: map[sigma.ProcID]int{}, spread: map[group]map[*machine]int{}, freed: map[*machine]bool{}}
+	return &Core{machines: map[sigma.MachineID]*machine{}, known: map[sigma.ProcID]*waiting{}, at: map[sigma.ProcID]int{}, spread: map[group]map[*machine]int{}, limits: map[sigma.RealmID]Limits{}, of: map[sigma.RealmID]Amount{}, freed: map[*machine]bool{}}
 }
 
 // Waits is a job that waits, and why.
@@ -280,6 +285,9 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 				c.queue = append([]*waiting{w}, c.queue...)
 			}
 		}
+	case Limited:
+		c.limited(e)
+		look = true
 	case Lent:
 		if m := c.attends(e.Life); m != nil {
 			m.lent = e.Memory
@@ -288,6 +296,7 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 	if look {
 		c.forgetAbsent(now)
 	}
+	c.assign()
 	out := c.place(now, look)
 	for n := 0; len(out) > n; { // a machine that was kept for one of them is everybody's now
 		n = len(out)
@@ -314,7 +323,7 @@ func (c *Core) attended(now time.Time, e Attended) {
 	if m := c.machines[e.Life.Machine]; m != nil && m.left.IsZero() {
 		c.gone(now, m.life)
 	}
-	m := &machine{life: e.Life, cpu: e.CPU, memory: e.Memory, labels: e.Labels, closed: e.Closed, lent: e.Lent, held: map[sigma.ProcID]*reservation{}}
+	m := &machine{life: e.Life, cpu: e.CPU, memory: e.Memory, labels: e.Labels, closed: e.Closed, lent: e.Lent, held: map[sigma.ProcID]*reservation{}, of: map[sigma.RealmID]Amount{}}
 	c.machines[e.Life.Machine] = m
 	c.freed[m] = true
 	for _, h := range e.Held {
@@ -367,6 +376,9 @@ func (c *Core) hold(m *machine, r *reservation) {
 	m.held[r.ID] = r
 	m.heldCPU += r.CPU
 	m.heldMem += r.Memory
+	a := Amount{r.CPU, r.Memory}
+	m.of[r.Realm], c.of[r.Realm] = m.of[r.Realm].plus(a), c.of[r.Realm].plus(a)
+	m.setAside()
 	c.at[r.ID]++
 	g := group{r.Realm, r.Name}
 	if c.spread[g] == nil {
@@ -387,6 +399,18 @@ func (c *Core) release(m *machine, id sigma.ProcID) {
 	}
 	m.heldCPU -= r.CPU
 	m.heldMem -= r.Memory
+	a := Amount{r.CPU, r.Memory}
+	for _, of := range []map[sigma.RealmID]Amount{m.of, c.of} {
+		if of[r.Realm] = of[r.Realm].less(a); of[r.Realm] == (Amount{}) {
+			delete(of, r.Realm)
+		}
+	}
+	m.setAside()
+	if l := c.limits[r.Realm]; l.Reservable != (Amount{}) { // another may go on anywhere
+		for _, other := range c.machines {
+			c.freed[other] = true
+		}
+	}
 	g := group{r.Realm, r.Name}
 	if c.spread[g][m]--; c.spread[g][m] == 0 {
 		delete(c.spread[g], m)
@@ -441,9 +465,13 @@ func (m *machine) has(labels []string) bool {
 	})
 }
 
-// takes reports whether a job fits into what is not reserved.
-func (m *machine) takes(w *waiting) bool {
-	return m.left.IsZero() && !m.closed && (m.keptFor == nil || m.keptFor == w) && m.declined != w.ID && w.CPU <= m.cpu-min(m.cpu, m.heldCPU) && w.Memory <= m.memory-min(m.memory, m.heldMem) && m.has(w.Where)
+// takes reports whether a job fits into what is not reserved, nor kept for other realms, and its realm may have it there.
+func (c *Core) takes(m *machine, w *waiting) bool {
+	if !m.left.IsZero() || m.closed || m.keptFor != nil && m.keptFor != w || m.declined == w.ID || !m.has(w.Where) {
+		return false
+	}
+	free := m.free(w.Realm)
+	return w.CPU <= free.CPU && w.Memory <= free.Memory && m.of[w.Realm].plus(w.amount()).within(c.limits[w.Realm].Max)
 }
 
 // crowd counts the procs of a job's group in the failure domain of a machine.
@@ -469,8 +497,11 @@ func (c *Core) best(w *waiting, of iter.Seq[*machine]) (best *machine) {
 		name          sigma.MachineID
 	}
 	var least rank
+	if why, _ := c.barred(&w.Job); why != "" {
+		return nil
+	}
 	for m := range of {
-		if !m.takes(w) {
+		if !c.takes(m, w) {
 			continue
 		}
 		r := rank{crowd: c.crowd(w, m), left: m.cpu - m.heldCPU, memory: m.memory - m.heldMem, name: m.life.Machine}
@@ -486,6 +517,9 @@ func (c *Core) best(w *waiting, of iter.Seq[*machine]) (best *machine) {
 
 // keep reserves for a job the machine with the most room of those that are large enough: nobody else is placed there. Half of the machines at most are kept, but one always may be.
 func (c *Core) keep(w *waiting) {
+	if why, _ := c.barred(&w.Job); why != "" { // by its own realm
+		return
+	}
 	var best *machine
 	n, kept := 0, 0
 	for _, m := range c.machines {
@@ -497,7 +531,7 @@ func (c *Core) keep(w *waiting) {
 			kept++
 			continue
 		}
-		if w.CPU > m.cpu || w.Memory > m.memory || !m.has(w.Where) {
+		if whole := m.whole(w.Realm); w.CPU > whole.CPU || w.Memory > whole.Memory || !m.has(w.Where) {
 			continue
 		}
 		if best == nil || cmp.Or(-cmp.Compare(m.cpu-min(m.cpu, m.heldCPU), best.cpu-min(best.cpu, best.heldCPU)), -cmp.Compare(m.memory-min(m.memory, m.heldMem), best.memory-min(best.memory, best.heldMem)), cmp.Compare(m.life.Machine, best.life.Machine)) < 0 {
@@ -511,6 +545,9 @@ func (c *Core) keep(w *waiting) {
 
 // lacks says what a job waits for, and whether it would for ever.
 func (c *Core) lacks(j *Job) (why string, never bool) {
+	if why, never = c.barred(j); why != "" {
+		return why, never
+	}
 	var named, cores, memory, both int
 	var mostCPU sigma.MilliCPU
 	var mostMemory sigma.Bytes
@@ -544,7 +581,14 @@ func (c *Core) lacks(j *Job) (why string, never bool) {
 	case both == 0:
 		return fmt.Sprintf("it reserves %v cores and %v of memory; no single %s has both", cpus(j.CPU), j.Memory, of), true
 	}
-	return fmt.Sprintf("what is reserved leaves no %s with %v cores and %v of memory", of, cpus(j.CPU), j.Memory), false
+	reserved := "what is reserved"
+	for _, m := range c.machines {
+		if m.whole(j.Realm) != (Amount{m.cpu, m.memory}) {
+			reserved += ", or kept for realms by their minima,"
+			break
+		}
+	}
+	return fmt.Sprintf("%s leaves no %s with %v cores and %v of memory", reserved, of, cpus(j.CPU), j.Memory), false
 }
 
 func cpus(c sigma.MilliCPU) string {

@@ -24,6 +24,7 @@ import (
 //	released  []ProcID -> -    reservations that are over
 //	declined  ProcID -> -      what was granted has no room here
 //	lent      bytes -> -       memory that best-effort procs hold
+//	limits    more, []Limits -> -   of all realms that have any, in one call or several
 //	waiting   - -> []Waits     what waits; of anybody
 const (
 	CallLeads    = "leads"
@@ -34,6 +35,7 @@ const (
 	CallReleased = "released"
 	CallDeclined = "declined"
 	CallLent     = "lent"
+	CallLimits   = "limits"
 	CallWaiting  = "waiting"
 )
 
@@ -171,6 +173,8 @@ type visit struct {
 
 	life sigma.Life // Service.mu; set before begun
 	next Next       // Service.mu; not fetched yet
+
+	limits []Limits // Service.mu; that were told so far
 }
 
 var _ sigma.Tree = (*Service)(nil)
@@ -263,8 +267,23 @@ func (v *visit) call(ctx context.Context, method string, payload []byte) ([]byte
 	if s.attending[v.machine] != v {
 		return nil, notLeading()
 	}
-	s.stepLocked(e(v.life))
+	if ev := e(v.life); ev != nil {
+		s.stepLocked(ev)
+	}
 	return nil, nil
+}
+
+// limitsMost bounds the realms whose limits a machine tells: more than there are.
+const limitsMost = 1 << 20
+
+// limit collects what a machine tells of limits; nil: there is more to come. Service.mu is held.
+func (v *visit) limit(more bool, ls []Limits) Event {
+	if v.limits = append(v.limits, ls...); more && len(v.limits) < limitsMost {
+		return nil
+	}
+	all := v.limits
+	v.limits = nil
+	return Limited{all}
 }
 
 // event reads what a machine says, in whatever life it is.
@@ -294,6 +313,11 @@ func (v *visit) event(method string, payload []byte) (of func(sigma.Life) Event,
 		var memory sigma.Bytes
 		err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64((*uint64)(&memory)) })
 		of = func(l sigma.Life) Event { return Lent{l, memory} }
+	case CallLimits:
+		var more bool
+		var ls []Limits
+		err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.Bool(&more); CodeLimits(c, &ls) })
+		of = func(sigma.Life) Event { return v.limit(more, ls) }
 	default:
 		err = sigma.Errorf("lcsched.Call", sigma.KindUnsupported, "no method %.50q", method)
 	}

@@ -28,7 +28,9 @@ func (cfg Config) limits() sigma.RealmLimits {
 // overlay gives the defaults d for what l leaves open.
 func overlay(d, l sigma.RealmLimits) sigma.RealmLimits {
 	return sigma.RealmLimits{Names: cmp.Or(l.Names, d.Names), Bytes: cmp.Or(l.Bytes, d.Bytes), Watches: cmp.Or(l.Watches, d.Watches), Leases: cmp.Or(l.Leases, d.Leases),
-		Sessions: cmp.Or(l.Sessions, d.Sessions), Handles: cmp.Or(l.Handles, d.Handles), Scratch: cmp.Or(l.Scratch, d.Scratch)}
+		Sessions: cmp.Or(l.Sessions, d.Sessions), Handles: cmp.Or(l.Handles, d.Handles), Scratch: cmp.Or(l.Scratch, d.Scratch),
+		MaxCPU: cmp.Or(l.MaxCPU, d.MaxCPU), MaxMemory: cmp.Or(l.MaxMemory, d.MaxMemory), MinCPU: cmp.Or(l.MinCPU, d.MinCPU), MinMemory: cmp.Or(l.MinMemory, d.MinMemory),
+		ReserveCPU: cmp.Or(l.ReserveCPU, d.ReserveCPU), ReserveMemory: cmp.Or(l.ReserveMemory, d.ReserveMemory)}
 }
 
 func (s *step) limits() sigma.RealmLimits { return overlay(s.base.limits, s.rec.limits) }
@@ -97,21 +99,35 @@ func (o limitsOp) apply(s *step, _ time.Time) reply {
 			*to = n
 		}
 	}
-	bytes, scratch := uint64(l.Bytes), uint64(l.Scratch)
+	memory := func(to *sigma.Bytes, n sigma.Bytes) { set((*uint64)(to), uint64(n)) }
+	cpu := func(to *sigma.MilliCPU, n sigma.MilliCPU) {
+		switch n {
+		case 0:
+		case sigma.LimitCPUDefault:
+			*to = 0
+		default:
+			*to = n
+		}
+	}
 	set(&l.Names, o.limits.Names)
-	set(&bytes, uint64(o.limits.Bytes))
+	memory(&l.Bytes, o.limits.Bytes)
 	set(&l.Watches, o.limits.Watches)
 	set(&l.Leases, o.limits.Leases)
 	set(&l.Sessions, o.limits.Sessions)
 	set(&l.Handles, o.limits.Handles)
-	set(&scratch, uint64(o.limits.Scratch))
-	l.Bytes, l.Scratch = sigma.Bytes(bytes), sigma.Bytes(scratch)
+	memory(&l.Scratch, o.limits.Scratch)
+	cpu(&l.MaxCPU, o.limits.MaxCPU)
+	memory(&l.MaxMemory, o.limits.MaxMemory)
+	cpu(&l.MinCPU, o.limits.MinCPU)
+	memory(&l.MinMemory, o.limits.MinMemory)
+	cpu(&l.ReserveCPU, o.limits.ReserveCPU)
+	memory(&l.ReserveMemory, o.limits.ReserveMemory)
 	s.rec.limits, s.stored = l, true
 	o.at.limits.Store(&l)
 	return reply{}
 }
 
-func (o limitsOp) size() int { return 40 }
+func (o limitsOp) size() int { return 80 }
 
 // limitsInForce are those that are stored, and the defaults of the others.
 func (s *slot) limitsInForce() sigma.RealmLimits {

@@ -158,6 +158,9 @@ func (r *realmRecord) encode() []byte {
 		if l.Scratch != 0 {
 			b[1] |= flagScratch
 		}
+		if computes(l) {
+			b[1] |= flagCompute
+		}
 	}
 	for _, v := range []uint64{r.number, uint64(r.created), r.claims, r.nextID, r.seq} {
 		b = binary.AppendUvarint(b, v)
@@ -175,6 +178,11 @@ func (r *realmRecord) encode() []byte {
 		if b[1]&flagScratch != 0 {
 			b = binary.AppendUvarint(b, uint64(l.Scratch))
 		}
+		if b[1]&flagCompute != 0 {
+			for _, v := range []uint64{uint64(l.MaxCPU), uint64(l.MaxMemory), uint64(l.MinCPU), uint64(l.MinMemory), uint64(l.ReserveCPU), uint64(l.ReserveMemory)} {
+				b = binary.AppendUvarint(b, v)
+			}
+		}
 	}
 	return b
 }
@@ -186,8 +194,14 @@ const (
 	flagLimits   // they follow
 	flagMoreLimits
 	flagScratch
+	flagCompute // maxima, minima and what can be reserved
 	flagsEnd
 )
+
+// computes reports whether any limit of processors and memory is set.
+func computes(l sigma.RealmLimits) bool {
+	return l.MaxCPU|l.MinCPU|l.ReserveCPU != 0 || l.MaxMemory|l.MinMemory|l.ReserveMemory != 0
+}
 
 func decodeRealm(b []byte) (realmRecord, error) {
 	d := decoder{b: b}
@@ -207,8 +221,16 @@ func decodeRealm(b []byte) (realmRecord, error) {
 		if flags&flagScratch != 0 {
 			r.limits.Scratch = sigma.Bytes(d.bounded(uint64(sigma.LimitScratchMax)))
 		}
+		if flags&flagCompute != 0 {
+			cpu := func() sigma.MilliCPU { return sigma.MilliCPU(d.bounded(uint64(sigma.LimitCPUMax))) }
+			memory := func() sigma.Bytes { return sigma.Bytes(d.bounded(uint64(sigma.LimitMemoryMax))) }
+			l := &r.limits
+			l.MaxCPU, l.MaxMemory = cpu(), memory()
+			l.MinCPU, l.MinMemory = cpu(), memory()
+			l.ReserveCPU, l.ReserveMemory = cpu(), memory()
+		}
 	}
-	if flags >= flagsEnd || flags&flagMoreLimits != 0 && r.limits.Sessions|r.limits.Handles == 0 || flags&flagScratch != 0 && r.limits.Scratch == 0 || flags&flagLimits != 0 && r.limits == (sigma.RealmLimits{}) || flags&flagShares != 0 && r.shares == 0 || r.number == 0 || r.nextID < 2 {
+	if flags >= flagsEnd || flags&flagMoreLimits != 0 && r.limits.Sessions|r.limits.Handles == 0 || flags&flagScratch != 0 && r.limits.Scratch == 0 || flags&flagCompute != 0 && !computes(r.limits) || flags&flagLimits != 0 && r.limits == (sigma.RealmLimits{}) || flags&flagShares != 0 && r.shares == 0 || r.number == 0 || r.nextID < 2 {
 		d.fail("impossible values")
 	}
 	return r, d.end("realm")

@@ -93,6 +93,10 @@ func (c *Core) CanSpawn(realm sigma.RealmID, ds []sigma.Descriptor) error {
 			return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("memory %v can never be admitted: the largest machine has %v for best-effort procs", memoryOf(d), largest),
 				Hint: "ask for less memory"}
 		}
+		if most, _ := c.Most(realm); most > 0 && memoryOf(d) > most {
+			return &sigma.Error{Op: "schedd.CanSpawn", Realm: realm, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("memory %v can never be admitted: the realm may have %v at each machine", memoryOf(d), most),
+				Hint: "ask for less memory; the provider raises it with: sigma realm set --max-memory SIZE REALM"}
+		}
 		waiting += sizeOf(d)
 	}
 	if r := c.realms[realm]; r != nil {

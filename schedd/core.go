@@ -65,6 +65,7 @@ type Proc struct {
 	owed    bool       // the home has not been told of its end
 	doomed  bool       // it dies with this machine's life
 	sent    time.Time  // to besched, last
+	back    bool       // it is kept back here (maxima)
 
 	Shard besched.Shard // to which it was sent last; "" = to none
 }
@@ -104,9 +105,12 @@ type Core struct {
 	swept    time.Time                // when all realms were last looked through for what is too old
 
 	reserved reserved
+	maxima   maxima
 	expected map[sigma.ProcID]sigma.Bytes          // procs that may become guests, and what they are charged with
 	least    map[sigma.MachineID]sigma.Incarnation // of each member, the first life that is not over; nil before the first Members
 	boots    map[sigma.Life]uint64                 // of other machines' sigmads, the last that is known
+
+	expectedOf map[sigma.ProcID]sigma.RealmID // whose those are
 }
 
 // realm is what one realm has, so that none makes another's procs be forgotten early, nor another's listings slow.
@@ -123,7 +127,7 @@ type realm struct {
 // NewCore makes the state of a machine that has capacity memory for best-effort procs.
 func NewCore(machine sigma.MachineID, capacity sigma.Bytes) *Core {
 	return &Core{machine: machine, capacity: capacity, procs: map[sigma.ProcID]*Proc{}, realms: map[sigma.RealmID]*realm{},
-		reserved: reserved{by: map[sigma.ProcID]*reservation{}}, expected: map[sigma.ProcID]sigma.Bytes{}, boots: map[sigma.Life]uint64{}}
+		reserved: reserved{by: map[sigma.ProcID]*reservation{}, of: map[sigma.RealmID]sigma.MilliCPU{}}, maxima: newMaxima(), expected: map[sigma.ProcID]sigma.Bytes{}, expectedOf: map[sigma.ProcID]sigma.RealmID{}, boots: map[sigma.Life]uint64{}}
 }
 
 // Free is the memory that procs can still be admitted to.
@@ -170,6 +174,8 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		}
 	case Cores:
 		c.reserved.most = e.CPU
+	case Maxima:
+		return c.setMaxima(now, e.Memory)
 	case LCSchedulerLost:
 		return c.requeueClass(now, now, sigma.LatencyCritical)
 	case Largest:
@@ -201,9 +207,17 @@ func (c *Core) stepProc(now time.Time, p *Proc, e Event) []Effect {
 			return c.unwanted(p.ID, p.Class) // one pid never starts twice
 		}
 		if p.Class == sigma.LatencyCritical {
-			return c.reserve(now, reservation{id: p.ID, cpu: p.CPU, memory: p.Memory})
+			return c.reserve(now, reservation{id: p.ID, realm: p.Realm, cpu: p.CPU, memory: p.Memory})
+		}
+		if !c.may(p.Realm, p.Memory) {
+			c.keepBack(now, p)
+			return nil
 		}
 		if p.Memory > c.Free() { // what was placed since the credit was parked took its place
+			if p.back {
+				c.notBack(p)
+				c.queued++
+			}
 			return []Effect{c.enqueue(now, p)}
 		}
 		c.leavesQueue(p)
@@ -270,7 +284,7 @@ func (c *Core) stepProc(now time.Time, p *Proc, e Event) []Effect {
 			return c.end(now, p, sigma.Status{Code: sigma.StatusError, ExitCode: 125, Kind: sigma.KindTooBig, Msg: e.Why})
 		}
 	case Declined:
-		if p.State == sigma.ProcQueued {
+		if p.State == sigma.ProcQueued && !p.back {
 			return []Effect{c.enqueue(now, p)}
 		}
 	}

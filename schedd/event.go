@@ -177,6 +177,8 @@ type (
 	Cores struct{ CPU sigma.MilliCPU }
 	// LCSchedulerLost: lcsched died, or leads no more, with what was queued there.
 	LCSchedulerLost struct{}
+	// Maxima: these realms may have so much of the machine's memory at most. Those that are not named may have all.
+	Maxima struct{ Memory map[sigma.RealmID]sigma.Bytes }
 	// Largest: the largest machine has so much memory for best-effort procs.
 	Largest struct{ Memory sigma.Bytes }
 	// ShardFound: this machine attends a besched from now on. What could be sent to none is.
@@ -194,6 +196,7 @@ type (
 	// Offered: besched, or lcsched, gave another machine's proc to this one.
 	Offered struct {
 		ID     sigma.ProcID
+		Realm  sigma.RealmID
 		Class  sigma.Class
 		CPU    sigma.MilliCPU // of an LC proc
 		Memory sigma.Bytes
@@ -250,6 +253,7 @@ func (Drained) event()         {}
 func (Largest) event()         {}
 func (Refused) event()         {}
 func (Cores) event()           {}
+func (Maxima) event()          {}
 func (LCSchedulerLost) event() {}
 func (Requeue) event()         {}
 func (Spawned) event()         {}

@@ -93,9 +93,10 @@ func (c *Core) stepFar(now time.Time, e Event) []Effect {
 	case Arrived:
 		return c.arrived(now, e)
 	case NotTaken:
-		if c.unexpect(e.ID) {
+		if realm := c.expectedOf[e.ID]; c.unexpect(e.ID) {
 			out := append(c.unreserve(e.ID), Room{})
-			return append(out, c.fill(now)...)
+			out = append(out, c.fill(now)...)
+			return append(out, c.bring(now, realm)...)
 		}
 	case Told:
 		if p := c.procs[e.ID]; p != nil && e.Ended {
@@ -136,14 +137,14 @@ func (c *Core) offered(now time.Time, e Offered) []Effect {
 	case c.procs[e.ID] != nil || c.expected[e.ID] != 0 || c.Over(e.Home) || e.Memory == 0:
 		return c.unwanted(e.ID, e.Class)
 	case e.Class == sigma.LatencyCritical:
-		return c.reserve(now, reservation{id: e.ID, cpu: e.CPU, memory: e.Memory, home: e.Home})
+		return c.reserve(now, reservation{id: e.ID, realm: e.Realm, cpu: e.CPU, memory: e.Memory, home: e.Home})
+	case !c.may(e.Realm, e.Memory):
+		c.keepBackGuest(e)
+		return nil
 	case e.Memory > c.Free():
 		return []Effect{Decline{e.ID, e.Home}}
 	}
-	c.expected[e.ID] = e.Memory
-	c.used += e.Memory
-	c.running++
-	return []Effect{Take{e.ID, e.Home}}
+	return []Effect{c.expect(e.ID, e.Realm, e.Memory, e.Home)}
 }
 
 func (c *Core) unexpect(id sigma.ProcID) bool {
@@ -151,17 +152,19 @@ func (c *Core) unexpect(id sigma.ProcID) bool {
 	if memory == 0 {
 		return false
 	}
+	realm := c.expectedOf[id]
 	delete(c.expected, id)
+	delete(c.expectedOf, id)
 	c.running--
 	if c.reserved.by[id] == nil {
-		c.used -= memory
+		c.sub(realm, memory)
 	}
 	return true
 }
 
 // arrived enters a guest and has it started. If its home ended since it gave the proc, this is its home. One that is not expected was asked for in a life that is over.
 func (c *Core) arrived(now time.Time, e Arrived) []Effect {
-	memory := c.expected[e.Info.ID]
+	memory, realm := c.expected[e.Info.ID], c.expectedOf[e.Info.ID]
 	if !c.unexpect(e.Info.ID) {
 		return nil
 	}
@@ -171,7 +174,7 @@ func (c *Core) arrived(now time.Time, e Arrived) []Effect {
 		}
 		return nil
 	}
-	if r := c.reserved.by[e.Info.ID]; e.Info.Memory != memory || (r != nil) != (e.Info.Class == sigma.LatencyCritical) || r != nil && r.cpu != e.Info.CPU { // there may be no room for that
+	if r := c.reserved.by[e.Info.ID]; e.Info.Memory != memory || e.Info.Realm != realm || (r != nil) != (e.Info.Class == sigma.LatencyCritical) || r != nil && r.cpu != e.Info.CPU { // there may be no room for that
 		return append(c.unreserve(e.Info.ID), Room{})
 	}
 	if c.Over(e.Home) {
@@ -270,6 +273,7 @@ func (c *Core) members(now time.Time, least map[sigma.MachineID]sigma.Incarnatio
 // reborn begins a new life: what others took is theirs now, what was queued is lost, and what runs here is killed.
 func (c *Core) reborn(now time.Time) (out []Effect) {
 	c.leased = false
+	clear(c.maxima.back)
 	for _, id := range slices.Sorted(maps.Keys(c.expected)) {
 		c.unexpect(id)
 		out = append(out, c.unreserve(id)...)

@@ -64,10 +64,10 @@ func TestGuest(t *testing.T) {
 	home := sigma.Life{Machine: "home", Incarnation: 1}
 	c := NewCore("r", 100*sigma.MiB)
 	info := sigma.ProcInfo{ID: "p", Realm: "a", Memory: 64 * sigma.MiB}
-	if got := c.Step(now, Offered{ID: "p", Memory: info.Memory, Home: home}); len(got) != 1 || c.Free() != 36*sigma.MiB || c.Running() != 1 {
+	if got := c.Step(now, Offered{ID: "p", Realm: "a", Memory: info.Memory, Home: home}); len(got) != 1 || c.Free() != 36*sigma.MiB || c.Running() != 1 {
 		t.Fatalf("offered: %v, free %v", got, c.Free())
 	}
-	if got := c.Step(now, Offered{ID: "q", Memory: info.Memory, Home: home}); len(got) != 1 || got[0] != (Decline{"q", home}) {
+	if got := c.Step(now, Offered{ID: "q", Realm: "a", Memory: info.Memory, Home: home}); len(got) != 1 || got[0] != (Decline{"q", home}) {
 		t.Errorf("what does not fit: %v", got)
 	}
 	c.Step(now, NotTaken{"q"})
@@ -75,7 +75,7 @@ func TestGuest(t *testing.T) {
 	if c.Free() != c.Capacity() || c.Running() != 0 {
 		t.Errorf("free %v after nothing came", c.Free())
 	}
-	c.Step(now, Offered{ID: "p", Memory: info.Memory, Home: home})
+	c.Step(now, Offered{ID: "p", Realm: "a", Memory: info.Memory, Home: home})
 	if got := c.Step(now, Arrived{Info: info, Home: home}); len(got) != 1 || c.Free() != 36*sigma.MiB || c.Live("a") != 0 || c.List("a", true, 0, 1) != nil {
 		t.Fatalf("arrived: %v, free %v", got, c.Free())
 	}
@@ -100,7 +100,7 @@ func TestGuest(t *testing.T) {
 		t.Error("a guest whose home has been told is kept for ever")
 	}
 	c.Step(now, Members{map[sigma.MachineID]sigma.Incarnation{"home": 2, "r": 1}})
-	c.expected["large"] = 1
+	c.expected["large"], c.expectedOf["large"] = 1, "a"
 	c.used, c.running = c.used+1, c.running+1
 	free := c.Free()
 	if got := c.Step(now, Arrived{Info: sigma.ProcInfo{ID: "large", Realm: "a", Memory: 1 << 62}, Home: home}); len(got) != 1 || c.Proc("a", "large") != nil || c.Free() != free+1 {
@@ -110,7 +110,7 @@ func TestGuest(t *testing.T) {
 	if got := c.Step(now, late); got != nil {
 		t.Errorf("a proc that was not expected: %v", got)
 	}
-	c.expected["late"] = 1
+	c.expected["late"], c.expectedOf["late"] = 1, "a"
 	c.Step(now, late)
 	if p := c.Proc("a", "late"); p.Guest() || c.Live("a") != 2 {
 		t.Errorf("a proc whose home is lost: %+v, %d live", p, c.Live("a"))
@@ -123,7 +123,7 @@ func TestGuestOfRemovedRealm(t *testing.T) {
 	c := NewCore("r", sigma.GiB)
 	for _, id := range []sigma.ProcID{"told", "p"} {
 		info := sigma.ProcInfo{ID: id, Realm: "a", Memory: sigma.MiB}
-		c.Step(now, Offered{ID: id, Memory: info.Memory, Home: home})
+		c.Step(now, Offered{ID: id, Realm: "a", Memory: info.Memory, Home: home})
 		c.Step(now, Arrived{Info: info, Home: home})
 		c.Step(now, Launched{ID: id})
 		c.Step(now, Gone{ID: id})

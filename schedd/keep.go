@@ -16,7 +16,7 @@ func (c *Core) end(now time.Time, p *Proc, s sigma.Status) []Effect {
 		p.charged = false
 		c.running--
 		if p.Class == sigma.BestEffort {
-			c.used -= p.Memory
+			c.sub(p.Realm, p.Memory)
 		}
 	}
 	over := c.unreserve(p.ID)
@@ -32,6 +32,7 @@ func (c *Core) end(now time.Time, p *Proc, s sigma.Status) []Effect {
 	r.ended = append(r.ended, p)
 	out := append(append([]Effect{Wake{p.ID}}, over...), Room{})
 	out = append(out, c.fill(now)...)
+	out = append(out, c.bring(now, p.Realm)...)
 	return append(out, c.forget(now, p.Realm)...)
 }
 
@@ -87,6 +88,7 @@ func (c *Core) forgetOf(now time.Time, id sigma.RealmID, all bool) (out []Effect
 
 // realmGone forgets the ended procs of a realm, but for guests whose homes have not heard of their end. There are no others, but for what a removal that is under way ends anyway.
 func (c *Core) realmGone(now time.Time, id sigma.RealmID) []Effect {
+	delete(c.maxima.back, id)
 	if c.realms[id] == nil {
 		return nil
 	}

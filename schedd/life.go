@@ -21,7 +21,7 @@ func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 			p.Name = path.Base(d.Program)
 		}
 		c.enter(p)
-		if d.Class == sigma.BestEffort && c.leased && c.queued == 0 && p.Memory <= c.Free() && (c.limit == 0 || c.running < c.limit) {
+		if d.Class == sigma.BestEffort && c.locally(p.Realm, p.Memory) {
 			if out = append(out, c.place(now, p)); c.limit > 0 {
 				out = append(out, Room{})
 			}
@@ -59,7 +59,7 @@ func (c *Core) charge(p *Proc) {
 	p.charged = true
 	c.running++
 	if p.Class == sigma.BestEffort { // else its reservation is
-		c.used += p.Memory
+		c.add(p.Realm, p.Memory)
 	}
 }
 
@@ -78,7 +78,7 @@ func (c *Core) adopted(now time.Time, e Adopted) []Effect {
 	}
 	c.enter(p)
 	if p.Class == sigma.LatencyCritical {
-		c.hold(&reservation{id: p.ID, cpu: p.CPU, memory: p.Memory, begun: true})
+		c.hold(&reservation{id: p.ID, realm: p.Realm, cpu: p.CPU, memory: p.Memory, begun: true})
 	}
 	c.charge(p)
 	if p.exited != nil {

@@ -37,7 +37,7 @@ func (c *Core) resend(now time.Time, lost besched.Shard) []Effect {
 }
 
 func (c *Core) requeueThose(now time.Time, class sigma.Class, is func(*Proc) bool) (out []Effect) {
-	if c.queued == 0 && class == sigma.BestEffort || c.reserved.queued == 0 && class == sigma.LatencyCritical {
+	if c.queued == 0 && len(c.maxima.back) == 0 && class == sigma.BestEffort || c.reserved.queued == 0 && class == sigma.LatencyCritical {
 		return nil
 	}
 	for _, p := range c.sorted(func(p *Proc) bool {

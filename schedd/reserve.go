@@ -13,7 +13,8 @@ type reserved struct {
 	by      map[sigma.ProcID]*reservation
 	pending []*reservation // that have not begun, oldest first
 	cpu     sigma.MilliCPU
-	most    sigma.MilliCPU // that can be reserved; 0 = whatever lcsched says
+	of      map[sigma.RealmID]sigma.MilliCPU // of cpu, each realm's
+	most    sigma.MilliCPU                   // that can be reserved; 0 = whatever lcsched says
 	memory  sigma.Bytes
 	waits   sigma.Bytes // memory of pending
 	queued  int         // procs that wait at lcsched
@@ -22,6 +23,7 @@ type reserved struct {
 // reservation is one proc's.
 type reservation struct {
 	id     sigma.ProcID
+	realm  sigma.RealmID
 	cpu    sigma.MilliCPU
 	memory sigma.Bytes
 	home   sigma.Life // of another machine's proc
@@ -61,6 +63,10 @@ func (c *Core) Reservation(id sigma.ProcID) (cpu sigma.MilliCPU, memory sigma.By
 func (c *Core) QueuedLC() int { return c.reserved.queued }
 
 func (c *Core) leavesQueue(p *Proc) {
+	if p.back {
+		c.notBack(p)
+		return
+	}
 	if p.Class == sigma.BestEffort {
 		c.queued--
 	} else {
@@ -82,21 +88,23 @@ func (c *Core) reserve(now time.Time, r reservation) []Effect {
 	switch {
 	case v.by[r.id] != nil:
 		return nil
-	case r.memory > c.capacity-min(c.capacity, v.memory) || v.most > 0 && r.cpu > v.most-min(v.most, v.cpu):
+	case r.memory > c.capacity-min(c.capacity, v.memory) || c.maxima.most[r.realm] > 0 && r.memory+c.reservedOf(r.realm) > c.maxima.most[r.realm] || v.most > 0 && r.cpu > v.most-min(v.most, v.cpu):
 		return []Effect{Unfit{r.id}}
 	}
 	c.hold(&r)
 	v.pending = append(v.pending, &r)
 	v.waits += r.memory
 	out := append([]Effect{Room{}}, c.fill(now)...)
-	return append(out, c.makeRoom(now)...)
+	out = append(out, c.makeRoom(now)...)
+	return append(out, c.makeRoomIn(now, r.realm)...)
 }
 
 func (c *Core) hold(r *reservation) {
 	c.reserved.by[r.id] = r
 	c.reserved.cpu += r.cpu
 	c.reserved.memory += r.memory
-	c.used += r.memory
+	c.reserved.of[r.realm] += r.cpu
+	c.add(r.realm, r.memory)
 }
 
 // unreserve ends a reservation, if there is one.
@@ -109,7 +117,10 @@ func (c *Core) unreserve(id sigma.ProcID) []Effect {
 	delete(v.by, id)
 	v.cpu -= r.cpu
 	v.memory -= r.memory
-	c.used -= r.memory
+	if v.of[r.realm] -= r.cpu; v.of[r.realm] == 0 {
+		delete(v.of, r.realm)
+	}
+	c.sub(r.realm, r.memory)
 	if !r.begun {
 		v.pending = slices.DeleteFunc(v.pending, func(x *reservation) bool { return x == r })
 		v.waits -= r.memory
@@ -117,21 +128,53 @@ func (c *Core) unreserve(id sigma.ProcID) []Effect {
 	return []Effect{Unreserved{id}}
 }
 
+// reservedOf is the memory that a realm's reservations have here.
+func (c *Core) reservedOf(realm sigma.RealmID) (memory sigma.Bytes) {
+	for _, r := range c.reserved.by {
+		if r.realm == realm {
+			memory += r.memory
+		}
+	}
+	return memory
+}
+
+// ReservedBy is what of the machine's cores a realm has reserved.
+func (c *Core) ReservedBy(realm sigma.RealmID) sigma.MilliCPU { return c.reserved.of[realm] }
+
+// mayBegin reports whether a reservation fits into what its realm may have, beside what is there already.
+func (c *Core) mayBegin(r *reservation) bool {
+	most := c.maxima.most[r.realm]
+	if most == 0 {
+		return true
+	}
+	held := c.maxima.held[r.realm] + r.memory
+	for _, other := range c.reserved.pending {
+		if other.realm == r.realm {
+			held -= other.memory
+		}
+	}
+	return held <= most
+}
+
 // fill begins the reservations that have room.
 func (c *Core) fill(now time.Time) (out []Effect) {
 	v := &c.reserved
-	for len(v.pending) > 0 {
-		r := v.pending[0]
+	for i := 0; i < len(v.pending); {
+		r := v.pending[i]
 		if c.used-v.waits+r.memory > c.capacity {
 			break
 		}
-		v.pending = v.pending[1:]
+		if !c.mayBegin(r) {
+			i++
+			continue
+		}
+		v.pending = slices.Delete(v.pending, i, i+1)
 		v.waits -= r.memory
 		r.begun = true
 		p := c.procs[r.id]
 		switch {
 		case r.home.Machine != "" && p == nil && !c.Over(r.home):
-			c.expected[r.id] = r.memory
+			c.expected[r.id], c.expectedOf[r.id] = r.memory, r.realm
 			c.running++
 			out = append(out, Take{r.id, r.home})
 		case r.home.Machine == "" && p != nil && p.State == sigma.ProcQueued:
@@ -149,8 +192,12 @@ func (c *Core) makeRoom(now time.Time) (out []Effect) {
 	if c.used <= c.capacity {
 		return nil
 	}
-	lacks := c.used - c.capacity
-	be := c.sorted(func(p *Proc) bool { return p.charged && p.Class == sigma.BestEffort && !p.Ended() })
+	return c.evictFor(now, c.used-c.capacity, func(*Proc) bool { return true })
+}
+
+// evictFor asks some of the best-effort procs to go, until what is lacking is coming.
+func (c *Core) evictFor(now time.Time, lacks sigma.Bytes, of func(*Proc) bool) (out []Effect) {
+	be := c.sorted(func(p *Proc) bool { return p.charged && p.Class == sigma.BestEffort && !p.Ended() && of(p) })
 	slices.SortStableFunc(be, func(a, b *Proc) int { return b.Times.Placed.Compare(a.Times.Placed) })
 	for _, p := range be {
 		if p.evicting {

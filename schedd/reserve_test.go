@@ -82,7 +82,7 @@ func TestReservationDeclined(t *testing.T) {
 	c := lcCore()
 	home := sigma.Life{Machine: "m2", Incarnation: 1}
 	lc := func(id sigma.ProcID, cpu sigma.MilliCPU, memory sigma.Bytes) []Effect {
-		return c.Step(now, Offered{ID: id, Class: sigma.LatencyCritical, CPU: cpu, Memory: memory, Home: home})
+		return c.Step(now, Offered{ID: id, Realm: "r", Class: sigma.LatencyCritical, CPU: cpu, Memory: memory, Home: home})
 	}
 	wantEffects(t, "the first", lc("a", 3000, 60*sigma.MiB), "take a")
 	wantEffects(t, "memory", lc("b", 100, 41*sigma.MiB), "unfit b")
@@ -156,7 +156,7 @@ func TestReservationsRandom(t *testing.T) {
 				step(Spawned{By: sigma.Principal{Realm: "r"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Class: sigma.LatencyCritical, CPU: cpu, Memory: memory}}})
 				step(Assigned{id})
 			case n < 6:
-				step(Offered{ID: id, Class: sigma.LatencyCritical, CPU: cpu, Memory: memory, Home: sigma.Life{Machine: "m2", Incarnation: 1}})
+				step(Offered{ID: id, Realm: "r", Class: sigma.LatencyCritical, CPU: cpu, Memory: memory, Home: sigma.Life{Machine: "m2", Incarnation: 1}})
 			case n < 7:
 				step(Killed{sigma.ProcID(fmt.Sprint("p", r.IntN(i+1)))})
 			case n < 8 && i%97 == 0:

@@ -277,7 +277,7 @@ func (s *sim) grant(gs []besched.Grant) {
 				if j.Home.Machine == m.name {
 					m.step(Assigned{j.ID})
 				} else {
-					m.step(Offered{ID: j.ID, Memory: j.Memory, Home: j.Home})
+					m.step(Offered{ID: j.ID, Realm: j.Realm, Memory: j.Memory, Home: j.Home})
 				}
 			}
 		})

@@ -41,10 +41,21 @@ type RealmLimits struct {
 	Sessions uint64 // of procs, at each machine
 	Handles  uint64 // of files, in all these sessions together, at each machine
 	Scratch  Bytes  // of files in ux, at each machine
+
+	// Processors and memory. Without them the realm may use what others leave (Default of all: 0).
+	MaxCPU        MilliCPU // of all its procs at each machine, hard
+	MaxMemory     Bytes    // of the limits of all its procs that run at a machine
+	MinCPU        MilliCPU // that its latency-critical procs can reserve at all machines together, whatever others want
+	MinMemory     Bytes
+	ReserveCPU    MilliCPU // that they may have reserved, at all machines together
+	ReserveMemory Bytes
 }
 
-// LimitDefault gives a limit back its default.
-const LimitDefault = 1<<64 - 1
+// LimitDefault gives a limit back its default; of one that is of processors LimitCPUDefault does.
+const (
+	LimitDefault             = 1<<64 - 1
+	LimitCPUDefault MilliCPU = 1<<32 - 1
+)
 
 // The most that a realm's limits can be set to.
 const (
@@ -56,6 +67,15 @@ const (
 	LimitSessionsMax = 1_000_000
 	LimitHandlesMax  = 20_000_000
 	LimitScratchMax  = 1 << 20 * GiB
+
+	LimitCPUMax    MilliCPU = 1_000_000_000
+	LimitMemoryMax          = 1 << 30 * GiB
+)
+
+// The least that a realm's maximum can be set to: less would stop its procs for longer than anything waits.
+const (
+	MaxCPULeast    MilliCPU = 50
+	MaxMemoryLeast          = 4 * MiB
 )
 
 // Defaults of limits of each machine, which sees to them. A session costs some 30 KiB there, a handle some 300 bytes; four sessions may be full of handles. The default of scratch files is less on a small disk: half of it.
@@ -71,10 +91,22 @@ func (l RealmLimits) Check() error {
 		what    string
 		n, most uint64
 	}{{"names", l.Names, LimitNamesMax}, {"bytes", uint64(l.Bytes), uint64(LimitBytesMax)}, {"watches", l.Watches, LimitWatchesMax}, {"leases", l.Leases, LimitLeasesMax},
-		{"sessions", l.Sessions, LimitSessionsMax}, {"handles", l.Handles, LimitHandlesMax}, {"bytes of scratch files", uint64(l.Scratch), uint64(LimitScratchMax)}} {
+		{"sessions", l.Sessions, LimitSessionsMax}, {"handles", l.Handles, LimitHandlesMax}, {"bytes of scratch files", uint64(l.Scratch), uint64(LimitScratchMax)},
+		{"bytes of memory", uint64(l.MaxMemory), uint64(LimitMemoryMax)}, {"bytes of memory", uint64(l.MinMemory), uint64(LimitMemoryMax)}, {"bytes of memory", uint64(l.ReserveMemory), uint64(LimitMemoryMax)}} {
 		if c.n > c.most && c.n != LimitDefault {
 			return Errorf("sigma.RealmLimits", KindInvalid, "a realm may be limited to %d %s at most, not %d", c.most, c.what, c.n)
 		}
+	}
+	for _, n := range []MilliCPU{l.MaxCPU, l.MinCPU, l.ReserveCPU} {
+		if n > LimitCPUMax && n != LimitCPUDefault {
+			return Errorf("sigma.RealmLimits", KindInvalid, "a realm may be limited to %d cores at most, not %d", LimitCPUMax/1000, n/1000)
+		}
+	}
+	switch {
+	case l.MaxCPU > 0 && l.MaxCPU < MaxCPULeast:
+		return Errorf("sigma.RealmLimits", KindInvalid, "a realm's maximum is %g cores at least, not %g", float64(MaxCPULeast)/1000, float64(l.MaxCPU)/1000)
+	case l.MaxMemory > 0 && l.MaxMemory < MaxMemoryLeast:
+		return Errorf("sigma.RealmLimits", KindInvalid, "a realm's maximum of memory is %v at least, not %v", MaxMemoryLeast, l.MaxMemory)
 	}
 	return nil
 }

@@ -278,7 +278,7 @@ func (c *Coder) Endpoint(e *sigma.Endpoint) {
 	}
 }
 
-// RealmLimits are seven numbers.
+// RealmLimits are thirteen numbers.
 func (c *Coder) RealmLimits(l *sigma.RealmLimits) {
 	bytes, scratch := uint64(l.Bytes), uint64(l.Scratch)
 	c.U64(&l.Names)
@@ -288,6 +288,12 @@ func (c *Coder) RealmLimits(l *sigma.RealmLimits) {
 	c.U64(&l.Sessions)
 	c.U64(&l.Handles)
 	c.U64(&scratch)
+	for _, v := range []*sigma.MilliCPU{&l.MaxCPU, &l.MinCPU, &l.ReserveCPU} {
+		c.U32((*uint32)(v))
+	}
+	for _, v := range []*sigma.Bytes{&l.MaxMemory, &l.MinMemory, &l.ReserveMemory} {
+		c.U64((*uint64)(v))
+	}
 	if c.decoding {
 		l.Bytes, l.Scratch = sigma.Bytes(bytes), sigma.Bytes(scratch)
 	}

@@ -103,7 +103,7 @@ func fillPayloads(ps map[string]payload) {
 	*ps["Principal"].value.(*sigma.Principal) = who
 	*ps["Info"].value.(*Info) = Info{Principal: who, Version: "v1"}
 	*ps["Endpoint"].value.(*sigma.Endpoint) = sigma.Endpoint{Realm: "tenant", Machine: "m1", Proc: proc, ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormStream}
-	*ps["RealmInfos"].value.(*[]sigma.RealmInfo) = []sigma.RealmInfo{{ID: "tenant", Created: time.Unix(1, 0).UTC(), Procs: 2, Shares: 4, Limits: sigma.RealmLimits{Names: 1, Bytes: 2, Watches: 3, Leases: 4, Sessions: 5, Handles: 6, Scratch: 7}}}
+	*ps["RealmInfos"].value.(*[]sigma.RealmInfo) = []sigma.RealmInfo{{ID: "tenant", Created: time.Unix(1, 0).UTC(), Procs: 2, Shares: 4, Limits: sigma.RealmLimits{Names: 1, Bytes: 2, Watches: 3, Leases: 4, Sessions: 5, Handles: 6, Scratch: 7, MaxCPU: 8, MaxMemory: 9, MinCPU: 10, MinMemory: 11, ReserveCPU: 12, ReserveMemory: 13}}}
 	*ps["Caps"].value.(*Caps) = Caps{ID: proc, Realm: "tenant", Machine: "m1", Profile: sigma.ProfileSigma, View: d.View, Kin: []sigma.ProcID{proc}, Entered: 1, Leases: []sigma.LeaseID{7}, Memory: 64 * sigma.MiB, Tasks: 512, Files: 4096}
 	*ps["Arrival"].value.(*Arrival) = Arrival{Pool: 9, From: who, First: 5, Line: true, Tickets: []string{"t", ""}}
 	*ps["PoolAsk"].value.(*PoolAsk) = PoolAsk{Endpoint: *ps["Endpoint"].value.(*sigma.Endpoint), Unused: []uint64{5, 6}, Count: 8, Over: true}

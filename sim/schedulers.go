@@ -229,7 +229,7 @@ func (sh *shard) grant(g besched.Grant) {
 			if j.Home.Machine == m.name {
 				m.step(schedd.Assigned{ID: j.ID})
 			} else {
-				m.step(schedd.Offered{ID: j.ID, Memory: j.Memory, Home: j.Home})
+				m.step(schedd.Offered{ID: j.ID, Realm: j.Realm, Memory: j.Memory, Home: j.Home})
 			}
 		}
 		m.plan()
@@ -335,7 +335,7 @@ func (l *leader) step(e lcsched.Event) {
 				if j := f.Job; j.Home.Machine == m.name {
 					m.step(schedd.Assigned{ID: j.ID})
 				} else {
-					m.step(schedd.Offered{ID: j.ID, Class: sigma.LatencyCritical, CPU: j.CPU, Memory: j.Memory, Home: j.Home})
+					m.step(schedd.Offered{ID: j.ID, Realm: j.Realm, Class: sigma.LatencyCritical, CPU: j.CPU, Memory: j.Memory, Home: j.Home})
 				}
 			})
 		case lcsched.Refuse:

@@ -69,12 +69,23 @@ type RealmLimits struct {
 	Sessions uint64 `json:"sessions"`
 	Handles  uint64 `json:"handles"`
 	Scratch  uint64 `json:"scratch"`
+
+	MaxCPU        float64 `json:"max_cpu,omitempty"` // cores, as are min_cpu and reserve_cpu; none of these: no limit
+	MaxMemory     uint64  `json:"max_memory_bytes,omitempty"`
+	MinCPU        float64 `json:"min_cpu,omitempty"`
+	MinMemory     uint64  `json:"min_memory_bytes,omitempty"`
+	ReserveCPU    float64 `json:"reserve_cpu,omitempty"`
+	ReserveMemory uint64  `json:"reserve_memory_bytes,omitempty"`
 }
 
 // OfRealm describes a realm.
 func OfRealm(r sigma.RealmInfo) Realm {
-	return Realm{string(r.ID), r.Created, r.Procs, max(1, r.Shares), RealmLimits{r.Limits.Names, uint64(r.Limits.Bytes), r.Limits.Watches, r.Limits.Leases, r.Limits.Sessions, r.Limits.Handles, uint64(r.Limits.Scratch)}}
+	l := r.Limits
+	return Realm{string(r.ID), r.Created, r.Procs, max(1, r.Shares), RealmLimits{l.Names, uint64(l.Bytes), l.Watches, l.Leases, l.Sessions, l.Handles, uint64(l.Scratch),
+		cores(l.MaxCPU), uint64(l.MaxMemory), cores(l.MinCPU), uint64(l.MinMemory), cores(l.ReserveCPU), uint64(l.ReserveMemory)}}
 }
+
+func cores(c sigma.MilliCPU) float64 { return float64(c) / 1000 }
 
 // Queue is a line of /sys/queues: what of a realm waits at the scheduler for a machine with room.
 type Queue struct {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -39,17 +40,23 @@ func newRealmSetCommand(a *app) *cobra.Command {
 	shares := uint32(0)
 	limits := map[string]*string{}
 	cmd := &cobra.Command{
-		Use:   "set [--shares N] [--limit-names N] [--limit-bytes N] [--limit-watches N] [--limit-leases N] [--limit-sessions N] [--limit-handles N] [--limit-scratch N] NAME...",
+		Use:   "set [--shares N] [--limit-names N] [--limit-bytes N] [--limit-watches N] [--limit-leases N] [--limit-sessions N] [--limit-handles N] [--limit-scratch N] [--max-cpu CORES] [--max-memory SIZE] [--min-cpu CORES] [--min-memory SIZE] [--limit-reserve-cpu CORES] [--limit-reserve-memory SIZE] NAME...",
 		Short: "Change the shares and the limits of realms",
 		Long: `Change the shares of realms, which takes effect within about a second, or how much their
 trees of names may hold, which takes effect at once: how many names and leases, bytes of
 small files' data (K, M, G), and watches that wait at one time. Of each machine, how many
 sessions its procs may have (one each), handles of files in these, and bytes of scratch
 files: within seconds.
+
+--max-cpu and --max-memory are what its procs may have of each machine, whatever else there
+is; --min-cpu and --min-memory what its latency-critical procs can always reserve, of all
+machines together; --limit-reserve-cpu and -memory what they may reserve.
 "default" gives a limit back its default. What a realm has already stays. "sigma realm
 inspect" shows limits and what is used of them.`,
 		Example: `  sudo sigma realm set --shares 2 team-a
-  sudo sigma realm set --limit-names 5000000 --limit-bytes 1G team-a`,
+  sudo sigma realm set --limit-names 5000000 --limit-bytes 1G team-a
+  sudo sigma realm set --max-cpu 1.5 --max-memory 4G team-a
+  sudo sigma realm set --min-cpu 2 --min-memory 1G team-b`,
 		Args: between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l, err := parseLimits(limits)
@@ -67,6 +74,16 @@ inspect" shows limits and what is used of them.`,
 		}
 		limits[what] = cmd.Flags().String("limit-"+what, "", "`N` "+of+" at most, or default")
 	}
+	for _, f := range []struct{ name, use string }{
+		{"max-cpu", "`CORES` at each machine at most, or default"},
+		{"max-memory", "`SIZE` of memory at each machine at most, or default"},
+		{"min-cpu", "`CORES` that latency-critical procs can always reserve, or default"},
+		{"min-memory", "`SIZE` of memory that they can always reserve, or default"},
+		{"limit-reserve-cpu", "`CORES` that they may reserve at most, or default"},
+		{"limit-reserve-memory", "`SIZE` of memory that they may reserve at most, or default"},
+	} {
+		limits[f.name] = cmd.Flags().String(f.name, "", f.use)
+	}
 	return cmd
 }
 
@@ -81,7 +98,7 @@ func checkShares(n uint32) error {
 func (a *app) realmSet(ctx context.Context, names []string, shares uint32, setShares bool, limits sigma.RealmLimits) error {
 	switch {
 	case !setShares && limits == sigma.RealmLimits{}:
-		return &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: "nothing to set", Hint: "name them with: --shares N, or a limit: --limit-names N, --limit-bytes N, --limit-watches N, --limit-leases N, --limit-sessions N, --limit-handles N, --limit-scratch N"}
+		return &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: "nothing to set", Hint: "name them with: --shares N, or a limit: --limit-names N, --limit-bytes N, --limit-watches N, --limit-leases N, --limit-sessions N, --limit-handles N, --limit-scratch N, --max-cpu CORES, --max-memory SIZE, --min-cpu CORES, --min-memory SIZE"}
 	case !setShares:
 		shares = 1 // for the check; it is not set
 	}
@@ -123,10 +140,46 @@ func parseLimits(flags map[string]*string) (l sigma.RealmLimits, err error) {
 		return n
 	}
 	l = sigma.RealmLimits{Names: parse("names"), Bytes: sigma.Bytes(parse("bytes")), Watches: parse("watches"), Leases: parse("leases"), Sessions: parse("sessions"), Handles: parse("handles"), Scratch: sigma.Bytes(parse("scratch"))}
+	l.MaxCPU, l.MinCPU, l.ReserveCPU = parseCores(flags, "max-cpu", &err), parseCores(flags, "min-cpu", &err), parseCores(flags, "limit-reserve-cpu", &err)
+	l.MaxMemory, l.MinMemory, l.ReserveMemory = parseMemory(flags, "max-memory", &err), parseMemory(flags, "min-memory", &err), parseMemory(flags, "limit-reserve-memory", &err)
 	if err == nil {
 		err = l.Check()
 	}
 	return l, err
+}
+
+// parseCores reads a number of cores, as 1.5; 0 = it is left as it is. An error stays.
+func parseCores(flags map[string]*string, name string, err *error) sigma.MilliCPU {
+	switch text := *flags[name]; {
+	case text == "" || *err != nil:
+		return 0
+	case text == "default":
+		return sigma.LimitCPUDefault
+	default:
+		n, bad := strconv.ParseFloat(text, 64)
+		if bad != nil || !(n >= 0.001) || n > float64(sigma.LimitCPUMax)/1000 {
+			*err = &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("--%s %q is no number of cores", name, text), Hint: "a number such as 1.5, or default"}
+			return 0
+		}
+		return sigma.MilliCPU(math.Round(n * 1000))
+	}
+}
+
+// parseMemory reads a size likewise.
+func parseMemory(flags map[string]*string, name string, err *error) sigma.Bytes {
+	switch text := *flags[name]; {
+	case text == "" || *err != nil:
+		return 0
+	case text == "default":
+		return sigma.LimitDefault
+	default:
+		n, bad := sigma.ParseBytes(text)
+		if bad != nil || n == 0 {
+			*err = &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("--%s %q is no size", name, text), Hint: "a size such as 512M, or default"}
+			return 0
+		}
+		return n
+	}
 }
 
 func (a *app) realmCreate(ctx context.Context, names []string, shares uint32) error {
