@@ -26,6 +26,9 @@ import (
 func placementBench() Bench {
 	metrics := []string{"core_placements_per_s", "besched_placements_per_s", "machines_starts_per_s"}
 	for _, part := range placementLoads {
+		for _, q := range [...]string{"p50", "p99"} {
+			metrics = append(metrics, fmt.Sprintf("besched_%s_us_at_%.0f", q, 100*part))
+		}
 		for _, q := range [...]string{"p50", "p90"} {
 			metrics = append(metrics, fmt.Sprintf("machines_start_%s_ms_at_%.0f", q, 100*part))
 		}
@@ -81,7 +84,10 @@ func (r *Run) placements(ctx context.Context, blocks int, each time.Duration) er
 	for i := range over {
 		over[i] = process[i] / theirs
 	}
-	return r.print(Line{Metric: "besched_placements_per_s", Unit: "1/s", Ours: median(process), Peer: "paper_24_machines", Theirs: &theirs, N: len(process)}.between(over))
+	if err := r.print(Line{Metric: "besched_placements_per_s", Unit: "1/s", Ours: median(process), Peer: "paper_24_machines", Theirs: &theirs, N: len(process)}.between(over)); err != nil {
+		return err
+	}
+	return r.printLatencies(ctx, b, median(process), each)
 }
 
 // coreLoad is a core whose machines are full: one ends some procs, tells what they used, and offers its room again, while others spawn.
