@@ -265,6 +265,9 @@ func (x *Proxy) Reserve(p sigma.Principal, e sigma.Endpoint, other sigma.Life) (
 	return &Place{x, l, p, other}, nil
 }
 
+// Endpoint is the listener's.
+func (p *Place) Endpoint() sigma.Endpoint { return p.l.endpoint }
+
 // Give has the listener accept f, and owns it. If the listener has ended meanwhile, so does f.
 func (p *Place) Give(f *os.File) {
 	inode := inodeOf(f)

@@ -69,6 +69,7 @@ type listenerPlace struct {
 
 // Take implements link.Place.
 func (p listenerPlace) Take(conn *net.TCPConn) {
+	p.k.markDirect(p.Endpoint().Proc, conn)
 	f, err := fileOf(conn)
 	if err != nil {
 		p.Close()
@@ -109,6 +110,17 @@ func (k *Kernel) dialDirect(ctx context.Context, who sigma.Principal, m sigma.Ma
 	}
 	defer done()
 	return k.node.DialDirect(ctx, m, to, who)
+}
+
+// markDirect has what a proc here says on a direct connection go before other traffic, if it is latency-critical. Its peer's answers go as the peer's class says.
+func (k *Kernel) markDirect(proc sigma.ProcID, conn *net.TCPConn) {
+	k.mu.Lock()
+	p := k.core.Find(proc)
+	urgent := p != nil && p.Class == sigma.LatencyCritical
+	k.mu.Unlock()
+	if urgent {
+		link.TrafficLatencyCritical.Mark(conn)
+	}
 }
 
 // fileOf makes a socket one that can be passed, and closes conn.

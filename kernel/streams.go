@@ -49,6 +49,7 @@ func (k *Kernel) dialStraight(ctx context.Context, who sigma.Principal, e sigma.
 	if err != nil {
 		return nil, err
 	}
+	k.markDirect(who.Proc, conn)
 	f, err := fileOf(conn)
 	if err != nil {
 		return nil, sigma.Wrap("kernel.Dial", "", err)

@@ -104,6 +104,7 @@ func (n *Node) accept(ctx context.Context, raw net.Conn, ready func()) {
 	}
 	ready()
 	defer l.Close()
+	markLink(raw, l.Target)
 	if l.Target.Kind == ToDirect {
 		n.serveKey(l)
 		l.release()

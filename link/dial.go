@@ -60,6 +60,7 @@ func (n *Node) Dial(ctx context.Context, m sigma.MachineID, target Target, from 
 	delete(n.dials, m)
 	n.mu.Unlock()
 	raw.SetDeadline(time.Time{})
+	markLink(raw, target)
 	return l, nil
 }
 

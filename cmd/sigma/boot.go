@@ -78,6 +78,9 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 	if err != nil {
 		return nil, err
 	}
+	if err := p.prioritize(id); err != nil {
+		a.remark("%s", uplinkWarning(err))
+	}
 	if b.log, b.logFrom, err = openLog(dir); err != nil {
 		return nil, err
 	}
@@ -196,12 +199,14 @@ func (a *app) awaitReady(b *booting, signals <-chan os.Signal) error {
 	case text = <-line:
 	case s := <-signals:
 		b.stop(stopTimeout)
+		freeUplink(b.dir)
 		return exitCode(exitBySignal + int(s.(syscall.Signal)))
 	}
 	if text == "ready" {
 		return nil
 	}
 	b.stop(stopTimeout)
+	freeUplink(b.dir)
 	if tail := lastLines(b.log, b.logFrom, 20); tail != "" {
 		a.remark("%s", tail)
 	}

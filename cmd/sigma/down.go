@@ -81,6 +81,7 @@ func (a *app) downOne(ctx context.Context, dir string, pid int) error {
 			return &sigma.Error{Op: "sigma.down", Kind: sigma.KindTimeout, Msg: fmt.Sprintf("something still holds %s", filepath.Join(dir, lockName)), Hint: "find it with: fuser " + filepath.Join(dir, lockName)}
 		}
 	}
+	freeUplink(dir)
 	return ctx.Err()
 }
 

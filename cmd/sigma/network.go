@@ -50,11 +50,19 @@ func (n *localNetwork) start(cmd *exec.Cmd) error {
 	if n == nil {
 		return cmd.Start()
 	}
+	return n.within(cmd.Start)
+}
+
+// within runs f in the network.
+func (n *localNetwork) within(f func() error) error {
+	if n == nil {
+		return f()
+	}
 	return onThread(func() error {
 		if err := unix.Setns(int(n.own.Fd()), unix.CLONE_NEWNET); err != nil {
 			return err
 		}
-		return cmd.Start()
+		return f()
 	})
 }
 

@@ -68,7 +68,9 @@ type record struct {
 	Encrypt bool              `json:"encrypt,omitempty"` // all that goes to other machines
 	Local   bool              `json:"local,omitempty"`   // its network is that of up --machines
 
-	Bescheds int `json:"bescheds,omitempty"` // that it runs if it is a control machine; 0 = 1
+	Bescheds int    `json:"bescheds,omitempty"` // that it runs if it is a control machine; 0 = 1
+	Uplink   uint64 `json:"uplink,omitempty"`   // bits a second of the network behind its interface; 0 = what that says
+	NoUplink bool   `json:"noUplink,omitempty"` // nothing goes first there
 }
 
 // readRecord gives what the machine of DATA is; nil if that was never noted.
@@ -106,7 +108,7 @@ func isMember(dir string) bool {
 type offer struct {
 	machine, address, cpu, memory string
 	labels                        []string
-	encrypt                       string
+	encrypt, uplink               string
 	bescheds                      int
 }
 
@@ -118,12 +120,13 @@ func (o *offer) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.encrypt, "encrypt", "", "encrypt what programs say to those of other machines: `yes`, or no to end it; where the network is not private")
 	f.Lookup("encrypt").NoOptDefVal = "yes"
 	f.IntVar(&o.bescheds, "bescheds", 0, "`N` queues of best-effort procs on this machine, if it is a control machine (default: 1)")
+	f.StringVar(&o.uplink, "uplink", "", "`RATE` of the network behind this machine's interface, as in 1Gbit, or none: what latency-critical procs send goes first there (default: the interface's own, if it is known)")
 	f.StringArrayVar(&o.labels, "label", nil, "`NAME=VALUE` that describes this machine, as in zone=a; may be repeated")
 }
 
 // given tells whether anything is said that an ordinary user cannot have.
 func (o *offer) beyondRootless() string {
-	for _, f := range []struct{ name, value string }{{"--address", o.address}, {"--cpu", o.cpu}, {"--memory", o.memory}} {
+	for _, f := range []struct{ name, value string }{{"--address", o.address}, {"--cpu", o.cpu}, {"--memory", o.memory}, {"--uplink", o.uplink}} {
 		if f.value != "" {
 			return f.name
 		}
@@ -175,6 +178,9 @@ func (o *offer) apply(ctx context.Context, r *record) error {
 		r.Encrypt = o.encrypt == "yes"
 	default:
 		return flagFault("--encrypt %.40q is neither yes nor no", o.encrypt)("write --encrypt, or --encrypt=no to end it")
+	}
+	if err := noteUplink(o.uplink, r); err != nil {
+		return err
 	}
 	if o.labels == nil {
 		return nil

@@ -184,8 +184,10 @@ func (a *app) stay(b *booting, signals <-chan os.Signal) error {
 		case <-time.After(stopTimeout):
 			b.stop(0)
 		}
+		defer freeUplink(b.dir)
 		return waitStopped(context.Background(), b.unlocked())
 	}
+	freeUplink(b.dir)
 	if b.cmd.ProcessState.Success() {
 		a.remark("sigmaOS was stopped")
 		return nil

@@ -518,6 +518,10 @@ const SOCKET_OPTIONS_SYSTEM: &[&[Test]] = &[
     &[Is(1, SOL_SOCKET as u32), Is(2, SO_PASSPIDFD)],
     &[Is(1, SOL_SOCKET as u32), Is(2, SO_PASSRIGHTS)],
     &[Is(1, IPPROTO_TCP as u32)],
+    // What kind of traffic a connection to another machine is; without privilege only harmless values.
+    &[Is(1, IPPROTO_IP as u32), Is(2, IP_TOS as u32)],
+    &[Is(1, IPPROTO_IPV6 as u32), Is(2, IPV6_TCLASS as u32)],
+    &[Is(1, SOL_SOCKET as u32), Is(2, SO_PRIORITY as u32)],
 ];
 const SO_PASSPIDFD: u32 = 76;
 const SO_PASSRIGHTS: u32 = 83;
