@@ -1,0 +1,222 @@
+package sdk
+
+import (
+	"context"
+	"encoding/binary"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"sigmaos.dev/nowait"
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// machine plays sigmad for one listener.
+type machine struct {
+	t    *testing.T
+	out  *os.File
+	l    *listener
+	last uint64
+}
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	ours, theirs, err := session.FilePair(syscall.SOCK_SEQPACKET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &listener{turn: make(chan struct{}, 1), sock: -1, lines: map[int]*line{}, pools: map[uint64]*line{}}
+	if err := l.watch(theirs); err != nil {
+		t.Fatal(err)
+	}
+	theirs.Close()
+	l.ctx, l.cancel = context.WithCancel(t.Context())
+	t.Cleanup(func() { l.cancel(); l.abandon(); ours.Close() })
+	return &machine{t: t, out: ours, l: l}
+}
+
+// pair makes a pair of sockets that end with the test.
+func (m *machine) pair(typ int) (a, b *os.File) {
+	a, b, err := session.FilePair(typ)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { a.Close(); b.Close() })
+	return a, b
+}
+
+// send sends an arrival with the other ends of files, which it closes.
+func (m *machine) send(a sigmap.Arrival, files ...*os.File) {
+	m.t.Helper()
+	record, err := sigmap.Payload(func(c *sigmap.Coder) { c.Arrival(&a) })
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	var fds []int
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	if err := nowait.Sendmsg(int(m.out.Fd()), record, syscall.UnixRights(fds...)); err != nil {
+		m.t.Fatal(err)
+	}
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// pool gives a dialler n connections to the listener.
+func (m *machine) pool(number uint64, n int) *pool {
+	m.t.Helper()
+	p := &pool{want: poolFirst, asking: true} // it asks for no more
+	mine, theirs := m.pair(syscall.SOCK_SEQPACKET)
+	var err error
+	p.line = mine
+	if p.raw, err = mine.SyscallConn(); err != nil {
+		m.t.Fatal(err)
+	}
+	a, files := sigmap.Arrival{Pool: number, From: sigma.Principal{Realm: "r", Proc: "p"}, First: m.last + 1, Line: true}, []*os.File{theirs}
+	for range n {
+		mine, theirs := m.pair(syscall.SOCK_STREAM)
+		m.last++
+		p.ready = append(p.ready, made{file: mine, number: m.last})
+		a.Tickets, files = append(a.Tickets, ""), append(files, theirs)
+	}
+	m.send(a, files...)
+	return p
+}
+
+// end ends the listener as sigmad does: first the lines.
+func (m *machine) end(ps ...*pool) {
+	for _, p := range ps {
+		p.raw.Control(func(fd uintptr) { syscall.Shutdown(int(fd), syscall.SHUT_RDWR) })
+	}
+	m.out.Close()
+}
+
+// accepted is how many can be, up to the end, and that each is one that began.
+func (m *machine) accepted(begun map[byte]bool) (n int) {
+	m.t.Helper()
+	for ; ; n++ {
+		a, err := m.l.next(m.l.ctx)
+		if err == errEnded {
+			return n
+		}
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		var b [1]byte
+		if k, err := a.files[0].Read(b[:]); k != 1 || err != nil || !begun[b[0]] {
+			m.t.Errorf("accepted %d, which has not begun, or twice; %v", b[0], err)
+		}
+		delete(begun, b[0])
+		a.close()
+	}
+}
+
+// begins takes a connection and says on it which it is.
+func begins(p *pool, number byte) bool {
+	m, ok := p.take(time.Now())
+	if ok {
+		m.file.Write([]byte{number})
+	}
+	return ok
+}
+
+// TestPoolHandover: wherever a listener ends among connections that begin, those that have begun are accepted, once, and no other begins; before the first and after the last, and at any moment of a dialler that goes on.
+func TestPoolHandover(t *testing.T) {
+	const most = 6
+	for at := range most + 1 {
+		m := newMachine(t)
+		p, q := m.pool(1, most), m.pool(2, 1)
+		begun := map[byte]bool{}
+		for i := range at {
+			if !begins(p, byte(i)) {
+				t.Fatalf("connection %d of %d does not begin", i, at)
+			}
+			begun[byte(i)] = true
+		}
+		m.end(p, q)
+		if begins(p, 99) || begins(q, 99) {
+			t.Errorf("after %d one begins at a listener that has ended", at)
+		}
+		if n := m.accepted(begun); n != at {
+			t.Errorf("%d began, %d are accepted", at, n)
+		}
+	}
+	for range 50 {
+		m := newMachine(t)
+		p := m.pool(1, 15)
+		raw, begun := p.raw, map[byte]bool{}
+		var both sync.WaitGroup
+		both.Go(func() {
+			for i := byte(0); begins(p, i); i++ {
+				begun[i] = true
+			}
+		})
+		both.Go(func() {
+			raw.Control(func(fd uintptr) { syscall.Shutdown(int(fd), syscall.SHUT_RDWR) })
+			m.out.Close()
+		})
+		both.Wait()
+		want := len(begun)
+		if n := m.accepted(begun); n != want {
+			t.Errorf("%d began, %d are accepted", want, n)
+		}
+	}
+}
+
+// TestLines: what a dialler says wrong costs it its line, or nothing; another's connections begin as before, and those that were dialled come too.
+func TestLines(t *testing.T) {
+	number := func(n uint64) []byte { return binary.LittleEndian.AppendUint64(nil, n) }
+	for what, c := range map[string]struct {
+		say   [][]byte
+		begin int
+	}{
+		"nothing":                  {nil, 0},
+		"half a number":            {[][]byte{{1, 0, 0}}, 0},
+		"an empty one":             {[][]byte{{}}, 0},
+		"another's connection":     {[][]byte{number(3)}, 0},
+		"none there is":            {[][]byte{number(0), number(1 << 63)}, 0},
+		"the same twice":           {[][]byte{number(1), number(1), number(2)}, 2},
+		"what follows half of one": {[][]byte{number(1), {0}, number(2)}, 1},
+	} {
+		m := newMachine(t)
+		p, other := m.pool(1, 2), m.pool(2, 1)
+		for _, b := range c.say {
+			p.raw.Write(func(fd uintptr) bool { syscall.Write(int(fd), b); return true })
+		}
+		if !begins(other, 7) {
+			t.Fatalf("%s: another's does not begin", what)
+		}
+		mine, theirs := m.pair(syscall.SOCK_STREAM)
+		m.send(sigmap.Arrival{From: sigma.Principal{Proc: "q"}, Tickets: []string{""}}, theirs)
+		mine.Write([]byte{8})
+		for _, one := range p.ready {
+			one.file.Write([]byte{byte(one.number)})
+		}
+		m.end(p, other)
+		begun := map[byte]bool{1: true, 2: true, 7: true, 8: true}
+		if n := m.accepted(begun); n != c.begin+2 || begun[7] || begun[8] {
+			t.Errorf("%s: %d are accepted, %v not", what, n, begun)
+		}
+	}
+	m := newMachine(t) // a dialler that has more made than it may hold
+	p := m.pool(1, 10)
+	for range 3 {
+		a, files := sigmap.Arrival{Pool: 1, First: m.last + 1}, []*os.File(nil)
+		for range 10 {
+			_, theirs := m.pair(syscall.SOCK_STREAM)
+			m.last++
+			a.Tickets, files = append(a.Tickets, ""), append(files, theirs)
+		}
+		m.send(a, files...)
+	}
+	m.end()
+	if n := m.accepted(nil); n != 0 || begins(p, 1) {
+		t.Errorf("%d are accepted, or one begins, of a pool without bounds", n)
+	}
+}
