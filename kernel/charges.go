@@ -220,6 +220,13 @@ func (s *scheduler) watchUse(ctx context.Context) {
 			s.use(ctx, now, realm, id)
 		}
 		s.sendCharges()
+		if of, matter := s.sharesToTell(); matter {
+			shares := make(map[sigma.RealmID]uint32, len(of))
+			for _, r := range of {
+				shares[r.Realm] = r.Shares
+			}
+			s.k.step(schedd.Starved{Shares: shares})
+		}
 	}
 }
 

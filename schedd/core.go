@@ -122,6 +122,7 @@ type realm struct {
 	ended     []*Proc     // oldest first
 	results   sigma.Bytes // of their statuses
 	sent      int         // best-effort procs, to one shard after the other
+	placed    time.Time   // when one that is at home here was, the last time
 }
 
 // NewCore makes the state of a machine that has capacity memory for best-effort procs.
@@ -193,6 +194,8 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		return c.resend(now, e.Shard)
 	case Requeue:
 		return c.requeue(now, e.Before)
+	case Starved:
+		return c.starved(now, e.Shares)
 	case RealmGone:
 		return c.realmGone(now, e.Realm)
 	}

@@ -187,6 +187,8 @@ type (
 	ShardLost struct{ Shard besched.Shard }
 	// Requeue: what was sent to besched before a time and is still queued is to be sent again, for it may have been given to a machine that is gone.
 	Requeue struct{ Before time.Time }
+	// Starved: it is to be seen whether a realm waits in vain for memory that others have too much of. Shares are those of all realms that have not 1.
+	Starved struct{ Shares map[sigma.RealmID]uint32 }
 	// RealmGone: the realm was removed. What is left of its ended procs is forgotten, so that a realm that gets its name later does not see it.
 	RealmGone struct{ Realm sigma.RealmID }
 )
@@ -275,6 +277,7 @@ func (TimerFired) event()      {}
 func (Leased) event()          {}
 func (ShardFound) event()      {}
 func (ShardLost) event()       {}
+func (Starved) event()         {}
 func (RealmGone) event()       {}
 
 func idOf(e Event) sigma.ProcID {

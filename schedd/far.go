@@ -81,6 +81,7 @@ func (c *Core) Give(now time.Time, id sigma.ProcID, by sigma.Life, boot uint64) 
 		c.leavesQueue(p)
 		p.Runner, p.boot = by, boot
 		p.State, p.Machine, p.Times.Placed = sigma.ProcStarting, by.Machine, now
+		c.realms[p.Realm].placed = now
 	}
 	return p.ProcInfo, p.Descriptor, nil
 }

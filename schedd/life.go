@@ -103,6 +103,7 @@ func (c *Core) place(now time.Time, p *Proc) Effect {
 	p.State, p.Times.Placed, p.Machine = sigma.ProcStarting, now, c.machine
 	p.Timing[sigma.PhaseQueue] = since(now, p.Times.Spawned)
 	c.charge(p)
+	c.realms[p.Realm].placed = now
 	return Start{p}
 }
 
