@@ -16,7 +16,7 @@ import (
 )
 
 // fairBench: do realms that compete have equal parts of the processors, and those with shares parts in their ratio (001 §6.4, Fig 10)? Four realms start one after the other and keep more procs than the machine has room for on its cores:
-// two of them procs of 10 ms, two of 1 s of processor time. Then three of them go on with 1, 2 and 4 shares. What each realm's procs use is read of their cgroups each second; the index is Jain's, over what each has for
+// two of them procs of 10 ms, two of 1 s of processor time. The others wait at two shards of besched, which decide who is next. Then three of them go on with 1, 2 and 4 shares. What each realm's procs use is read of their cgroups each second; the index is Jain's, over what each has for
 // each of its shares, of each whole second from 1 s after the last change. No peer: 001 prints a plot. Expected: the kernel sees to it on each machine, so near 1 as long as each realm has as many procs running as there are cores.
 func fairBench() Bench {
 	return Bench{Name: "fair", Question: "do realms that compete have equal parts of the processors, or parts in the ratio of their shares?",
@@ -62,9 +62,18 @@ type fair struct {
 	s       *system
 	group   string
 	program string
+	memory  sigma.Bytes // of each proc
 	windows []fairWindow
 }
 
+// fairSlots procs fit into the machine's memory at a time; the others wait at the two shards, which decide who is next.
+const fairSlots = 32
+
+// slot is the memory of a proc of which fairSlots fit.
+func (f *fair) slot(ctx context.Context) (sigma.Bytes, error) {
+	n, err := f.s.metric(ctx, "sigma_schedd_memory_capacity_bytes")
+	return sigma.Bytes(n) / fairSlots &^ 0xffff, err
+}
 func runFair(ctx context.Context, r *Run) error {
 	step := 30
 	if r.Quick {
@@ -75,7 +84,7 @@ func runFair(ctx context.Context, r *Run) error {
 		return err
 	}
 	f := &fair{r: r}
-	if f.s, err = r.boot(ctx); err != nil {
+	if f.s, err = r.bootIn(ctx, "data", "--bescheds", "2"); err != nil {
 		return err
 	}
 	defer f.s.down()
@@ -97,6 +106,9 @@ func runFair(ctx context.Context, r *Run) error {
 		}
 	}()
 	if err != nil {
+		return err
+	}
+	if f.memory, err = f.slot(ctx); err != nil {
 		return err
 	}
 	all, ctx := newGroup(ctx)
@@ -153,7 +165,7 @@ func (f *fair) realms(ctx context.Context, local string) (clients []*sdk.Client,
 // work keeps one proc of a realm running until working ends.
 func (f *fair) work(working, ctx context.Context, i int, c *sdk.Client) error {
 	for working.Err() == nil {
-		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: f.program, Args: []string{"work", fmt.Sprint(fairRealms[i].ms)}, Memory: 8 * sigma.MiB})
+		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: f.program, Args: []string{"work", fmt.Sprint(fairRealms[i].ms)}, Memory: f.memory})
 		if err != nil {
 			return err
 		}
