@@ -62,14 +62,18 @@ func TestRemoveRealmOfThousandProcs(t *testing.T) {
 	for range 4 {
 		ids = append(ids, r.spawn(slices.Repeat([]sigma.Descriptor{d}, procs/4)...)...)
 	}
+	began := time.Now()
 	for _, id := range ids {
 		r.started(id)
 	}
+	t.Logf("%d started in %v", procs, time.Since(began))
 	if list, err := r.List(r.ctx, false); err != nil || len(list) != procs {
 		t.Fatalf("%d procs are listed, %v", len(list), err)
 	}
 	r.Close()
+	began = time.Now()
 	r.s.Must(t, "realm", "rm", "--force", "thousand")
+	t.Logf("removed in %v", time.Since(began))
 	if out := r.s.Must(t, "realm", "ls", "-q"); strings.Contains(out, "thousand") {
 		t.Errorf("it is listed: %s", out)
 	}
