@@ -99,6 +99,7 @@ type Kernel struct {
 	sched     *scheduler
 	shares    *groupShares
 	ledger    *ledger
+	tally     *tally
 	reserved  *reservations
 	metrics   metrics
 	meters    *questions // what launches use
@@ -237,6 +238,7 @@ func New(cfg Config) (*Kernel, error) {
 	if k.ledger, err = newLedger(cfg.Data, k.start); err != nil {
 		cfg.Log.Warn("the usage of realms cannot be read and begins anew", "err", err)
 	}
+	k.tally = newTally()
 	k.reserved = newReservations(k)
 	k.holders = newHolders(k)
 	if k.scratch, err = newScratch(k); err != nil {
@@ -327,7 +329,9 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	k.mu.Lock()
 	k.open[t] = true
 	k.mu.Unlock()
-	cfg := treekit.Config{Tree: t, Principal: p, Reset: reset, Events: k.serveEvents(p)}
+	requests, served := k.tally.begin(p.Realm)
+	defer served()
+	cfg := treekit.Config{Tree: t, Principal: p, Reset: reset, Requests: requests, Events: k.serveEvents(p)}
 	cfg.Events.Numbered = t.numbered
 	if t.far {
 		cfg.BulkTicket = func(ctx context.Context, serve func(net.Conn)) ([]byte, error) { return k.tickets.give(ctx, p, serve) }

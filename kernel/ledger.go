@@ -182,7 +182,7 @@ func (l *ledger) egress(now time.Time, realm sigma.RealmID, id sigma.ProcID, byt
 	l.hourLocked(now, realm).Egress += bytes
 }
 
-// served counts what daemons of this machine did for a realm: requests, and the processor time of these.
+// served counts what sigmad did for a realm: requests, and processor time.
 func (l *ledger) served(now time.Time, realm sigma.RealmID, requests uint64, cpu time.Duration) {
 	if requests == 0 && cpu <= 0 {
 		return
@@ -294,8 +294,17 @@ func (k *Kernel) keepLedger(ctx context.Context) {
 				k.ledger.uses(now, id, u.UserTime+u.SystemTime, gone)
 			}
 		}
+		k.countServed(now)
 		if err := k.ledger.save(); err != nil {
 			k.cfg.Log.Warn("cannot keep the usage of realms", "err", err)
 		}
 	}
+}
+
+// countServed counts what sigmad has done for realms since it was counted last.
+func (k *Kernel) countServed(now time.Time) {
+	own := ownUsage()
+	k.tally.divide(own.UserTime+own.SystemTime, func(realm sigma.RealmID, requests uint64, cpu time.Duration) {
+		k.ledger.served(now, realm, requests, cpu)
+	})
 }

@@ -121,9 +121,9 @@ type RealmUsage struct {
 	Memory  float64   `json:"memory_byte_seconds"` // what procs had a right to, for as long as they had it
 	Egress  uint64    `json:"egress_bytes"`        // that procs sent to other machines, and beyond the system
 
-	// What sigmad and the services of the machine did for the realm, by requests of its procs and of programs outside.
+	// What sigmad of the machine did for the realm's procs: its processor time is divided by requests.
 	Requests uint64  `json:"requests"`
-	Served   float64 `json:"served_cpu_seconds"` // their processor time
+	Served   float64 `json:"served_cpu_seconds"`
 }
 
 // ProcSpent is a line of /sys/usage-procs: what a proc has used of a machine.

@@ -45,7 +45,8 @@ type Config struct {
 	Handles Handles // counts the session's handles with those of others; nil = they are bounded by FidsMax alone
 	// BulkTicket has serve called with the stream of whoever shows the ticket, unless ctx ends before. It is for sessions that pass no sockets; nil: they do.
 	BulkTicket func(ctx context.Context, serve func(net.Conn)) (ticket []byte, err error)
-	KeepFiles  bool // whether file descriptors that come with calls are handed to Callers (else closed)
+	KeepFiles  bool           // whether file descriptors that come with calls are handed to Callers (else closed)
+	Requests   *atomic.Uint64 // nil, or counts the requests that come
 }
 
 // Handles counts the handles of several sessions. Safe for concurrent use.
@@ -234,6 +235,9 @@ func (s *server) take(ctx context.Context, msg []byte, files []*os.File) error {
 	if s.crowded() { // a client that does not read is not read
 		s.out.Flush()
 		s.out.AwaitTurn()
+	}
+	if n := s.cfg.Requests; n != nil {
+		n.Add(1)
 	}
 	tag, m, err := sigmap.Decode(msg)
 	with := ctx

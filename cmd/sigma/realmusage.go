@@ -24,7 +24,7 @@ func newUsageCommand(a *app) *cobra.Command {
 		Short: "Show what realms have used of all machines",
 		Long: `Show what the procs of each realm, or of those named, have used of all machines: starts,
 ends, processor time, memory over time, which is what procs had a right to for as long as
-they had it, and what they sent to other machines; and what daemons did for the realm.
+they had it, and what they sent to other machines; and what sigmad did for the realm.
 --hours shows each hour of the last 31 days in which there was something, --machines each
 machine, --procs single procs: those that run, and of each realm the latest that ended.
 What runs counts until some seconds ago. A realm that is removed takes its usage along.`,
