@@ -92,7 +92,7 @@ const (
 )
 
 // RealmsPage is how many realms one list has; after fewer there are no more.
-const RealmsPage = 500
+const RealmsPage = 400
 
 // HashMax is the largest range that hash takes.
 const HashMax = 1 << 20
