@@ -99,6 +99,7 @@ type Core struct {
 	where    map[sigma.ProcID]*waiting
 	turns    turns
 	credits  credits
+	recent   recent
 	leases   []lease // oldest first; none while a job waits
 }
 
@@ -286,6 +287,7 @@ func (c *Core) match() (out []Grant) {
 		w := q.first
 		c.turns.prepay(q, w, c.span())
 		cr.jobs = append(cr.jobs, w.Job)
+		c.recent.ran(w.Program, cr.machine.life.Machine)
 		c.credits.use(cr, w.Memory)
 		c.remove(w)
 	}
@@ -305,7 +307,7 @@ func (c *Core) match() (out []Grant) {
 		if late != nil && late.overtaken >= late.first.Memory && c.keep(late) {
 			continue
 		}
-		cr := c.credits.best(q.first.Memory)
+		cr := c.bestFor(&q.first.Job)
 		if cr == nil && q.first.Memory == 0 {
 			break
 		} else if cr == nil {

@@ -2,6 +2,8 @@ package kernel
 
 import (
 	"context"
+	"hash/fnv"
+	"io"
 	"runtime"
 	"strconv"
 	"sync"
@@ -45,9 +47,17 @@ func (s *scheduler) enqueue(p *schedd.Proc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sh := s.shards[p.Shard]; sh != nil {
-		sh.queue = append(sh.queue, besched.Job{ID: p.ID, Realm: p.Realm, Memory: p.Memory})
+		sh.queue = append(sh.queue, besched.Job{ID: p.ID, Realm: p.Realm, Memory: p.Memory, Program: programOf(p)})
 		poke(sh.work)
 	}
+}
+
+// programOf tells a realm's programs apart: that a machine ran one recently makes it the better place for the next proc.
+func programOf(p *schedd.Proc) uint64 {
+	h := fnv.New64a()
+	io.WriteString(h, string(p.Realm))
+	io.WriteString(h, p.Program)
+	return h.Sum64()
 }
 
 func (s *scheduler) cancel(shard besched.Shard, id sigma.ProcID) {
