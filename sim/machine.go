@@ -343,8 +343,8 @@ func (m *machine) exits(id sigma.ProcID) {
 	}
 }
 
-// endedKept ended procs are kept by a machine without faults.
-const endedKept = 32
+// endedKept ended procs are kept by a machine without faults: of many machines they would be most of what must be in memory.
+const endedKept = 8
 
 func (m *machine) take(id sigma.ProcID, home sigma.Life) {
 	by, boot := m.life, m.boot

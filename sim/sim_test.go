@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -80,5 +81,25 @@ func TestFlappingMachine(t *testing.T) {
 	s.after(time.Second, flap)
 	if _, err := s.Run(); err != nil {
 		t.Error(err)
+	}
+}
+
+// The checks find what they are for: procs that are forgotten while others go on, and a besched that gives one realm much more than its part.
+func TestChecksFindFaults(t *testing.T) {
+	forgets := New(Config{Seed: 9, Machines: 2, Procs: 400, Load: 4, Run: 50 * time.Millisecond})
+	forgets.after(100*time.Millisecond, func() {
+		for id, p := range forgets.procs {
+			if p.placed < 0 && p.Realm == "r1" {
+				forgets.shards[0].core.Cancel(id)
+			}
+		}
+	})
+	if _, err := forgets.Run(); err == nil || !strings.Contains(err.Error(), "realm r1 has") {
+		t.Errorf("procs were forgotten: %v", err)
+	}
+	unfair := New(Config{Seed: 9, Machines: 2, Realms: 2, Procs: 40_000, Load: 20, Run: 50 * time.Millisecond})
+	unfair.shards[0].core.Shares(map[sigma.RealmID]uint32{"r0": 100})
+	if r, err := unfair.Run(); err == nil || !strings.Contains(err.Error(), "less than its part") {
+		t.Errorf("one realm was given more than its part: Jain %.3f, worst %.3f, %v", r.Jain, r.Worst, err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -64,6 +65,9 @@ It needs no running system.`,
 	return cmd
 }
 
+// simGC is how much more memory than it needs a simulation may use, in percent.
+const simGC = 250
+
 type simOptions struct {
 	sim.Config
 	cores, memory  string
@@ -76,6 +80,7 @@ func (a *app) sim(o simOptions) error {
 	if err := o.fill(); err != nil {
 		return err
 	}
+	defer debug.SetGCPercent(debug.SetGCPercent(simGC)) // of large systems all is alive, and a third of the time would go into looking
 	reports := []simReport{}
 	for i := range o.seeds {
 		c := o.Config
