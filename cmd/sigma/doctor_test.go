@@ -51,11 +51,14 @@ func TestHardening(t *testing.T) {
 		{"no yama", map[string]string{"/proc/sys/kernel/yama/ptrace_scope": "-"}, []string{"ptrace"}},
 		{"lax", map[string]string{"/proc/sys/kernel/kptr_restrict": "0\n"}, []string{"kernel settings"}},
 		{"no userns", map[string]string{"/proc/sys/user/max_user_namespaces": "0\n"}, []string{"user namespaces"}},
+		{"a disk without weights", map[string]string{"/sys/block/vda/queue/scheduler": "none [mq-deadline] bfq\n"}, []string{"I/O weight"}},
+		{"a disk with weights", map[string]string{"/sys/block/vda/queue/scheduler": "none mq-deadline [bfq]\n", "/sys/block/loop0/queue/scheduler": "[none] bfq\n"}, nil},
+		{"a disk with costs", map[string]string{"/sys/block/vda/queue/scheduler": "[none]\n", "/sys/fs/cgroup/io.cost.qos": "254:0 enable=1 ctrl=auto\n"}, nil},
 		{"no psi", map[string]string{"/proc/pressure/memory": "-"}, []string{"pressure"}},
 		{"no fuse", map[string]string{"/dev/fuse": "-"}, []string{"fuse"}},
-		{"v1", map[string]string{"/proc/self/mountinfo": "26 30 0:23 / /cg/memory rw - cgroup cgroup rw,memory\n"}, []string{"freezer", "swap"}},
+		{"v1", map[string]string{"/proc/self/mountinfo": "26 30 0:23 / /cg/memory rw - cgroup cgroup rw,memory\n"}, []string{"freezer", "swap", "I/O weight"}},
 		{"v1 with freezer and swap", map[string]string{"/proc/self/mountinfo": "26 30 0:23 / /cg/memory rw - cgroup cgroup rw,memory\n27 30 0:24 / /cg/f rw - cgroup cgroup rw,freezer\n",
-			"/cg/memory/memory.memsw.limit_in_bytes": "1\n"}, nil},
+			"/cg/memory/memory.memsw.limit_in_bytes": "1\n"}, []string{"I/O weight"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			files := map[string]string{}

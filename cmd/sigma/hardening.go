@@ -23,7 +23,7 @@ func weak(check, found, advice string) finding {
 
 // hardening checks are in the order in which people should read them: what stands between procs first, then between procs and the host, then what helps to run many.
 func (m machine) hardening() []finding {
-	return []finding{m.cpuFlaws(), m.smt(), m.corePattern(), m.ptraceScope(), m.userNamespaces(), m.lockdown(), m.sysctls(), m.freezer(), m.swapAccounting(), m.pressure(), m.fuse(), m.resend()}
+	return []finding{m.cpuFlaws(), m.smt(), m.corePattern(), m.ptraceScope(), m.userNamespaces(), m.lockdown(), m.sysctls(), m.freezer(), m.swapAccounting(), m.pressure(), m.ioWeight(), m.fuse(), m.resend()}
 }
 
 // landlockAdds says what each ABI brought: what a Landlock of a proc cannot restrict before it.
@@ -212,6 +212,33 @@ func (m machine) pressure() finding {
 		return weak("pressure", "not measured", "how long procs wait for memory and processors is not known: boot with psi=1")
 	}
 	return ok("pressure", "measured (PSI)")
+}
+
+// ioWeight tells whether a disk serves groups by their weights: version 2 of control groups gives them, and a scheduler of the disk must honour them.
+func (m machine) ioWeight() finding {
+	const check = "I/O weight"
+	if f := m.cgroups(); !strings.HasPrefix(f.Found, "version 2") {
+		return weak(check, "not with version 1 of control groups", "best-effort procs may delay the disk for latency-critical ones: boot with systemd.unified_cgroup_hierarchy=1")
+	}
+	if strings.Contains(m.read("/sys/fs/cgroup/io.cost.qos"), "enable=1") {
+		return ok(check, "by io.cost")
+	}
+	var lack []string
+	for _, disk := range m.list("/sys/block") {
+		schedulers := m.read("/sys/block/" + disk + "/queue/scheduler")
+		for _, not := range []string{"loop", "ram", "zram", "dm-", "md"} { // in memory, or made of others
+			if strings.HasPrefix(disk, not) {
+				schedulers = ""
+			}
+		}
+		if schedulers != "" && !strings.Contains(schedulers, "[bfq]") {
+			lack = append(lack, disk)
+		}
+	}
+	if lack != nil {
+		return weak(check, "not honoured by "+strings.Join(lack, ", "), "best-effort procs may delay the disk for latency-critical ones: echo bfq > /sys/block/"+lack[0]+"/queue/scheduler")
+	}
+	return ok(check, "by bfq, where there is a disk")
 }
 
 func (m machine) fuse() finding {

@@ -425,7 +425,10 @@ fn enable(version: Version, path: &Path) -> Result<()> {
     if version == Version::V1 {
         return Ok(());
     }
-    std::fs::write(path.join("cgroup.subtree_control"), "+memory +pids +cpu").map_err(Errno::from)
+    let control = path.join("cgroup.subtree_control");
+    // Weights of I/O are a help and no protection: who has no such controller does without.
+    let _ = std::fs::write(&control, "+io");
+    std::fs::write(control, "+memory +pids +cpu").map_err(Errno::from)
 }
 
 fn path_in(leaf: &CStr, file: &CStr) -> Result<CString> {

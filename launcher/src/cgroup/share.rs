@@ -1,5 +1,5 @@
-//! What groups of leaves have beside one another: weight, a bound of processor time, and whether they run only in
-//! what others leave. Which group has what is sigmad's to say (docs/adr/0021).
+//! What groups of leaves have beside one another: weight, of I/O too, a bound of processor time, and whether they run
+//! only in what others leave. Which group has what is sigmad's to say (docs/adr/0021).
 
 use super::{Cgroups, Controller, Hierarchy, Setting, Version, shares_of, write_file};
 use crate::boot::GROUP;
@@ -54,6 +54,10 @@ fn settings(version: Version, share: &GroupShare) -> Vec<Setting> {
             out.push(shares_of(version, shares));
             let quota = quota.map_or("max".to_string(), |us| us.max(1000).to_string());
             out.push(set(c"cpu.max", format!("{quota} {PERIOD_US}"), true));
+            // Of I/O it has the same part, where the kernel weighs that. All controllers are in one directory.
+            let weight = (shares as u64 * 100 / 1024).clamp(1, 10_000);
+            out.push(set(c"io.weight", weight.to_string(), true));
+            out.push(set(c"io.bfq.weight", weight.min(1000).to_string(), true));
         }
     }
     if share.idle != 0 {
@@ -74,7 +78,7 @@ mod tests {
         };
         let v1 = ["cpu.idle=0", "cpu.shares=2048", "cpu.cfs_period_us=100000", "cpu.cfs_quota_us=50000"];
         assert_eq!(show(Version::V1, share(2048, 500, 0)), v1);
-        let v2 = ["cpu.idle=0", "cpu.weight=1", "cpu.max=max 100000", "cpu.idle=1"];
+        let v2 = ["cpu.idle=0", "cpu.weight=1", "cpu.max=max 100000", "io.weight=1", "io.bfq.weight=1", "cpu.idle=1"];
         assert_eq!(show(Version::V2, share(1, 0, 1)), v2);
         assert_eq!(show(Version::V1, share(u32::MAX, 1, 0))[1], "cpu.shares=262144");
         assert_eq!(show(Version::V1, share(0, 1, 0))[3], "cpu.cfs_quota_us=1000", "the kernel takes no less");
