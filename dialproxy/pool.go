@@ -169,6 +169,8 @@ func (x *Proxy) mayPoolLocked(p sigma.Principal, l *listener, own *pool, fresh b
 		return sigma.Errorf(op, sigma.KindUnsupported, "the listener has no socket for what arrives")
 	case len(l.waiting) > 0 || l.first != nil:
 		return sigma.Errorf(op, sigma.KindBusy, "connections wait to be accepted there")
+	case x.rings.warm[l.endpoint.Proc] > 0: // to ask for it later costs both more than a dial
+		return sigma.Errorf(op, sigma.KindBusy, "connections there have had use for memory, which comes with one that is dialled")
 	case fresh != (own == nil):
 		return sigma.Errorf(op, sigma.KindBusy, "the proc asks twice at a time")
 	case fresh && (x.pools.all >= PoolsMax || x.pools.of[p.Realm] >= PoolsOf || len(x.pools.from[p.Proc]) >= poolsOfProc || len(l.pools) >= poolsAt):

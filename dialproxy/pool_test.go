@@ -102,7 +102,7 @@ func begin(line *os.File, number uint64) error {
 	return err
 }
 
-// Connections made in advance: both sides get the same ones, the listener with who dials; a line carries which begin; they are listed, and not as begun before their proc says so.
+// Connections made in advance: both sides get the same ones, the listener with who dials; a line carries which begin; they are listed, and not as begun before their proc says so. While connections there want memory none are made.
 func TestPool(t *testing.T) {
 	x := New("m")
 	e, conn := pushed(t, x, server)
@@ -121,9 +121,6 @@ func TestPool(t *testing.T) {
 	b.Files[2].Write([]byte("x"))
 	if n, err := theirs[2].Read(number[:]); n != 1 || err != nil {
 		t.Errorf("the connection says %d, %v", n, err)
-	}
-	if _, err := x.Ring(client, Ticket(b.Grant.Tickets[1])); err != nil {
-		t.Errorf("no memory for it: %v", err)
 	}
 	count := func() (ready int) {
 		cs, _ := x.Connections(func(c *Connection) bool { return true })
@@ -150,6 +147,14 @@ func TestPool(t *testing.T) {
 	}
 	if n := len(x.Events(func(c *Connection) bool { return true })); n != 1 {
 		t.Errorf("%d have been dialled", n)
+	}
+	if f, err := x.Ring(client, Ticket(b.Grant.Tickets[1])); err != nil {
+		t.Errorf("no memory for it: %v", err)
+	} else {
+		f.Close()
+	}
+	if _, err := x.Pool(client, sigmap.PoolAsk{Endpoint: e, Count: 1}); sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("memory is wanted, which comes with a dial: %v", err)
 	}
 	pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Over: true})
 	if err := begin(b.Files[0], a.First); err == nil {

@@ -4,7 +4,7 @@
 //	connection dial|echo|first|stream|many sigma|socket|ring|unix|tcp ADDRESS COUNT [PLACED]
 //
 // socket and ring are sigma with a transport forced. The address of all three is a path. With a last word, by which the bench finds it, a client waits until it has been placed on a processor. A server prints where it listens. A client prints nanoseconds: one figure for each dial or round
-// trip; of first those from dialling until each of the first COUNT answers was there; of a stream those that COUNT blocks took; of many those of each round of a message on each of COUNT connections. At last it prints the processor time of both sides.
+// trip; of first those from dialling until each of the first COUNT answers was there, the medians of some connections; of a stream those that COUNT blocks took; of many those of each round of a message on each of COUNT connections. At last it prints the processor time of both sides.
 package main
 
 import (
@@ -15,6 +15,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -27,6 +28,11 @@ const (
 	messageBytes = 64
 	blockBytes   = 64 << 10
 	rounds       = 20 // of many
+	// Connections of first: with all messages, and with this many at most.
+	firstLong  = 2
+	firstShort = 20
+	firstMost  = 1024
+	settle     = 2 * time.Millisecond // between them, until what the last one leaves to do is done
 )
 
 // What a connection is for, as its first byte says.
@@ -98,7 +104,11 @@ func run(ctx context.Context, what, network, address string) error {
 		return err
 	}
 	ended, err := c.time()
-	fmt.Fprintln(c.out, (ended - began).Nanoseconds())
+	used := ended - began
+	if c.made > 0 {
+		used = used * time.Duration(c.count) / time.Duration(c.made)
+	}
+	fmt.Fprintln(c.out, used.Nanoseconds())
 	return err
 }
 
@@ -106,6 +116,7 @@ func run(ctx context.Context, what, network, address string) error {
 type client struct {
 	dial  func() (net.Conn, error)
 	count int
+	made  int // messages, if other than count
 	out   *bufio.Writer
 }
 
@@ -182,23 +193,34 @@ func (c *client) echo() error {
 	return nil
 }
 
+// first begins connections one after another, a few of all messages and many of the first ones, and gives the median of each message's time: one sample of a busy host says nothing.
 func (c *client) first() error {
-	began := time.Now()
-	conn, err := c.connect()
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	message := message()
-	at := make([]time.Duration, c.count)
-	for i := range at {
-		if err := trip(conn, message); err != nil {
+	took := make([][]time.Duration, c.count)
+	for i := range firstLong + firstShort {
+		n := c.count
+		if i >= firstLong {
+			n = min(n, firstMost)
+		}
+		began := time.Now()
+		conn, err := c.connect()
+		if err != nil {
 			return err
 		}
-		at[i] = time.Since(began)
+		message := message()
+		for at := range n {
+			if err := trip(conn, message); err != nil {
+				conn.Close()
+				return err
+			}
+			took[at] = append(took[at], time.Since(began))
+		}
+		conn.Close()
+		c.made += n
+		time.Sleep(settle)
 	}
-	for _, d := range at {
-		fmt.Fprintln(c.out, d.Nanoseconds())
+	for _, ds := range took {
+		slices.Sort(ds)
+		fmt.Fprintln(c.out, ds[len(ds)/2].Nanoseconds())
 	}
 	return nil
 }

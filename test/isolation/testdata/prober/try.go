@@ -323,8 +323,15 @@ func (a *prober) pools() (all []attempt) {
 	if err != nil {
 		return nil
 	}
+	// cool dials until memory comes with no dial any more; before, nothing is made in advance.
+	cool := func() {
+		for range 20 {
+			call(a.ctx, a.c, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&own) })
+		}
+	}
 	ask := func(endpoint string, change func(*sigma.Endpoint)) func() error {
 		return func() error {
+			cool()
 			e, err := sigma.ParseEndpoint(endpoint)
 			if err != nil {
 				return err
@@ -363,6 +370,7 @@ func (a *prober) pools() (all []attempt) {
 	me := a.c.Info().Principal
 	often := func(wrong bool) func() error {
 		return func() error {
+			cool()
 			for range 200 {
 				conn, err := a.c.Dial(a.ctx, own)
 				if err != nil {
@@ -395,6 +403,7 @@ func (a *prober) pools() (all []attempt) {
 		}
 	}
 	made := func() string {
+		cool()
 		reply, err := call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&sigmap.PoolAsk{Endpoint: own, Count: 1}) })
 		var grant sigmap.PoolGrant
 		if err != nil || sigmap.Parse(reply, func(c *sigmap.Coder) { c.PoolGrant(&grant) }) != nil || len(grant.Tickets) == 0 {
