@@ -28,7 +28,7 @@ type Connection struct {
 	Number    uint64
 	Endpoint  sigma.Endpoint  // that was dialled
 	From      sigma.Principal // who dialled
-	Transport string          // "unix", "tcp", or "ring" if it has memory
+	Transport string          // "unix", "ring" if it has memory; with another machine "tcp", or "relay" if sigmad passes it on
 	Began     time.Time
 	Other     sigma.Life  // machine of the other end; zero: this one
 	Tally     *ring.Tally // by Connections, of one that has memory
@@ -156,8 +156,8 @@ func (x *Proxy) dropLocked(c *connection) {
 	}
 }
 
-// Dialled notes the end that p has of a connection with another machine, whose life that is. f stays the caller's.
-func (x *Proxy) Dialled(p sigma.Principal, e sigma.Endpoint, other sigma.Life, f *os.File) error {
+// Dialled notes the end that p has of a connection with another machine, by the transport "tcp" or "relay". It is cut with the other machine's life, unless that is the zero one. f stays the caller's.
+func (x *Proxy) Dialled(p sigma.Principal, e sigma.Endpoint, other sigma.Life, transport string, f *os.File) error {
 	inode := inodeOf(f)
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -165,7 +165,7 @@ func (x *Proxy) Dialled(p sigma.Principal, e sigma.Endpoint, other sigma.Life, f
 		return err
 	}
 	x.rings.last++
-	c := &connection{Connection: Connection{Number: x.rings.last, Endpoint: e, From: p, Transport: "tcp", Began: time.Now(), Other: other}}
+	c := &connection{Connection: Connection{Number: x.rings.last, Endpoint: e, From: p, Transport: transport, Began: time.Now(), Other: other}}
 	c.ends[ring.Dialled] = end{proc: p.Proc, realm: p.Realm, inode: inode, since: time.Now()}
 	x.noteLocked(c)
 	return nil

@@ -220,6 +220,8 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, err
 	c := &connection{Connection: Connection{Number: x.rings.last, Endpoint: l.endpoint, From: p, Transport: "unix", Began: time.Now()}}
 	if p.Machine == x.machine || p.Machine == "" {
 		c.ends[ring.Dialled] = end{proc: p.Proc, realm: p.Realm, inode: inodes[0], since: c.Began}
+	} else {
+		c.Transport = "relay"
 	}
 	c.ends[ring.Accepted] = end{proc: l.endpoint.Proc, realm: l.endpoint.Realm, inode: inodes[1]}
 	if p.Proc != "" || l.endpoint.Realm != sigma.SystemRealm { // what sigmad and services have with each other nobody asks about

@@ -6,6 +6,7 @@ import (
 
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/launch"
+	"sigmaos.dev/ring"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
@@ -32,6 +33,18 @@ func (r *root) connectionsFile() sigma.File {
 				of[o.Number] = append(of[o.Number], s)
 			}
 		}
+		meters := map[sigma.ProcID]map[uint64]ring.Carried{}
+		for _, o := range ends {
+			if meters[o.Proc] == nil {
+				meters[o.Proc] = k.traffic.open(o.Proc)
+			}
+		}
+		near := map[uint64][]ring.Carried{} // of each connection's ends here, the dialler's first
+		for _, o := range ends {
+			if c, is := meters[o.Proc][o.Inode]; is {
+				near[o.Number] = append(near[o.Number], c)
+			}
+		}
 		out := []state.Connection{}
 		for i := range cs {
 			sockets := of[cs[i].Number]
@@ -39,8 +52,12 @@ func (r *root) connectionsFile() sigma.File {
 				continue
 			}
 			line := k.connectionLine(&cs[i])
+			said := near[cs[i].Number]
+			if len(said) > 0 {
+				tellCarried(&line, said)
+			}
 			switch t := cs[i].Tally; {
-			case t != nil:
+			case t != nil && len(said) == 0:
 				messages := t.Messages[0] + t.Messages[1]
 				line.Sent, line.Received, line.Messages, line.Spun = &t.Bytes[0], &t.Bytes[1], &messages, &t.Spun
 			case cs[i].Transport == "tcp":
@@ -50,6 +67,18 @@ func (r *root) connectionsFile() sigma.File {
 		}
 		return state.Lines(out)
 	})
+}
+
+// tellCarried fills in what the ends of a connection that are here have counted.
+func tellCarried(line *state.Connection, ends []ring.Carried) {
+	first := ends[0]
+	messages, turns, spun := first.Writes, first.Turns, first.Spun
+	if len(ends) > 1 {
+		messages, turns, spun = messages+ends[1].Writes, max(turns, ends[1].Turns), spun+ends[1].Spun
+	} else {
+		messages += first.Reads
+	}
+	line.Sent, line.Received, line.Messages, line.Turns, line.Spun = &first.Sent, &first.Received, &messages, &turns, &spun
 }
 
 func (k *Kernel) connectionLine(c *dialproxy.Connection) state.Connection {

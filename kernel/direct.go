@@ -39,7 +39,8 @@ func (k *Kernel) reserve(d link.Direct) (link.Place, error) {
 		if err != nil {
 			return nil, err
 		}
-		return listenerPlace{p, k}, nil
+		k.hearTCPEnds(k.ctx)
+		return listenerPlace{p, k, e}, nil
 	}
 	serve := k.directServices[d.Target.Name]
 	if serve == nil {
@@ -65,6 +66,7 @@ func (k *Kernel) endpointHere(to link.Target) (sigma.Endpoint, error) {
 type listenerPlace struct {
 	*dialproxy.Place
 	k *Kernel
+	e sigma.Endpoint
 }
 
 // Take implements link.Place.
@@ -75,6 +77,7 @@ func (p listenerPlace) Take(conn *net.TCPConn) {
 		p.Close()
 		return
 	}
+	p.k.traffic.follow(p.e.Realm, p.e.Proc, f) // before the proc can close it
 	p.Give(f)
 	p.k.recheck()
 }

@@ -100,6 +100,7 @@ type Kernel struct {
 	shares    *groupShares
 	ledger    *ledger
 	tally     *tally
+	traffic   *traffic
 	reserved  *reservations
 	metrics   metrics
 	meters    *questions // what launches use
@@ -239,6 +240,8 @@ func New(cfg Config) (*Kernel, error) {
 		cfg.Log.Warn("the usage of realms cannot be read and begins anew", "err", err)
 	}
 	k.tally = newTally()
+	k.traffic = newTraffic(k.ledger)
+	k.traffic.late = k.carriedLate
 	k.reserved = newReservations(k)
 	k.holders = newHolders(k)
 	if k.scratch, err = newScratch(k); err != nil {

@@ -295,6 +295,7 @@ func (k *Kernel) keepLedger(ctx context.Context) {
 			}
 		}
 		k.countServed(now)
+		k.sampleTraffic(ctx)
 		if err := k.ledger.save(); err != nil {
 			k.cfg.Log.Warn("cannot keep the usage of realms", "err", err)
 		}

@@ -2,9 +2,9 @@ package kernel
 
 import (
 	"context"
-	"net"
 	"os"
 	"sync"
+	"time"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/link"
@@ -198,7 +198,11 @@ func (k *Kernel) serveLink(ctx context.Context, l *link.Link) {
 	case o.file != nil:
 		file := o.file
 		o.file = nil
-		k.join(ctx, l, file)
+		var who sigma.Principal
+		if e, err := k.endpointHere(l.Target); l.Target.Kind == link.ToEndpoint && err == nil {
+			who = sigma.Principal{Realm: e.Realm, Proc: e.Proc}
+		}
+		k.join(ctx, l, file, who)
 	case l.Target.Kind == link.ToBeat:
 		if k.beats != nil {
 			k.beats(ctx, l)
@@ -210,8 +214,8 @@ func (k *Kernel) serveLink(ctx context.Context, l *link.Link) {
 	}
 }
 
-// join connects a link with a socket of this machine, of which it takes what the one says to the other. It owns both.
-func (k *Kernel) join(ctx context.Context, l *link.Link, file *os.File) {
+// join connects a link with a socket of this machine, of which it takes what the one says to the other. It owns both. What passes is counted for who; of nobody for the zero Principal.
+func (k *Kernel) join(ctx context.Context, l *link.Link, file *os.File, who sigma.Principal) {
 	defer l.Close()
 	u, err := session.UnixConn(file)
 	if err != nil {
@@ -219,10 +223,37 @@ func (k *Kernel) join(ctx context.Context, l *link.Link, file *os.File) {
 	}
 	defer u.Close()
 	if u.LocalAddr().Network() == "unixpacket" {
-		link.Bridge(ctx, l.Session(), session.NewPacketConn(u, true))
+		link.Bridge(ctx, session.NewStreamConn(counted{l, k, who}), session.NewPacketConn(u, true))
 		return
 	}
-	link.Relay(ctx, net.Conn(l), u)
+	link.Relay(ctx, counted{l, k, who}, u)
+}
+
+// counted is a link of which what passes is counted for somebody of this machine.
+type counted struct {
+	*link.Link
+	k   *Kernel
+	who sigma.Principal
+}
+
+// Read implements net.Conn.
+func (c counted) Read(b []byte) (int, error) {
+	n, err := c.Link.Read(b)
+	c.count(0, n)
+	return n, err
+}
+
+// Write implements net.Conn.
+func (c counted) Write(b []byte) (int, error) {
+	n, err := c.Link.Write(b)
+	c.count(n, 0)
+	return n, err
+}
+
+func (c counted) count(out, in int) {
+	if c.who.Realm != "" {
+		c.k.traffic.crossed(time.Now(), c.who.Realm, c.who.Proc, uint64(max(out, 0)), uint64(max(in, 0)))
+	}
 }
 
 // peerTree is what another machine's sigmad calls: one callable file.

@@ -85,6 +85,29 @@ func (k *Kernel) yieldMetrics(b *strings.Builder) {
 	fmt.Fprintf(b, "# TYPE sigma_yield_waited_seconds_total counter\nsigma_yield_waited_seconds_total %g\n# TYPE sigma_yield_cpu_seconds_total counter\nsigma_yield_cpu_seconds_total %g\n", y.Waited.Seconds(), y.CPU.Seconds())
 }
 
+// trafficMetrics prints what connections of the realms' procs carried since this sigmad began.
+func (k *Kernel) trafficMetrics(b *strings.Builder) {
+	all := k.traffic.totals()
+	realms := slices.Sorted(maps.Keys(all))
+	for _, m := range []struct {
+		name  string
+		value func(t sigma.Traffic) uint64
+	}{
+		{"sent_bytes", func(t sigma.Traffic) uint64 { return uint64(t.Sent) }},
+		{"received_bytes", func(t sigma.Traffic) uint64 { return uint64(t.Received) }},
+		{"messages", func(t sigma.Traffic) uint64 { return t.Messages }},
+		{"egress_bytes", func(t sigma.Traffic) uint64 { return uint64(t.Egress) }},
+		{"ingress_bytes", func(t sigma.Traffic) uint64 { return uint64(t.Ingress) }},
+	} {
+		if len(realms) > 0 {
+			fmt.Fprintf(b, "# TYPE sigma_connections_%s_total counter\n", m.name)
+		}
+		for _, id := range realms {
+			fmt.Fprintf(b, "sigma_connections_%s_total{realm=%q} %d\n", m.name, id, m.value(all[id]))
+		}
+	}
+}
+
 // memberMetrics prints this machine's place in its system, when it has one.
 func (k *Kernel) memberMetrics(b *strings.Builder) {
 	if !k.registered() {
@@ -154,6 +177,7 @@ func (k *Kernel) metricsText(context.Context) ([]byte, error) {
 	k.memberMetrics(&b)
 	k.recallMetrics(&b)
 	k.linksText(&b)
+	k.trafficMetrics(&b)
 	const start, phase = "sigma_schedd_start_seconds", "sigma_schedd_start_phase_seconds"
 	fmt.Fprintf(&b, "# TYPE %s histogram\n", start)
 	k.metrics.total.text(&b, start, "")

@@ -276,6 +276,11 @@ func environment(d sigma.Descriptor) []string {
 func (c *child) gone(e schedd.Event) {
 	c.k.metrics.exited.Add(1)
 	c.k.proxy.CloseProc(c.who.Proc)
+	carried := c.k.traffic.end(time.Now(), c.who.Proc)
+	if g, ok := e.(schedd.Gone); ok {
+		g.Traffic = carried
+		e = g
+	}
 	c.release()
 	c.end()
 	if out, err := c.out.End(), c.err.End(); out && err {

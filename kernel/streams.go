@@ -45,6 +45,7 @@ func (k *Kernel) dialEndpoint(ctx context.Context, who sigma.Principal, e sigma.
 // dialStraight makes a direct connection and notes it.
 func (k *Kernel) dialStraight(ctx context.Context, who sigma.Principal, e sigma.Endpoint, to link.Target) (*os.File, error) {
 	member, _ := k.id.Roster().Member(e.Machine)
+	k.hearTCPEnds(k.ctx)
 	conn, err := k.dialDirect(ctx, who, e.Machine, to)
 	if err != nil {
 		return nil, err
@@ -54,10 +55,11 @@ func (k *Kernel) dialStraight(ctx context.Context, who sigma.Principal, e sigma.
 	if err != nil {
 		return nil, sigma.Wrap("kernel.Dial", "", err)
 	}
-	if err := k.proxy.Dialled(who, e, sigma.Life{Machine: e.Machine, Incarnation: member.Incarnation}, f); err != nil {
+	if err := k.proxy.Dialled(who, e, sigma.Life{Machine: e.Machine, Incarnation: member.Incarnation}, "tcp", f); err != nil {
 		f.Close()
 		return nil, err
 	}
+	k.traffic.follow(who.Realm, who.Proc, f)
 	k.recheck()
 	return f, nil
 }
@@ -100,11 +102,28 @@ func (k *Kernel) dialRelay(ctx context.Context, who sigma.Principal, m sigma.Mac
 		l.Close()
 		return nil, sigma.Wrap("kernel.Dial", "", err)
 	}
+	if err := k.relayed(who, to, theirs); err != nil {
+		done()
+		l.Close()
+		ours.Close()
+		theirs.Close()
+		return nil, err
+	}
+	k.traffic.begin(who)
 	k.sessions.Go(func() {
 		defer done()
-		k.join(k.ctx, l, ours)
+		k.join(k.ctx, l, ours, who)
 	})
 	return theirs, nil
+}
+
+// relayed notes a relayed connection of a proc to an endpoint.
+func (k *Kernel) relayed(who sigma.Principal, to link.Target, f *os.File) error {
+	e, err := sigma.ParseEndpoint(to.Name)
+	if to.Kind != link.ToEndpoint || err != nil || who.Proc == "" || e.Realm == sigma.SystemRealm {
+		return nil
+	}
+	return k.proxy.Dialled(who, e, sigma.Life{}, "relay", f) // it ends with its link
 }
 
 // dialFor makes a link for who, when it is who's turn.

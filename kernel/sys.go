@@ -321,6 +321,7 @@ func (r *root) endpointCalls() map[string]handler {
 			}
 			return nil, nil, k.proxy.EndRing(who, t)
 		},
+		sigmap.CallMeter:      r.meterCall,
 		sigmap.CallDialStream: r.dialStreamCall,
 		sigmap.CallEtcd:       r.etcdCall,
 		sigmap.CallDialEtcd:   r.dialEtcdCall,

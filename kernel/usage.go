@@ -149,6 +149,9 @@ func (k *Kernel) usageOf(ctx context.Context, realm sigma.RealmID, id sigma.Proc
 	if !p.Away() {
 		u.Output = k.outputLocked(id)
 	}
+	if running {
+		u.Traffic = k.traffic.look(time.Now(), id)
+	}
 	k.mu.Unlock()
 	if !running {
 		return u, nil

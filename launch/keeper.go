@@ -164,7 +164,12 @@ func (k *Keeper) answer(f *os.File, errno syscall.Errno) bool {
 	return true
 }
 
-// socket asks the keeper for an unconnected TCP socket of its network, which does not block.
+// Ends asks the keeper for a netlink socket, which does not block, that hears of the end of each TCP connection of its network, as inet_diag messages with tcp_info. The file is the caller's.
+func (k *Keeper) Ends(ctx context.Context) (*os.File, error) {
+	return k.socket(ctx, syscall.AF_NETLINK)
+}
+
+// socket asks the keeper for an unconnected TCP socket of its network, which does not block, or for that of Ends.
 func (k *Keeper) socket(ctx context.Context, family int) (*os.File, error) {
 	const op = "launch.Connect"
 	k.begin.Do(func() { go k.read() })

@@ -82,7 +82,7 @@ func (s *Set) New(sock Stream, side Side, ticket []byte, memory *os.File) (*Conn
 	c := &Conn{set: s, sock: sock, raw: raw, side: side, ticket: ticket, asked: len(ticket) == 0, enough: paceMessages}
 	c.readable, c.writable, c.bell = c.onReadable, c.onWritable, c.ringBell
 	c.wanted.Store(s.wanted.Load())
-	s.wantMeter()
+	s.wantMeter(c)
 	if memory != nil {
 		c.keep(memory)
 	}

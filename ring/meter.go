@@ -104,9 +104,8 @@ func (m *meter) take(inode uint64) *slot {
 	}
 	m.serial++
 	s.inode.Store(inode)
-	for _, t := range []*tally{&s.out, &s.in} {
-		t.set(Carried{}, false)
-	}
+	s.out.copy(&tally{})
+	s.in.copy(&tally{})
 	s.serial.Store(m.serial) // at last
 	return s
 }
@@ -135,23 +134,11 @@ func (m *meter) end(s *slot, c Carried) {
 	}
 }
 
-// set makes a tally one half of c.
-func (t *tally) set(c Carried, in bool) {
-	t.bytes.Store(c.Sent)
-	t.messages.Store(c.Writes)
-	if in {
-		t.bytes.Store(c.Received)
-		t.messages.Store(c.Reads)
-	}
-	t.turns.Store(c.Turns)
-	t.spun.Store(c.Spun)
-}
-
 // counter is where one half of a connection counts: first in itself, then in the program's meter.
 type counter struct {
 	own     tally
 	at      atomic.Pointer[tally] // nil: own
-	settled bool                  // by the half's lock; it stays where it is
+	settled atomic.Bool           // it stays where it is, until the connection is closed; before, Conn.mu is held to count
 }
 
 func (k *counter) tally() *tally {
@@ -162,62 +149,66 @@ func (k *counter) tally() *tally {
 }
 
 // count adds a call that carried n bytes. The half's lock is held.
-func (c *Conn) count(k *counter, n int) *tally {
-	if !k.settled {
-		c.settle(k)
+func (c *Conn) count(k *counter, n int, turn bool) {
+	if !k.settled.Load() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.settleLocked()
 	}
 	t := k.tally()
 	t.bytes.Add(uint64(n))
 	t.messages.Add(1)
-	return t
+	if turn {
+		t.turns.Add(1)
+	}
 }
 
-// settle has a half count in the meter, as soon as there is one.
-func (c *Conn) settle(k *counter) {
+// settleLocked has a connection count in the meter, if that has come.
+func (c *Conn) settleLocked() {
 	m := c.set.meter.Load()
-	if m == nil {
+	if m == nil && !c.set.meterless.Load() || c.in.counter.settled.Load() {
 		return
 	}
-	k.settled = true
-	c.mu.Lock()
-	if !c.placed {
-		c.placed = true
+	if m != nil && !c.placed {
 		c.place = m.take(c.inode())
 	}
-	s := c.place
-	c.mu.Unlock()
-	if s == nil {
-		return
+	c.placed = true
+	if s := c.place; s != nil {
+		c.out.counter.move(&s.out)
+		c.in.counter.move(&s.in)
 	}
-	t := &s.out
-	if k == &c.in.counter {
-		t = &s.in
-	}
-	t.bytes.Store(k.own.bytes.Load())
-	t.messages.Store(k.own.messages.Load())
-	t.turns.Store(k.own.turns.Load())
-	t.spun.Store(k.own.spun.Load())
+	c.out.counter.settled.Store(true)
+	c.in.counter.settled.Store(true)
+}
+
+// move goes on counting at t.
+func (k *counter) move(t *tally) {
+	t.copy(k.tally())
 	k.at.Store(t)
+}
+
+func (t *tally) copy(from *tally) {
+	t.bytes.Store(from.bytes.Load())
+	t.messages.Store(from.messages.Load())
+	t.turns.Store(from.turns.Load())
+	t.spun.Store(from.spun.Load())
 }
 
 // unmeter ends the counting of a connection that is closed. Both locks are held.
 func (c *Conn) unmeter() {
-	all := c.carried()
 	c.mu.Lock()
+	all := c.carried()
 	s := c.place
 	c.placed, c.place = true, nil
-	c.mu.Unlock()
 	for _, k := range []*counter{&c.out.counter, &c.in.counter} {
 		if t := k.at.Load(); t != nil {
-			k.own.bytes.Store(t.bytes.Load())
-			k.own.messages.Store(t.messages.Load())
-			k.own.turns.Store(t.turns.Load())
-			k.own.spun.Store(t.spun.Load())
+			k.own.copy(t)
 			k.at.Store(nil)
 		}
-		k.settled = true
+		k.settled.Store(true)
 	}
-	c.set.ended(s, all)
+	c.mu.Unlock()
+	c.set.ended(c, s, all)
 }
 
 // carried is what a connection has carried until now.
@@ -240,42 +231,58 @@ func (c *Conn) inode() uint64 {
 }
 
 // ended counts a connection that is over.
-func (s *Set) ended(at *slot, c Carried) {
+func (s *Set) ended(conn *Conn, at *slot, c Carried) {
 	s.mu.Lock()
 	m := s.meter.Load()
-	if m == nil && s.cfg.Meter != nil {
+	if m == nil && !s.meterless.Load() {
 		s.early.add(c) // the meter is still on its way
 	}
+	delete(s.unmetered, conn)
 	s.mu.Unlock()
 	if m != nil && (at != nil || c != Carried{}) {
 		m.end(at, c)
 	}
 }
 
-// wantMeter asks for the meter in the background, once.
-func (s *Set) wantMeter() {
-	if s.cfg.Meter != nil {
-		s.meterOnce.Do(func() { s.tasks.Go(s.askMeter) })
+// wantMeter has a new connection counted in the meter, which is asked for in the background, once.
+func (s *Set) wantMeter(c *Conn) {
+	if s.cfg.Meter == nil {
+		s.meterless.Store(true)
+		return
+	}
+	s.meterOnce.Do(func() { s.tasks.Go(s.askMeter) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.meter.Load() == nil && !s.meterless.Load() {
+		s.unmetered[c] = true
 	}
 }
 
+// askMeter asks for the meter and has all connections count there. Without one the machine does not count.
 func (s *Set) askMeter() {
 	ctx, cancel := context.WithTimeout(context.Background(), claimMost)
 	defer cancel()
+	var m *meter
 	f, err := s.cfg.Meter(ctx)
-	if err != nil {
-		return // the machine does not count then
-	}
-	defer f.Close()
-	m, err := mapMeter(f)
-	if err != nil {
-		return
+	if err == nil {
+		defer f.Close()
+		m, err = mapMeter(f)
 	}
 	s.mu.Lock()
-	early := s.early
-	s.meter.Store(m)
+	if err == nil {
+		s.meter.Store(m)
+	} else {
+		s.meterless.Store(true)
+	}
+	early, waiting := s.early, s.unmetered
+	s.unmetered = map[*Conn]bool{}
 	s.mu.Unlock()
-	if early != (Carried{}) {
+	for c := range waiting { // also of those that sleep
+		c.mu.Lock()
+		c.settleLocked()
+		c.mu.Unlock()
+	}
+	if m != nil && early != (Carried{}) {
 		m.end(nil, early)
 	}
 }

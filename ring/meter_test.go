@@ -69,7 +69,7 @@ func TestMeter(t *testing.T) {
 	check("without a meter", Carried{}, 0)
 	close(come)
 	set.tasks.Wait()
-	check("with it", Carried{Sent: 3, Writes: 1}, 0)
+	check("with it", Carried{Sent: 8, Writes: 2}, 1)
 	say(t, b, a, "answers") // io.ReadFull reads once
 	say(t, a, b, "again")
 	open := check("after a round trip", Carried{Sent: 13, Writes: 3, Received: 7, Reads: 1, Turns: 1}, 1)

@@ -56,11 +56,9 @@ func (c *Conn) Read(p []byte) (int, error) {
 		n = c.gather(p, n, most)
 	}
 	if n > 0 {
-		t := c.count(&c.in.counter, n)
-		if asked := c.out.counter.tally().messages.Load(); asked != c.in.asked {
-			c.in.asked = asked
-			t.turns.Add(1)
-		}
+		asked := c.out.counter.tally().messages.Load()
+		c.count(&c.in.counter, n, asked != c.in.asked)
+		c.in.asked = asked
 		return n, nil
 	}
 	return 0, c.fail("read", err)

@@ -33,20 +33,22 @@ type Set struct {
 
 	meter     atomic.Pointer[meter] // nil until it has come
 	meterOnce sync.Once
+	meterless atomic.Bool // there is none, and will be none
 
-	mu      sync.Mutex
-	holds   int            // mu; memories, those being asked for among them
-	shared  map[*Conn]bool // mu
-	resting bool           // mu; a goroutine looks at them
-	early   Carried        // mu; by connections that ended before the meter came
-	over    chan struct{}
-	once    sync.Once
-	tasks   sync.WaitGroup
+	mu        sync.Mutex
+	holds     int            // mu; memories, those being asked for among them
+	shared    map[*Conn]bool // mu
+	resting   bool           // mu; a goroutine looks at them
+	early     Carried        // mu; by connections that ended before the meter came
+	unmetered map[*Conn]bool // mu; that wait for it
+	over      chan struct{}
+	once      sync.Once
+	tasks     sync.WaitGroup
 }
 
 // NewSet makes an empty Set.
 func NewSet(cfg Config) *Set {
-	return &Set{cfg: cfg, shared: map[*Conn]bool{}, over: make(chan struct{})}
+	return &Set{cfg: cfg, shared: map[*Conn]bool{}, unmetered: map[*Conn]bool{}, over: make(chan struct{})}
 }
 
 // Use has connections that are made from now on use a transport; for debugging and measuring.

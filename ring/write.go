@@ -38,7 +38,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 	defer c.out.mu.Unlock()
 	n, err := c.hold(p)
 	if n > 0 || err == nil {
-		c.count(&c.out.counter, n)
+		c.count(&c.out.counter, n, false)
 	}
 	if err != nil {
 		return n, c.fail("write", err)

@@ -192,6 +192,10 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		c.shards = slices.DeleteFunc(c.shards, func(s besched.Shard) bool { return s == e.Shard })
 		c.leased = false
 		return c.resend(now, e.Shard)
+	case Carried:
+		if p := c.procs[e.ID]; p != nil && p.Ended() && !p.Away() {
+			p.Usage.Traffic = p.Usage.Traffic.Plus(e.Traffic)
+		}
 	case Requeue:
 		return c.requeue(now, e.Before)
 	case Starved:
@@ -255,7 +259,7 @@ func (c *Core) stepProc(now time.Time, p *Proc, e Event) []Effect {
 		if p.State == sigma.ProcQueued {
 			return nil
 		}
-		p.Usage = sigma.Usage{UserTime: e.Exit.User, SystemTime: e.Exit.Sys, MemoryPeak: e.Exit.MemoryPeak}
+		p.Usage = sigma.Usage{UserTime: e.Exit.User, SystemTime: e.Exit.Sys, MemoryPeak: e.Exit.MemoryPeak, Traffic: e.Traffic}
 		return c.end(now, p, statusOf(p, e.Exit))
 	case LauncherDied:
 		if p.State == sigma.ProcQueued {

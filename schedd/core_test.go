@@ -151,7 +151,7 @@ func event(t *testing.T, w []string, now time.Time) Event {
 		if w[2] == "signal" {
 			x.Wait = syscall.WaitStatus(num(w[3]))
 		}
-		return Gone{id, x}
+		return Gone{ID: id, Exit: x}
 	}
 	t.Fatalf("no event %q", w)
 	return nil

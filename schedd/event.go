@@ -128,8 +128,14 @@ type (
 	}
 	// Gone: all its processes ended.
 	Gone struct {
-		ID   sigma.ProcID
-		Exit launch.Exited
+		ID      sigma.ProcID
+		Exit    launch.Exited
+		Traffic sigma.Traffic // of its connections
+	}
+	// Carried: of a proc that has ended, what its connections carried is known to be more.
+	Carried struct {
+		ID      sigma.ProcID
+		Traffic sigma.Traffic
 	}
 	// LauncherDied: the launcher that ran it, or was about to, is dead, and so are its processes.
 	LauncherDied struct{ ID sigma.ProcID }
@@ -267,6 +273,7 @@ func (Spoke) event()           {}
 func (Froze) event()           {}
 func (Gone) event()            {}
 func (LauncherDied) event()    {}
+func (Carried) event()         {}
 func (Adopted) event()         {}
 func (CalledStarted) event()   {}
 func (CalledExited) event()    {}

@@ -177,6 +177,22 @@ func (c *Client) claimRing(ctx context.Context, ticket []byte) (*os.File, error)
 	return files[0], nil
 }
 
+// claimMeter asks for the proc's meter. Of a program that is no proc nothing is counted.
+func (c *Client) claimMeter(ctx context.Context) (*os.File, error) {
+	if p := c.info.Principal; p.Proc == "" || p.Realm == sigma.SystemRealm {
+		return nil, &sigma.Error{Op: "sdk.claimMeter", Kind: sigma.KindUnsupported, Msg: "only what procs of realms carry is counted"}
+	}
+	_, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallMeter, nil)
+	if err != nil {
+		return nil, err
+	}
+	if len(files) != 1 {
+		session.CloseFiles(files)
+		return nil, sigma.Errorf("sdk.claimMeter", sigma.KindInvalid, "sigmad passed %d files, not one", len(files))
+	}
+	return files[0], nil
+}
+
 // releaseRing says that it is not used any more. If that does not reach sigmad, it finds out when the proc ends.
 func (c *Client) releaseRing(ticket []byte) {
 	t := string(ticket)

@@ -92,7 +92,7 @@ func connectError(addr string, err error) error {
 func start(ctx context.Context, s *session.Client, realm string) (*Client, error) {
 	var err error
 	c := &Client{session: s, files: map[string]sigma.Caller{}, mounts: map[*session.Client]bool{}}
-	c.rings = ring.NewSet(ring.Config{Claim: c.claimRing, Release: c.releaseRing})
+	c.rings = ring.NewSet(ring.Config{Claim: c.claimRing, Release: c.releaseRing, Meter: c.claimMeter})
 	for epoch := ^uint32(0); epoch != s.Epoch(); { // once more if sigmad is being replaced just now
 		epoch = s.Epoch()
 		if c.root, err = s.Attach(ctx, realm); err == nil {

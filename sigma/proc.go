@@ -194,6 +194,24 @@ type Usage struct {
 	MemoryPeak           Bytes
 	Tasks                uint32 // processes and threads now
 	Output               Bytes  // written to standard output and error, what was not kept included
+	Traffic              Traffic
+}
+
+// Traffic is what connections carried. Sent, Received and Messages are the programs' own word, but no less than what crossed to and from other machines, which the kernel and sigmad have counted.
+type Traffic struct {
+	Sent, Received  Bytes
+	Messages        uint64 // that were sent: writes
+	Egress, Ingress Bytes  // to and from other machines; part of Sent and Received
+}
+
+// Plus is both.
+func (t Traffic) Plus(o Traffic) Traffic {
+	return Traffic{t.Sent + o.Sent, t.Received + o.Received, t.Messages + o.Messages, t.Egress + o.Egress, t.Ingress + o.Ingress}
+}
+
+// Less is what t has more than o, which was before.
+func (t Traffic) Less(o Traffic) Traffic {
+	return Traffic{t.Sent - o.Sent, t.Received - o.Received, t.Messages - o.Messages, t.Egress - o.Egress, t.Ingress - o.Ingress}
 }
 
 // Times are the moments of a start on the clock of the proc's machine; zero when not reached.

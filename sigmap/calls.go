@@ -71,6 +71,7 @@ const (
 	CallLog        = "log"
 	CallRing       = "ring"
 	CallEndRing    = "end-ring"
+	CallMeter      = "meter"
 	CallDialStream = "dial-stream"
 	CallEtcd       = "etcd"
 	CallDialEtcd   = "dial-etcd"
@@ -244,13 +245,17 @@ func (c *Coder) Usage(u *sigma.Usage) {
 	c.U64((*uint64)(&u.MemoryPeak))
 	c.U32(&u.Tasks)
 	c.U64((*uint64)(&u.Output))
+	t := &u.Traffic
+	for _, n := range []*uint64{(*uint64)(&t.Sent), (*uint64)(&t.Received), &t.Messages, (*uint64)(&t.Egress), (*uint64)(&t.Ingress)} {
+		c.U64(n)
+	}
 }
 
 // Usages is a counted list.
-func (c *Coder) Usages(us *[]sigma.Usage) { list(c, us, 44, c.Usage) }
+func (c *Coder) Usages(us *[]sigma.Usage) { list(c, us, 84, c.Usage) }
 
 // ProcInfos is a counted list.
-func (c *Coder) ProcInfos(ps *[]sigma.ProcInfo) { list(c, ps, 104, c.ProcInfo) }
+func (c *Coder) ProcInfos(ps *[]sigma.ProcInfo) { list(c, ps, 144, c.ProcInfo) }
 
 // Principal is who calls.
 func (c *Coder) Principal(p *sigma.Principal) {

@@ -108,6 +108,26 @@ type Usage struct {
 	MemoryPeak    uint64  `json:"memory_peak_bytes"`
 	Tasks         uint32  `json:"tasks"`
 	Output        uint64  `json:"output_bytes"`
+	Traffic
+}
+
+// Traffic is what connections carried.
+type Traffic struct {
+	Sent     uint64 `json:"sent_bytes"`
+	Received uint64 `json:"received_bytes"`
+	Messages uint64 `json:"messages"`      // sent
+	Egress   uint64 `json:"egress_bytes"`  // of those sent, to other machines
+	Ingress  uint64 `json:"ingress_bytes"` // of those received, from other machines
+}
+
+// OfTraffic describes it.
+func OfTraffic(t sigma.Traffic) Traffic {
+	return Traffic{uint64(t.Sent), uint64(t.Received), t.Messages, uint64(t.Egress), uint64(t.Ingress)}
+}
+
+// Plus is both.
+func (t Traffic) Plus(o Traffic) Traffic {
+	return Traffic{t.Sent + o.Sent, t.Received + o.Received, t.Messages + o.Messages, t.Egress + o.Egress, t.Ingress + o.Ingress}
 }
 
 // RealmUsage is a line of /sys/usage: what a realm's procs have used of a machine in one hour.
@@ -119,7 +139,7 @@ type RealmUsage struct {
 	Ended   uint64    `json:"ended"`
 	CPU     float64   `json:"cpu_seconds"`
 	Memory  float64   `json:"memory_byte_seconds"` // what procs had a right to, for as long as they had it
-	Egress  uint64    `json:"egress_bytes"`        // that procs sent to other machines, and beyond the system
+	Traffic           // of connections; egress_bytes are all that procs sent to other machines, and beyond the system
 
 	// What sigmad of the machine did for the realm's procs: its processor time is divided by requests.
 	Requests uint64  `json:"requests"`
@@ -207,5 +227,5 @@ func OfTiming(t sigma.Timing) *Timing {
 
 // OfUsage describes what a proc uses.
 func OfUsage(u sigma.Usage) Usage {
-	return Usage{u.UserTime.Seconds(), u.SystemTime.Seconds(), uint64(u.Memory), uint64(u.MemoryPeak), u.Tasks, uint64(u.Output)}
+	return Usage{u.UserTime.Seconds(), u.SystemTime.Seconds(), uint64(u.Memory), uint64(u.MemoryPeak), u.Tasks, uint64(u.Output), OfTraffic(u.Traffic)}
 }

@@ -128,7 +128,7 @@ type Endpoint struct {
 	Waiting int    `json:"waiting"` // connections that are not accepted yet
 }
 
-// Connection is a line of /sys/connections: one that procs of this machine have. What was carried is of two kinds: TCP's own account, and what the procs wrote into memory that they share; of a socket within the machine nobody knows.
+// Connection is a line of /sys/connections: one that procs of this machine have. Bytes of TCP are the kernel's account; all else is what the procs have counted in their meters.
 type Connection struct {
 	Realm     string    `json:"realm"`   // of who listens
 	Machine   string    `json:"machine"` // that tells it
@@ -137,13 +137,14 @@ type Connection struct {
 	From      string    `json:"from"`    // proc that dialled; "" = a program outside, or sigmad
 	FromRealm string    `json:"from_realm"`
 	FromOn    string    `json:"from_on"`
-	Transport string    `json:"transport"` // unix, ring, tcp
+	Transport string    `json:"transport"` // unix, ring, tcp, relay
 	Began     time.Time `json:"began"`
 	Ready     bool      `json:"ready,omitempty"`      // it was made in advance, and has not begun as far as is known
 	Sent      *uint64   `json:"sent_bytes,omitempty"` // from the end that this machine has; if it has both, the dialler's
 	Received  *uint64   `json:"received_bytes,omitempty"`
-	Messages  *uint64   `json:"messages,omitempty"` // of both directions, in memory
-	Spun      *uint64   `json:"spun_ns,omitempty"`  // by both procs
+	Messages  *uint64   `json:"messages,omitempty"` // of both directions
+	Turns     *uint64   `json:"round_trips,omitempty"`
+	Spun      *uint64   `json:"spun_ns,omitempty"` // by both procs
 }
 
 // ConnectionEvent is a line of sigma ep log.

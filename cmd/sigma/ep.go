@@ -23,9 +23,9 @@ lately. sigma ep revoke takes an endpoint back and ends its connections.`,
 		&cobra.Command{Use: "ls", Short: "List who listens at this machine", Long: `List the endpoints of procs that listen at this machine, with the connections that wait there
 to be accepted.`, Example: "  sudo sigma ep ls", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error { return a.epList(cmd.Context()) }},
 		&cobra.Command{Use: "stat", Short: "Show which connections there are, and what they carried", Long: `Show the connections that procs of this machine have: who dialled whom, by which transport
-(unix, ring: memory that both share, or tcp: with another machine), since when. Bytes of tcp
-are the kernel's account; bytes, messages and time spun of ring are what the procs wrote there
-themselves; of unix nobody knows.`, Example: "  sudo sigma ep stat\n  sudo sigma ep stat --json", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error { return a.epStat(cmd.Context()) }},
+(unix, ring: memory that both share; with another machine tcp, or relay: sigmad passes it on),
+since when. Bytes of tcp are the kernel's account; all else is what the procs have counted
+themselves: messages, round trips, time spun; bytes of the others.`, Example: "  sudo sigma ep stat\n  sudo sigma ep stat --json", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error { return a.epStat(cmd.Context()) }},
 		&cobra.Command{Use: "revoke PATH...", Short: "Take endpoints back and end their connections", Long: `Take back the endpoints in the files PATH: nobody dials them any more, and the connections
 that were made to them are ended, on this machine and with others. The files stay.`, Example: "  sudo sigma ep revoke /svc/web", Args: between(1, -1), ValidArgsFunction: a.complete,
 			RunE: func(cmd *cobra.Command, args []string) error { return a.epRevoke(cmd.Context(), args) }},
@@ -90,12 +90,12 @@ func (a *app) epList(ctx context.Context) error {
 }
 
 func (a *app) epStat(ctx context.Context) error {
-	return epLines(ctx, a, fileOf(ctx, "/sys/connections"), []string{"REALM", "FROM", "TO", "TRANSPORT", "SENT", "RECEIVED", "MESSAGES", "SPUN", "AGE"}, func(t *table, c *state.Connection) {
+	return epLines(ctx, a, fileOf(ctx, "/sys/connections"), []string{"REALM", "FROM", "TO", "TRANSPORT", "SENT", "RECEIVED", "MESSAGES", "TURNS", "SPUN", "AGE"}, func(t *table, c *state.Connection) {
 		spun := "-"
 		if c.Spun != nil {
 			spun = fmt.Sprint(time.Duration(*c.Spun).Round(time.Microsecond))
 		}
-		t.row(c.Realm, who(c.From, c.FromOn), who(c.Proc, c.On), c.Transport, tallied(c.Sent), tallied(c.Received), tallied(c.Messages), spun, time.Since(c.Began).Round(time.Second))
+		t.row(c.Realm, who(c.From, c.FromOn), who(c.Proc, c.On), c.Transport, tallied(c.Sent), tallied(c.Received), tallied(c.Messages), tallied(c.Turns), spun, time.Since(c.Began).Round(time.Second))
 	})
 }
 

@@ -144,6 +144,10 @@ func (a *app) printProc(p sigma.ProcInfo) error {
 	say("user time", p.Usage.UserTime)
 	say("system time", p.Usage.SystemTime)
 	say("output", p.Usage.Output)
+	if t := p.Usage.Traffic; t != (sigma.Traffic{}) {
+		say("sent", fmt.Sprintf("%v in %d messages, %v to other machines", t.Sent, t.Messages, t.Egress))
+		say("received", fmt.Sprintf("%v, %v from other machines", t.Received, t.Ingress))
+	}
 	return t.print()
 }
 

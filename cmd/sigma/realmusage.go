@@ -133,7 +133,7 @@ func sumUsage(all []state.RealmUsage, only []string, o usageOptions) []state.Rea
 		s.Ended += u.Ended
 		s.CPU += u.CPU
 		s.Memory += u.Memory
-		s.Egress += u.Egress
+		s.Traffic = s.Traffic.Plus(u.Traffic)
 		s.Requests += u.Requests
 		s.Served += u.Served
 	}

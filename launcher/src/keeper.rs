@@ -308,6 +308,7 @@ impl<'a> Keeper<'a> {
         let made = match socket::receive(sigmad.as_raw_fd(), &mut record) {
             Err(Errno(libc::EAGAIN | libc::EINTR)) => return,
             Ok(received) if received.len > 0 => match protocol::socket_family(&record[..received.len]) {
+                Some(libc::AF_NETLINK) => socket::tcp_ends(),
                 Some(family) => socket::tcp(family),
                 None => Err(Errno(libc::EINVAL)),
             },

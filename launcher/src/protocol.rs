@@ -297,11 +297,12 @@ pub fn control() -> Vec<u8> {
     [32u16.to_le_bytes(), VERSION.to_le_bytes()].concat()
 }
 
-/// The kind of TCP socket that sigmad's record SOCKET asks the keeper for: AF_INET or AF_INET6.
+/// The kind of socket that sigmad's record SOCKET asks the keeper for: AF_INET or AF_INET6 for TCP, AF_NETLINK for one
+/// that hears of the ends of TCP connections.
 pub fn socket_family(record: &[u8]) -> Option<i32> {
     let head = [33u16.to_le_bytes(), VERSION.to_le_bytes()].concat();
     let family: [u8; 4] = record.strip_prefix(head.as_slice())?.try_into().ok()?;
-    Some(i32::from_le_bytes(family)).filter(|family| [libc::AF_INET, libc::AF_INET6].contains(family))
+    Some(i32::from_le_bytes(family)).filter(|family| [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK].contains(family))
 }
 
 /// The keeper's answer, with which the socket comes unless there is an errno.

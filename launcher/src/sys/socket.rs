@@ -23,6 +23,39 @@ pub fn tcp(family: c_int) -> Result<OwnedFd> {
     check(unsafe { libc::socket(family, kind, 0) } as c_long).map(own)
 }
 
+/// Hears of the end of each TCP connection of this network namespace, with what it carried (sock_diag(7)), and of nothing
+/// else: its filter passes what the kernel says by itself (nlmsg_pid 0), and no answer to a question.
+pub fn tcp_ends() -> Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: socket takes plain numbers.
+    let fd = check(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG) } as c_long).map(own)?;
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut steps = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, NLMSG_PID_AT),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, 0),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    let (at, len) = ((&raw const program).cast(), size_of_val(&program) as libc::socklen_t);
+    // SAFETY: the program and its steps are live, and their sizes are passed.
+    check(unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, at, len) } as c_long)?;
+    // SAFETY: sockaddr_nl is plain numbers, for which all zeroes is a value.
+    let mut to: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    to.nl_family = libc::AF_NETLINK as u16;
+    to.nl_groups = TCP_ENDS;
+    let (at, len) = ((&raw const to).cast(), size_of_val(&to) as libc::socklen_t);
+    // SAFETY: the address is live, and its size is passed.
+    check(unsafe { libc::bind(fd.as_raw_fd(), at, len) } as c_long)?;
+    Ok(fd)
+}
+
+/// Where `struct nlmsghdr` has nlmsg_pid.
+const NLMSG_PID_AT: u32 = 12;
+
+/// The groups 1 and 3 of NETLINK_SOCK_DIAG: SKNLGRP_INET_TCP_DESTROY and SKNLGRP_INET6_TCP_DESTROY.
+const TCP_ENDS: u32 = 1 << 0 | 1 << 2;
+
 /// From now on each record received carries its sender's process id.
 pub fn ask_credentials(fd: &OwnedFd) -> Result<()> {
     set_option(fd.as_raw_fd(), libc::SO_PASSCRED, 1)
@@ -173,4 +206,56 @@ pub fn send_with(fd: RawFd, record: [&[u8]; 2], fds: &[RawFd]) -> Result<()> {
     }
     // SAFETY: every pointer in msg is to a live local or parameter.
     check(unsafe { libc::sendmsg(fd, &msg, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) } as c_long).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    /// The next message, within a generous time.
+    fn heard(fd: &OwnedFd) -> Option<Vec<u8>> {
+        let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one live pollfd.
+        if unsafe { libc::poll(&mut poll, 1, 20_000) } != 1 {
+            return None;
+        }
+        let mut message = vec![0; 4096];
+        // SAFETY: pointer and length are those of one live buffer.
+        let len = unsafe { libc::recv(fd.as_raw_fd(), message.as_mut_ptr().cast(), message.len(), 0) };
+        message.truncate(usize::try_from(len).ok()?);
+        Some(message)
+    }
+
+    #[test]
+    fn ends_of_tcp_connections_are_heard_and_no_answers() {
+        let ends = tcp_ends().unwrap();
+        // A dump of all TCP sockets: SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP.
+        let mut question = [0u8; 72];
+        question[0] = 72;
+        question[4] = 20;
+        question[6..8].copy_from_slice(&0x301u16.to_le_bytes());
+        question[16] = libc::AF_INET as u8;
+        question[17] = libc::IPPROTO_TCP as u8;
+        question[20..24].copy_from_slice(&u32::MAX.to_le_bytes());
+        // SAFETY: pointer and length are those of one live slice.
+        assert_eq!(unsafe { libc::send(ends.as_raw_fd(), question.as_ptr().cast(), question.len(), 0) }, 72);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        near.write_all(&[0; 1000]).unwrap();
+        far.read_exact(&mut [0; 1000]).unwrap();
+        drop((near, far));
+        // Other tests' connections end too.
+        loop {
+            let message = heard(&ends).expect("the end of a connection");
+            assert_eq!(message[12..16], [0; 4], "an answer came");
+            let ports = [&message[20..22], &message[22..24]];
+            if ports.contains(&&port.to_be_bytes()[..]) {
+                return;
+            }
+        }
+    }
 }

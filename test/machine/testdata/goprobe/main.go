@@ -90,6 +90,11 @@ func run(ctx context.Context, c *sdk.Client, what string, args []string) error {
 			c.UseTransport(ring.Shared)
 		}
 		return hold(ctx, c, args[0])
+	case "pour", "pour-ring":
+		if what == "pour-ring" {
+			c.UseTransport(ring.Shared)
+		}
+		return pour(ctx, c, args[0])
 	case "dial":
 		return dial(ctx, c, args[0])
 	case "dial-often": // until it is refused
@@ -326,6 +331,32 @@ func dialOften(ctx context.Context, c *sdk.Client, path string) error {
 		}
 	}
 	return nil
+}
+
+// pour has an echo server answer 100 messages of 1,000 bytes one by one, then says that it has started and keeps the connection until it is made to end.
+func pour(ctx context.Context, c *sdk.Client, path string) error {
+	conn, err := c.DialPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	answers := bufio.NewReader(conn)
+	if _, err := answers.ReadString('\n'); err != nil {
+		return err
+	}
+	b := make([]byte, 1000)
+	for range 100 {
+		if _, err := conn.Write(b); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(answers, b); err != nil {
+			return err
+		}
+	}
+	if err := c.Started(ctx); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 // inRing has an echo server's answers until both directions of the connection are in memory, and then some more.
