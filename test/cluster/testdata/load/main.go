@@ -59,6 +59,9 @@ func say(ctx context.Context, c *sdk.Client) error {
 // claim makes a file that only one start can make. One that was made by this start, whose answer was lost, is its own.
 func claim(ctx context.Context, c *sdk.Client, path, start string) error {
 	_, err := c.Put(ctx, path, []byte(start), sigma.PutOptions{MustMake: true})
+	for sigma.KindOf(err) == sigma.KindLost { // its sigmad was killed, so it may be made or not, as the next one knows
+		_, err = c.Put(ctx, path, []byte(start), sigma.PutOptions{MustMake: true})
+	}
 	if sigma.KindOf(err) == sigma.KindExists {
 		if text, _, gerr := c.Get(ctx, path); gerr == nil && string(text) == start {
 			return nil
