@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"math"
 	"net"
 	"os"
 	"sync"
@@ -22,6 +23,9 @@ import (
 
 // drainMax is how long those who dialled before a listener was closed can be accepted. Who serves until Accept says net.ErrClosed, as net/http does, needs a moment; who does not accept any more should not let them wait.
 const drainMax = 5 * time.Second
+
+// hearMost is how much of one line is heard before others have their turn: all that can have begun of what is held and of the next batch. The epoll tells of the rest again.
+const hearMost = 2 * sigmap.PoolMost
 
 type listener struct {
 	c        *Client
@@ -221,7 +225,7 @@ func (l *listener) onReady(epoll uintptr) bool {
 			if int(e.Fd) == l.sock {
 				l.receive()
 			} else if from := l.lines[int(e.Fd)]; from != nil {
-				l.hear(from)
+				l.hear(from, hearMost)
 			}
 		}
 	}
@@ -293,11 +297,7 @@ func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
 		files[0].Close()
 		files = files[1:]
 	}
-	if of != nil && len(of.ready)+len(files) > sigmap.PoolMost { // what has begun meanwhile is still on the line
-		l.hear(of)
-		of = l.pools[a.Pool]
-	}
-	if of == nil || len(files) != len(a.Tickets) || len(of.ready)+len(files) > sigmap.PoolMost { // who dials keeps no count: it dials as others do
+	if of == nil || len(files) != len(a.Tickets) {
 		session.CloseFiles(files)
 		l.drop(of)
 		return
@@ -305,11 +305,17 @@ func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
 	for i, f := range files {
 		of.ready[a.First+uint64(i)] = arrived{[]*os.File{f}, a.From, a.Tickets[i]}
 	}
+	if len(of.ready) > sigmap.PoolMost { // what has begun meanwhile is still on the line, perhaps some of these
+		l.hear(of, hearMost)
+		if len(of.ready) > sigmap.PoolMost { // who dials keeps no count: it dials as others do
+			l.drop(of)
+		}
+	}
 }
 
-// hear takes what a line says, up to its end.
-func (l *listener) hear(from *line) {
-	for {
+// hear takes what a line says: up to its end, or most numbers.
+func (l *listener) hear(from *line, most int) {
+	for range most {
 		var number [8]byte
 		n, err := nowait.Read(from.fd, number[:])
 		if err == syscall.EAGAIN {
@@ -355,7 +361,7 @@ func (l *listener) end() {
 	nowait.Close(l.sock)
 	l.sock = -1
 	for _, of := range l.lines {
-		l.hear(of)
+		l.hear(of, math.MaxInt)
 		l.drop(of)
 	}
 }

@@ -52,7 +52,8 @@ type pool struct {
 	asking bool            // mu
 	line   *os.File        // mu; nil = none yet, or it has ended
 	raw    syscall.RawConn // mu; of it
-	had    bool            // mu; sigmad may know one that has ended
+	had    bool            // mu; sigmad may know one that has ended, or whose answer was lost
+	never  []uint64        // mu; connections of it that did not begin
 	ready  []made          // mu
 	untold int             // mu; connections that have begun since sigmad was told
 	tick   *time.Timer     // mu
@@ -170,6 +171,9 @@ func (p *pool) sayLocked(number uint64) (ok bool) {
 
 // dropLocked closes what has not begun.
 func (p *pool) dropLocked() {
+	if p.line != nil {
+		p.never = p.numbersLocked()
+	}
 	for _, m := range p.ready {
 		m.file.Close()
 	}
@@ -183,11 +187,11 @@ func (p *pool) dropLocked() {
 
 // ask has sigmad make connections. It is run once at a time.
 func (p *pool) ask() {
-	ask, over := p.asks()
+	ask, over, never := p.asks()
 	ctx, cancel := context.WithTimeout(context.Background(), poolAsking)
 	defer cancel()
 	if over { // sigmad knows a line that has ended
-		p.tell(ctx, &sigmap.PoolAsk{Endpoint: p.e, Over: true})
+		p.tell(ctx, &sigmap.PoolAsk{Endpoint: p.e, Over: true, Unused: never})
 	}
 	var grant sigmap.PoolGrant
 	reply, files, err := p.c.call(ctx, sigmap.FileEndpoints, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&ask) })
@@ -205,6 +209,7 @@ func (p *pool) ask() {
 	if err != nil || p.line == nil || len(files) != len(grant.Tickets) || len(files) == 0 {
 		session.CloseFiles(files)
 		p.not = time.Now().Add(poolAgain)
+		p.had = p.had || p.line == nil // sigmad may have made a line of which the answer did not come
 		return
 	}
 	for i, f := range files {
@@ -219,14 +224,15 @@ func (p *pool) ask() {
 	}
 }
 
-// asks is what to ask for; over says that sigmad may know a line that has ended.
-func (p *pool) asks() (ask sigmap.PoolAsk, over bool) {
+// asks is what to ask for; over says that sigmad may know a line that has ended, of which the connections in never did not begin.
+func (p *pool) asks() (ask sigmap.PoolAsk, over bool, never []uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	ask = sigmap.PoolAsk{Endpoint: p.e, Unused: p.numbersLocked(), Count: uint32(max(p.want-len(p.ready), 1))}
 	p.untold = 0
-	over, p.had = p.had && p.line == nil, false
-	return ask, over
+	over, never = p.had && p.line == nil, p.never
+	p.had, p.never = false, nil
+	return ask, over, never
 }
 
 func (p *pool) numbersLocked() (unused []uint64) {
@@ -256,7 +262,11 @@ func (p *pool) look() {
 	tell := p.untold > 0
 	if ask.Over = p.line == nil || isGone(p.raw) || time.Since(p.last) > poolIdle; ask.Over {
 		p.dropLocked()
-		p.want, p.tick, p.had, tell = poolFirst, nil, false, true
+		ask.Unused = p.never
+		p.want, p.tick, tell = poolFirst, nil, true
+		if !p.asking { // or ask tells it later
+			p.had, p.never = false, nil
+		}
 	} else {
 		ask.Unused = p.numbersLocked()
 		p.tick.Reset(poolTick)

@@ -89,6 +89,19 @@ func (m *machine) pool(number uint64, n int) *pool {
 	return p
 }
 
+// more gives a dialler n further connections to the listener.
+func (m *machine) more(p *pool, number uint64, n int) {
+	m.t.Helper()
+	a, files := sigmap.Arrival{Pool: number, First: m.last + 1}, []*os.File(nil)
+	for range n {
+		mine, theirs := m.pair(syscall.SOCK_STREAM)
+		m.last++
+		p.ready = append(p.ready, made{file: mine, number: m.last})
+		a.Tickets, files = append(a.Tickets, ""), append(files, theirs)
+	}
+	m.send(a, files...)
+}
+
 // end ends the listener as sigmad does: first the lines.
 func (m *machine) end(ps ...*pool) {
 	for _, p := range ps {
@@ -167,6 +180,68 @@ func TestPoolHandover(t *testing.T) {
 			t.Errorf("%d began, %d are accepted", want, n)
 		}
 	}
+}
+
+// TestPoolBehind: a listener that is behind loses none of those that have begun, whatever it takes first: what sigmad sent or what the line says.
+func TestPoolBehind(t *testing.T) {
+	const batch = sigmap.PoolMost / 2
+	for _, begun := range []int{batch, 2 * batch, 2*batch + 1, 3 * batch} {
+		m := newMachine(t)
+		p := m.pool(1, batch)
+		m.more(p, 1, batch)
+		for m.l.receive() {
+		}
+		want := map[byte]bool{}
+		begin := func(n int) {
+			for range n {
+				i := byte(len(want))
+				if want[i] = true; !begins(p, i) {
+					t.Fatalf("connection %d does not begin", i)
+				}
+			}
+		}
+		begin(batch)
+		m.more(p, 1, batch)
+		begin(begun - batch)
+		m.l.receive() // before the line
+		m.end(p)
+		if n := m.accepted(want); n != begun {
+			t.Errorf("%d began, %d are accepted", begun, n)
+		}
+	}
+}
+
+// TestPoolLost: of a line whose answer was lost sigmad is told that it is over before it is asked again, and of one that has ended which connections never began.
+func TestPoolLost(t *testing.T) {
+	sigmad := &losing{}
+	p := newMachine(t).pool(1, 3)
+	p.c = &Client{session: &session.Client{}, files: map[string]sigma.Caller{sigmap.FileEndpoints: sigmad}}
+	p.e = sigma.Endpoint{Realm: "r", Machine: "m", Proc: "q", ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormStream}
+	p.mu.Lock()
+	p.dropLocked()
+	p.mu.Unlock()
+	p.ask()
+	p.ask()
+	if got := sigmad.asked; len(got) != 4 || !got[0].Over || len(got[0].Unused) != 3 || got[1].Over || !got[2].Over || len(got[2].Unused) != 0 || got[3].Over {
+		t.Errorf("asked was %+v", got)
+	}
+	p.asking = true
+	p.look() // which leaves it to ask
+	if p.ask(); len(sigmad.asked) != 6 || !sigmad.asked[4].Over {
+		t.Errorf("while it asks was asked %+v", sigmad.asked)
+	}
+}
+
+// losing notes what is asked, and no answer comes.
+type losing struct{ asked []sigmap.PoolAsk }
+
+func (l *losing) Call(_ context.Context, _ string, payload []byte, _ []*os.File) ([]byte, []*os.File, error) {
+	var a sigmap.PoolAsk
+	err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.PoolAsk(&a) })
+	if l.asked = append(l.asked, a); err == nil {
+		err = sigma.Errorf("sdk.test", sigma.KindLost, "the answer is lost")
+	}
+	return nil, nil, err
 }
 
 // TestLines: what a dialler says wrong costs it its line, or nothing; another's connections begin as before, and those that were dialled come too.
