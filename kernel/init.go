@@ -213,6 +213,10 @@ func (k *Kernel) initSeenLocked(q initd.Question) (s initd.Seen, home bool) {
 	switch {
 	case p == nil:
 		return initd.Seen{Sight: initd.Gone}, false
+	case p.Ended() && p.Away() && p.Status.Code == sigma.StatusLost: // as far as is known here: this machine may have been taken for lost, and the proc run on elsewhere
+		return initd.Seen{Sight: initd.Gone}, false
+	case p.Told(): // what its home knows counts
+		return initd.Seen{Sight: initd.Gone}, false
 	case p.Ended():
 		s = initd.Seen{Sight: initd.Ended, Status: p.Status}
 		s.Status.Data = nil

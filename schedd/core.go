@@ -79,6 +79,9 @@ func (p *Proc) Away() bool { return p.Runner.Machine != "" }
 // Ended reports whether the proc has a final status.
 func (p *Proc) Ended() bool { return p.State == sigma.ProcEnded }
 
+// Told reports whether it was a guest whose home has been told of its end.
+func (p *Proc) Told() bool { return p.Ended() && p.Guest() && !p.owed }
+
 // IsKin reports whether of, which has a view, is the proc or one of its ancestors.
 func (p *Proc) IsKin(of sigma.ProcID) bool { return p.ID == of || slices.Contains(p.Kin, of) }
 
