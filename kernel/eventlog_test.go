@@ -2,10 +2,13 @@ package kernel
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
 )
 
@@ -73,5 +76,46 @@ func TestEventsOfProcs(t *testing.T) {
 	}
 	if got, err := parseEvents([]byte(`{"at":"m2","seq":1}`+"\n"+`{"at":"m1","seq":2}`+"\n"), "m1"); err != nil || len(got) != 1 || got[0].Seq != 2 {
 		t.Errorf("what m1 says of itself alone: %+v, %v", got, err)
+	}
+}
+
+// Goal: events whose messages JSON writes sixfold are told too, in answers that have room for them, each once and in order.
+func TestEventsOfControlCharacters(t *testing.T) {
+	k := &Kernel{events: newEventLog("m1", time.Now)}
+	const all = 200
+	for i := range all {
+		k.events.ofRealm(state.Event{Event: state.EventProcEnded, Realm: "a", Proc: fmt.Sprint(i), Message: strings.Repeat("\x01", eventMessage)})
+	}
+	q, seq, n := asked{system: true, all: true}, uint64(0), 0
+	for pages := 0; ; pages++ {
+		payload, err := sigmap.Payload(func(c *sigmap.Coder) { codeAsked(c, &q); c.U64(&seq) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		reply, err := k.peerEvents(t.Context(), identity.Subject{}, payload)
+		if err != nil {
+			t.Fatalf("after %d events: %v", n, err)
+		}
+		var lines []byte
+		if err := sigmap.Parse(reply, func(c *sigmap.Coder) { c.Data(&lines) }); err != nil {
+			t.Fatal(err)
+		}
+		es, err := parseEvents(lines, "m1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(es) == 0 {
+			break
+		}
+		for _, e := range es {
+			if e.Proc != fmt.Sprint(n) {
+				t.Fatalf("got %s, want %d", e.Proc, n)
+			}
+			n++
+		}
+		seq = es[len(es)-1].Seq
+	}
+	if n != all {
+		t.Errorf("%d events were told", n)
 	}
 }

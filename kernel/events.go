@@ -17,12 +17,13 @@ import (
 	"sigmaos.dev/state"
 )
 
-// peerEvents: which, number -> JSON lines of the machine's events after that, up to eventsPage.
+// peerEvents: which, number -> JSON lines of the machine's events after that, up to eventsPage and eventsBytes.
 const peerEvents = "events"
 
-// eventsPage events are in one answer, which has room for them; eventMessage bytes of a message are told.
+// eventsPage events are in one answer at most, and eventsBytes of lines, which leaves room in a message; eventMessage bytes of a message are told, which JSON may write sixfold.
 const (
 	eventsPage   = 96
+	eventsBytes  = 48 << 10
 	eventsPages  = 64 // that one reading has: where more happens than can be read there is no end otherwise
 	eventMessage = 200
 )
@@ -50,8 +51,8 @@ func (r *root) eventsFile() sigma.File {
 		pages  int
 	}
 	page := func(ctx context.Context, from at) ([]byte, at, bool, error) {
-		text, next, n, err := r.eventsAfter(ctx, from.cursor)
-		return text, at{next, from.pages + 1}, n == eventsPage && from.pages < eventsPages, err
+		text, next, more, err := r.eventsAfter(ctx, from.cursor)
+		return text, at{next, from.pages + 1}, more && from.pages < eventsPages, err
 	}
 	calls := map[string]handler{sigmap.CallEvents: func(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 		var text string
@@ -68,11 +69,28 @@ func (r *root) eventsFile() sigma.File {
 	return linesFile("/sys/"+sigmap.FileEvents, sigmap.FileEvents, 0o444, page).answering(r.callable(sigmap.FileEvents, calls))
 }
 
-// eventsAfter merges what all machines remember. One that does not answer is left out, and told of when it does.
-func (r *root) eventsAfter(ctx context.Context, after state.Cursor) (text []byte, next state.Cursor, n int, err error) {
+// eventLines gives the first of the events as lines, as many as are in one answer.
+func eventLines(es []state.Event) (text []byte, n int, err error) {
+	for n < min(len(es), eventsPage) {
+		line, err := state.Line(&es[n])
+		if err != nil {
+			return nil, 0, err
+		}
+		if n > 0 && len(text)+len(line) > eventsBytes {
+			break
+		}
+		text = append(text, line...)
+		n++
+	}
+	return text, n, nil
+}
+
+// eventsAfter merges what all machines remember; more: there may be more than that. One that does not answer is left out, and told of when it does.
+func (r *root) eventsAfter(ctx context.Context, after state.Cursor) (text []byte, next state.Cursor, more bool, err error) {
 	k, q := r.tree.k, r.mayKnow()
 	own := k.events.after(q, after[string(k.cfg.Machine)])
 	out := slices.Clone(own[:min(len(own), eventsPage)])
+	more = len(own) > eventsPage
 	ctx, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
 	var mu sync.Mutex
@@ -87,6 +105,7 @@ func (r *root) eventsAfter(ctx context.Context, after state.Cursor) (text []byte
 			defer mu.Unlock()
 			if err == nil && perr == nil {
 				out = append(out, es...)
+				more = more || len(es) == eventsPage || len(lines) > eventsBytes/2 // that was not all, maybe
 			}
 		})
 	}
@@ -96,12 +115,11 @@ func (r *root) eventsAfter(ctx context.Context, after state.Cursor) (text []byte
 	if next == nil {
 		next = state.Cursor{}
 	}
-	out = out[:min(len(out), eventsPage)]
-	for _, e := range out {
+	text, n, err := eventLines(out)
+	for _, e := range out[:n] {
 		next[e.At] = e.Seq
 	}
-	text, err = state.Lines(out)
-	return text, next, len(out), err
+	return text, next, n > 0 && (more || n < len(out)), err
 }
 
 // parseEvents reads what a machine told, and believes it nothing about others.
@@ -130,8 +148,7 @@ func (k *Kernel) peerEvents(_ context.Context, _ identity.Subject, payload []byt
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { codeAsked(c, &q); c.U64(&seq) }); err != nil {
 		return nil, err
 	}
-	es := k.events.after(q, seq)
-	lines, err := state.Lines(es[:min(len(es), eventsPage)])
+	lines, _, err := eventLines(k.events.after(q, seq))
 	if err != nil {
 		return nil, err
 	}
