@@ -295,6 +295,7 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 	}
 	if look {
 		c.forgetAbsent(now)
+		c.yield()
 	}
 	c.assign()
 	out := c.place(now, look)
@@ -467,11 +468,16 @@ func (m *machine) has(labels []string) bool {
 
 // takes reports whether a job fits into what is not reserved, nor kept for other realms, and its realm may have it there.
 func (c *Core) takes(m *machine, w *waiting) bool {
-	if !m.left.IsZero() || m.closed || m.keptFor != nil && m.keptFor != w || m.declined == w.ID || !m.has(w.Where) {
+	if !m.left.IsZero() || m.closed || m.keptFor != nil && m.keptFor != w && !m.own(w) || m.declined == w.ID || !m.has(w.Where) {
 		return false
 	}
 	free := m.free(w.Realm)
 	return w.CPU <= free.CPU && w.Memory <= free.Memory && m.of[w.Realm].plus(w.amount()).within(c.limits[w.Realm].Max)
+}
+
+// own reports whether a job takes nothing but what is kept there for its realm's minimum, and so nothing from another realm's job that the machine is kept for.
+func (m *machine) own(w *waiting) bool {
+	return m.keptFor.Realm != w.Realm && w.amount().less(m.pieces[w.Realm].less(m.of[w.Realm])) == Amount{}
 }
 
 // crowd counts the procs of a job's group in the failure domain of a machine.
@@ -531,7 +537,7 @@ func (c *Core) keep(w *waiting) {
 			kept++
 			continue
 		}
-		if whole := m.whole(w.Realm); w.CPU > whole.CPU || w.Memory > whole.Memory || !m.has(w.Where) {
+		if whole := m.whole(w.Realm); w.CPU > whole.CPU || w.Memory > whole.Memory || !m.has(w.Where) || !m.of[w.Realm].plus(w.amount()).within(c.limits[w.Realm].Max) {
 			continue
 		}
 		if best == nil || cmp.Or(-cmp.Compare(m.cpu-min(m.cpu, m.heldCPU), best.cpu-min(best.cpu, best.heldCPU)), -cmp.Compare(m.memory-min(m.memory, m.heldMem), best.memory-min(best.memory, best.heldMem)), cmp.Compare(m.life.Machine, best.life.Machine)) < 0 {
@@ -540,6 +546,20 @@ func (c *Core) keep(w *waiting) {
 	}
 	if best != nil && (kept == 0 || 2*(kept+1) <= n) {
 		best.keptFor, w.kept = w, best
+	}
+}
+
+// yield gives up machines that are kept for jobs which their own realms' limits stop there.
+func (c *Core) yield() {
+	for _, w := range c.queue {
+		m := w.kept
+		if m == nil {
+			continue
+		}
+		if why, _ := c.barred(&w.Job); why != "" || !m.of[w.Realm].plus(w.amount()).within(c.limits[w.Realm].Max) {
+			c.freed[m] = true
+			m.keptFor, w.kept = nil, nil
+		}
 	}
 }
 

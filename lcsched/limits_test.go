@@ -78,6 +78,41 @@ func TestReservationLimitsOfRealm(t *testing.T) {
 	d.want("one ends", d.release("m2", "d"), "e>m2")
 }
 
+// Goal: no machine is kept for a job that its own realm's limits stop there; one that was is everybody's as soon as they do.
+func TestNothingIsKeptForWhoMayNot(t *testing.T) {
+	d := newDesk(t)
+	d.attend("m1")
+	d.step(Limited{[]Limits{{Realm: "r", Max: Amount{CPU: 3000}}}})
+	d.want("most of what the realm may have", d.enqueue(job("a", 2000, 1)), "a>m1")
+	d.want("too much for the realm", d.enqueue(job("b", 1500, 1)), "")
+	d.wait(2 * patience)
+	d.step(Ticked{})
+	d.want("another realm", d.enqueue(job("c", 2000, 1, realm("s"))), "c>m1")
+	d.release("m1", "c")
+
+	d.want("without a maximum", d.step(Limited{}), "b>m1")
+	d.want("large", d.enqueue(job("d", 3500, 1)), "")
+	d.wait(2 * patience)
+	d.step(Ticked{})
+	d.want("the machine is kept", d.enqueue(job("e", 100, 1, realm("s"))), "")
+	d.want("with a maximum again", d.step(Limited{[]Limits{{Realm: "r", Max: Amount{CPU: 3600}}}}), "e>m1")
+}
+
+// Goal: what is kept for a realm's minimum it has at once, also at a machine that is kept for another realm's job, and no more than that there.
+func TestMinimumAtKeptMachine(t *testing.T) {
+	d := newDesk(t)
+	d.attend("m1")
+	d.step(Limited{[]Limits{{Realm: "vip", Min: Amount{1000, sigma.GiB}}}})
+	d.want("another realm", d.enqueue(job("a", 2000, 1)), "a>m1")
+	d.want("its next", d.enqueue(job("b", 2000, 1)), "")
+	d.wait(2 * patience)
+	d.step(Ticked{})
+	d.want("more than the minimum", d.enqueue(job("v", 1001, 1, realm("vip"))), "")
+	d.want("the minimum", d.enqueue(job("w", 1000, sigma.GiB, realm("vip"))), "w>m1")
+	d.want("beyond it", d.enqueue(job("x", 1, 1, realm("vip"))), "")
+	d.want("who it is kept for", d.release("m1", "a"), "b>m1 x>m1")
+}
+
 // Goal: whatever comes in whatever order, no machine is over-committed, no realm beyond its limits, and whoever has a minimum that is kept in one piece is granted it at once.
 func TestLimitsRandom(t *testing.T) {
 	for seed := range uint64(100) {
