@@ -78,14 +78,14 @@ func (c *Core) starved(now time.Time, shares map[sigma.RealmID]uint32) []Effect 
 	return nil
 }
 
-// starvingRealms are those that have waited for StarvedAfter, the longest first.
+// starvingRealms are those that have waited for StarvedAfter, the longest first. Procs that only their own realm's maximum keeps back are none of others' concern.
 func (c *Core) starvingRealms(now time.Time) []starving {
 	if c.queued == 0 {
 		return nil
 	}
 	first := map[sigma.RealmID]*Proc{}
 	for _, p := range c.procs {
-		if p.State == sigma.ProcQueued && p.Class == sigma.BestEffort && !p.Away() && p.Memory <= c.capacity && (first[p.Realm] == nil || p.seq < first[p.Realm].seq) {
+		if p.State == sigma.ProcQueued && p.Class == sigma.BestEffort && !p.Away() && !p.back && p.Memory <= c.capacity && c.may(p.Realm, p.Memory) && (first[p.Realm] == nil || p.seq < first[p.Realm].seq) {
 			first[p.Realm] = p
 		}
 	}

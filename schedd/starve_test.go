@@ -109,3 +109,19 @@ func TestStarvedParts(t *testing.T) {
 		t.Errorf("%v are asked for a proc that wants more than its realm's part", got)
 	}
 }
+
+// Goal: nobody is asked to go for a realm that is at its own maximum, as nothing of it could start; with a higher one it is.
+func TestStarvedMaximum(t *testing.T) {
+	x := newCrowd(t)
+	a, b := x.spawn("a", 7, sigma.MiB), x.spawn("b", 1, sigma.MiB)
+	x.run(append(a, b...)...)
+	x.c.Step(x.now, Maxima{map[sigma.RealmID]sigma.Bytes{"b": sigma.MiB}})
+	x.spawn("b", 1, sigma.MiB)
+	if got := x.asked(time.Hour, nil); got != nil {
+		t.Errorf("%v are asked for a realm that may have no more", got)
+	}
+	x.c.Step(x.now, Maxima{})
+	if got := x.asked(0, nil); fmt.Sprint(got) != fmt.Sprint(a[6:]) {
+		t.Errorf("%v are asked, want the youngest of who has most", got)
+	}
+}
