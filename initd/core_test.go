@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -325,6 +326,34 @@ func TestRecordRoundTrip(t *testing.T) {
 		if _, err := Parse(wrong.name, wrong.data); sigma.KindOf(err) != sigma.KindInvalid {
 			t.Errorf("%s, %d bytes: %v", wrong.name, len(wrong.data), err)
 		}
+	}
+}
+
+// Goal: a record that was admitted can be written whatever becomes of its proc, with its latest history; one that leaves no room for that is not admitted.
+func TestRecordSize(t *testing.T) {
+	of := func(arg string) Record {
+		return NewRecord(sigma.Registration{Name: "web", Descriptor: sigma.Descriptor{Program: "/bin/x", Args: []string{arg}}, Restart: sigma.RestartAlways}, time.Unix(5, 0))
+	}
+	wide := of(strings.Repeat("\x01", sigma.RegistrationMax/2))
+	if err := wide.Fits(); sigma.KindOf(err) != sigma.KindTooBig {
+		t.Errorf("a registration that has six times its size as JSON: %v", err)
+	}
+	r := of(strings.Repeat("<", sigma.RegistrationMax/2) + strings.Repeat("\x01", 5000))
+	if err := r.Fits(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 * HistoryMax {
+		r.begin("p", "m1", time.Unix(6, 0))
+		r.end(sigma.Status{Code: sigma.StatusError, Msg: strings.Repeat("\x01", messageMax)}, time.Unix(7, 0))
+	}
+	r.begin("last", "m1", time.Unix(8, 0))
+	b, err := r.Encode()
+	if err != nil || len(b) > recordFull {
+		t.Fatalf("%d bytes, %v", len(b), err)
+	}
+	got, err := Parse("web", b)
+	if err != nil || len(got.History) < 4 || got.Starts != 2*HistoryMax+1 || got.Present() == nil || got.Present().Proc != "last" {
+		t.Errorf("%d of history, present %+v, %v", len(got.History), got.Present(), err)
 	}
 }
 

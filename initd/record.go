@@ -9,6 +9,7 @@
 package initd
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -27,8 +28,12 @@ const (
 // HistoryMax instances are remembered of each registration, the latest.
 const HistoryMax = 32
 
-// recordMax is the size of the largest record: a registration, whose bytes JSON may write sixfold, and its history.
-const recordMax = 8*sigma.RegistrationMax + HistoryMax*2048
+// A record is written by conditional puts, which take recordMax bytes with the path. Of its history there is as much as fits into recordFull; a new one has registeredMax at most, because JSON may write a byte as six.
+const (
+	recordMax     = 60 << 10
+	recordFull    = 56 << 10
+	registeredMax = 40 << 10
+)
 
 // Key names a registration.
 type Key struct {
@@ -57,11 +62,29 @@ func NewRecord(r sigma.Registration, now time.Time) Record {
 	return Record{Format: recordFormat, Registration: r, Added: now}
 }
 
-// Encode is the content of the record's file.
+// Encode is the content of the record's file, with as much of the history as there is room for.
 func (r *Record) Encode() ([]byte, error) {
 	r.Format = recordFormat
-	b, err := json.Marshal(r)
-	return b, sigma.Wrap("initd.Encode", r.Registration.Name, err)
+	for kept := *r; ; kept.History = kept.History[1:] {
+		var b bytes.Buffer
+		e := json.NewEncoder(&b)
+		e.SetEscapeHTML(false)
+		if err := e.Encode(&kept); err != nil {
+			return nil, sigma.Wrap("initd.Encode", r.Registration.Name, err)
+		}
+		if b.Len() <= recordFull || len(kept.History) <= 1 {
+			return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+		}
+	}
+}
+
+// Fits says whether a new record leaves room for what will become of the proc. KindTooBig: it does not.
+func (r *Record) Fits() error {
+	b, err := r.Encode()
+	if err == nil && len(b) > registeredMax {
+		err = &sigma.Error{Op: "initd.Fits", Path: r.Registration.Name, Kind: sigma.KindTooBig, Msg: fmt.Sprintf("the registration has %d bytes as JSON; %d are allowed", len(b), registeredMax), Hint: "put long input into a file of the realm and pass its path"}
+	}
+	return err
 }
 
 // Parse reads a record of a name. KindInvalid: it is damaged, or of a version that this one does not know.

@@ -108,6 +108,10 @@ func (r *root) initAdd(ctx context.Context, payload []byte) ([]byte, []*os.File,
 	if r.realm == sigma.SystemRealm {
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "procs are not registered in the realm system")
 	}
+	record := initd.NewRecord(g, time.Now())
+	if err := record.Fits(); err != nil {
+		return nil, nil, err
+	}
 	k := r.tree.k
 	t, err := k.systemNames(ctx)
 	if err != nil {
@@ -131,7 +135,7 @@ func (r *root) initAdd(ctx context.Context, payload []byte) ([]byte, []*os.File,
 		return nil, nil, err
 	}
 	key := initd.Key{Realm: r.realm, Name: g.Name}
-	_, err = initd.SaveRecord(ctx, t, key, initd.Versioned{Record: initd.NewRecord(g, time.Now())}, sigma.PutOptions{Perm: 0o600, MustMake: true})
+	_, err = initd.SaveRecord(ctx, t, key, initd.Versioned{Record: record}, sigma.PutOptions{Perm: 0o600, MustMake: true})
 	if sigma.KindOf(err) == sigma.KindExists && err != nil {
 		err = &sigma.Error{Op: op, Kind: sigma.KindExists, Msg: "there is a registered proc " + g.Name, Hint: "remove it with: sigma init rm " + g.Name + "; that takes until its proc has ended"}
 	}
