@@ -146,9 +146,15 @@ func (c *Core) expect(id sigma.ProcID, realm sigma.RealmID, memory sigma.Bytes, 
 	return Take{id, home}
 }
 
-// setMaxima takes what realms may have from now on. What they have already stays.
+// setMaxima takes what realms may have from now on. What they have already stays, but reservations that have not begun and never could.
 func (c *Core) setMaxima(now time.Time, of map[sigma.RealmID]sigma.Bytes) (out []Effect) {
 	c.maxima.most = maps.Clone(of)
+	for _, r := range slices.Clone(c.reserved.pending) {
+		if most := of[r.realm]; most > 0 && r.memory > most { // it could never begin here
+			c.unreserve(r.id)
+			out = append(out, Unfit{r.id})
+		}
+	}
 	for _, realm := range slices.Sorted(maps.Keys(c.maxima.back)) {
 		out = append(out, c.bring(now, realm)...)
 	}

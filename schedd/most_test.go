@@ -77,6 +77,27 @@ func TestMaximumAndReservations(t *testing.T) {
 	}
 }
 
+// Goal: a reservation that waits for room is given back when its realm may not have as much any more, and no other.
+func TestMaximumBelowPending(t *testing.T) {
+	now := time.Unix(100, 0)
+	c := lcCore()
+	c.Step(now, Leased{On: true})
+	spawnOf(c, now, "a", sigma.BestEffort, 0, 80*sigma.MiB)
+	c.Step(now, LaunchAsked{"a", 1})
+	c.Step(now, Launched{ID: "a"})
+	for id, memory := range map[sigma.ProcID]sigma.Bytes{"large": 50 * sigma.MiB, "small": 30 * sigma.MiB} {
+		spawnOf(c, now, id, sigma.LatencyCritical, 1000, memory)
+		c.Step(now, Assigned{id})
+	}
+	wantEffects(t, "a lower maximum", c.Step(now, Maxima{map[sigma.RealmID]sigma.Bytes{"r": 40 * sigma.MiB}}), "unfit large")
+	if c.Reserved("large") || !c.Reserved("small") || c.ReservedCPU() != 1000 || c.QueuedLC() != 2 {
+		t.Errorf("%v reserved, %d queued", c.ReservedCPU(), c.QueuedLC())
+	}
+	wantEffects(t, "there is room", c.Step(now, Gone{ID: "a"}), "start small")
+	wantEffects(t, "a higher one", c.Step(now, Maxima{}))
+	wantEffects(t, "granted again", c.Step(now, Assigned{"large"}), "start large")
+}
+
 // Goal: whatever comes, what realms hold is what their procs, expected ones and reservations have; no realm gets beyond its maximum; nothing is kept back for ever, and nothing is left at the end.
 func TestMaximaRandom(t *testing.T) {
 	for seed := range uint64(200) {
