@@ -134,9 +134,9 @@ func (r *reservations) attendance(ctx context.Context, life sigma.Life) *lcsched
 	a.Lent = k.core.Lent()
 	for _, id := range k.core.Reservations() {
 		h := lcsched.Held{ID: id}
-		h.CPU, h.Memory = k.core.Reservation(id)
+		h.Realm, h.CPU, h.Memory = k.core.Reservation(id)
 		if p := k.core.Find(id); p != nil {
-			h.Realm, h.Name = p.Realm, p.Name
+			h.Name = p.Name
 		}
 		a.Held = append(a.Held, h)
 	}

@@ -51,12 +51,12 @@ func (c *Core) Reservations() (ids []sigma.ProcID) {
 	return ids
 }
 
-// Reservation is what a proc holds here.
-func (c *Core) Reservation(id sigma.ProcID) (cpu sigma.MilliCPU, memory sigma.Bytes) {
+// Reservation is what a proc holds here, and whose it is.
+func (c *Core) Reservation(id sigma.ProcID) (realm sigma.RealmID, cpu sigma.MilliCPU, memory sigma.Bytes) {
 	if r := c.reserved.by[id]; r != nil {
-		return r.cpu, r.memory
+		return r.realm, r.cpu, r.memory
 	}
-	return 0, 0
+	return "", 0, 0
 }
 
 // QueuedLC counts the procs that wait at lcsched.

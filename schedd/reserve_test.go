@@ -87,6 +87,9 @@ func TestReservationDeclined(t *testing.T) {
 	wantEffects(t, "the first", lc("a", 3000, 60*sigma.MiB), "take a")
 	wantEffects(t, "memory", lc("b", 100, 41*sigma.MiB), "unfit b")
 	wantEffects(t, "cores", lc("c", 1001, sigma.MiB), "unfit c")
+	if realm, cpu, _ := c.Reservation("a"); realm != "r" || cpu != 3000 {
+		t.Errorf("before the proc is here %q has %v", realm, cpu)
+	}
 	wantEffects(t, "its home has it no more", c.Step(now, NotTaken{"a"}), "over a")
 	wantEffects(t, "now there is room", lc("b", 100, 41*sigma.MiB), "take b")
 	wantEffects(t, "one that nobody knows", c.Step(now, Assigned{"x"}), "over x")
@@ -104,7 +107,7 @@ func TestReservationDeclined(t *testing.T) {
 func TestReservationAdopted(t *testing.T) {
 	c := lcCore()
 	c.Step(time.Unix(5, 0), Adopted{Info: sigma.ProcInfo{ID: "a", Realm: "r", Class: sigma.LatencyCritical, CPU: 500, Memory: 10 * sigma.MiB}, Launch: 1})
-	if cpu, memory := c.Reservation("a"); cpu != 500 || memory != 10*sigma.MiB || c.Free() != 90*sigma.MiB {
+	if realm, cpu, memory := c.Reservation("a"); realm != "r" || cpu != 500 || memory != 10*sigma.MiB || c.Free() != 90*sigma.MiB {
 		t.Errorf("reserved %v, %v; free %v", cpu, memory, c.Free())
 	}
 }
@@ -129,7 +132,7 @@ func TestReservationsRandom(t *testing.T) {
 					if r.IntN(2) == 0 {
 						step(NotTaken{f.ID})
 					} else {
-						cpu, memory := c.Reservation(f.ID)
+						_, cpu, memory := c.Reservation(f.ID)
 						step(Arrived{Info: sigma.ProcInfo{ID: f.ID, Realm: "r", Class: sigma.LatencyCritical, CPU: cpu, Memory: memory}, Home: f.Home})
 					}
 				}

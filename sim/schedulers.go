@@ -291,9 +291,9 @@ func (m *machine) attendLC() {
 	e := lcsched.Attended{Life: m.life, CPU: m.cores(), Memory: m.size.Memory, Lent: m.core.Lent()}
 	for _, id := range m.core.Reservations() {
 		h := lcsched.Held{ID: id}
-		h.CPU, h.Memory = m.core.Reservation(id)
+		h.Realm, h.CPU, h.Memory = m.core.Reservation(id)
 		if p := m.core.Find(id); p != nil {
-			h.Realm, h.Name = p.Realm, p.Name
+			h.Name = p.Name
 		}
 		e.Held = append(e.Held, h)
 	}
