@@ -3,6 +3,7 @@ package dialproxy
 import (
 	"os"
 	"syscall"
+	"time"
 
 	"sigmaos.dev/nowait"
 	"sigmaos.dev/ring"
@@ -16,7 +17,16 @@ import (
 // pushBytes is the room of such a socket: a dozen connections, as each costs the kernel some hundred bytes and more. What is in it counts neither as waiting nor against anybody's limits but the kernel's.
 const pushBytes = 8 << 10
 
-// Push gives the socket of a listener of p, at which nobody can ask by Accept from then on. Run pump until it returns, which it does when the listener has ended: it sends what had to wait.
+// Limits of what is in such sockets: of more listeners who accepts asks.
+const (
+	pushedOfProc = 16
+	pushedOf     = 128 // of one realm
+)
+
+// pumpAgain is when sockets are sent again that the kernel had no room for.
+const pumpAgain = 100 * time.Millisecond
+
+// Push gives the socket of a listener of p, at which nobody can ask by Accept from then on. KindBusy: there are too many, and who accepts has to ask. Run pump until it returns, which it does when the listener has ended: it sends what had to wait.
 func (x *Proxy) Push(p sigma.Principal, id sigma.EndpointID) (theirs *os.File, pump func(), err error) {
 	const op = "dialproxy.Push"
 	l, err := x.mine(p, id)
@@ -36,21 +46,45 @@ func (x *Proxy) Push(p sigma.Principal, id sigma.EndpointID) (theirs *os.File, p
 	if err == nil && (x.listeners[id] != l || l.ending || l.out != nil) {
 		err = sigma.Errorf(op, sigma.KindUnavailable, "the listener is closed, or has a socket")
 	}
+	if err == nil && (x.pushes.from[p.Proc] >= pushedOfProc || x.pushes.of[p.Realm] >= pushedOf) {
+		err = sigma.Errorf(op, sigma.KindBusy, "%d listeners of the proc have sockets, %d of its realm", x.pushes.from[p.Proc], x.pushes.of[p.Realm])
+	}
 	if err != nil {
 		ours.Close()
 		theirs.Close()
 		return nil, nil, err
 	}
 	l.out, l.raw, l.more = ours, raw, make(chan struct{}, 1)
+	x.pushes.countLocked(p.Realm, p.Proc, 1)
 	if len(l.waiting) > 0 {
 		l.more <- struct{}{}
 	}
 	return theirs, func() { x.pump(l) }, nil
 }
 
-// deliverLocked has an arrival go to its listener, for which there is room. KindUnavailable if the listener's proc has closed its socket: the arrival is over, and so is the listener.
+// pushes count listeners that have sockets.
+type pushes struct {
+	of   map[sigma.RealmID]int // Proxy.mu
+	from map[sigma.ProcID]int  // Proxy.mu
+}
+
+func (c *pushes) countLocked(realm sigma.RealmID, id sigma.ProcID, by int) {
+	if c.of[realm] += by; c.of[realm] == 0 {
+		delete(c.of, realm)
+	}
+	if c.from[id] += by; c.from[id] == 0 {
+		delete(c.from, id)
+	}
+}
+
+// deaf says that an error of sending means that the listener's proc has closed its socket. Any other is the kernel's, which has a limit for sockets that are under way and for memory.
+func deaf(err error) bool {
+	return err == syscall.EPIPE || err == syscall.ECONNRESET || err == syscall.ENOTCONN
+}
+
+// deliverLocked has an arrival go to its listener, for which there is room. The arrival is over if that fails: KindUnavailable if the listener's proc has closed its socket, and so is the listener; KindBusy if the kernel does not take it.
 func (x *Proxy) deliverLocked(l *listener, a arrival) error {
-	if l.out != nil && len(l.waiting) == 0 {
+	if l.out != nil && len(l.waiting) == 0 && l.first == nil {
 		switch err := x.pushLocked(l, a); err {
 		case nil:
 			return nil
@@ -58,6 +92,12 @@ func (x *Proxy) deliverLocked(l *listener, a arrival) error {
 		default:
 			a.file.Close()
 			x.dropRingLocked(l.endpoint.Proc, a.number)
+			if !deaf(err) {
+				if c := x.conns.all[a.number]; c != nil {
+					x.dropLocked(c)
+				}
+				return &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindBusy, Msg: "the kernel takes no more sockets that are under way", Err: err}
+			}
 			x.closeLocked(l)
 			return &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint", Err: err}
 		}
@@ -110,25 +150,29 @@ func (l *listener) send(record []byte, fds []int) (err error) {
 // pump sends what waits whenever there is room, until the listener has ended. It closes the socket: under Proxy.mu nobody could wait for those who use it.
 func (x *Proxy) pump(l *listener) {
 	defer l.out.Close()
-	for over := false; !over; {
-		select {
-		case <-l.more:
-		case <-l.closed:
+	for again, over := false, false; !over; {
+		if again {
+			<-time.After(pumpAgain)
+		} else {
+			select {
+			case <-l.more:
+			case <-l.closed:
+			}
 		}
 		err := l.raw.Write(func(uintptr) (done bool) {
-			done, over = x.pumpOnce(l)
+			done, again, over = x.pumpOnce(l)
 			return done
 		})
 		over = over || err != nil // the socket is closed
 	}
 }
 
-// pumpOnce sends what there is room for. done says that nothing waits any more, over that nothing will.
-func (x *Proxy) pumpOnce(l *listener) (done, over bool) {
+// pumpOnce sends what there is room for. done says that nothing waits for room in the socket, again that something waits for the kernel, over that nothing will any more.
+func (x *Proxy) pumpOnce(l *listener) (done, again, over bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.listeners[l.endpoint.ID] != l {
-		return true, true
+		return true, false, true
 	}
 	for l.first != nil || len(l.waiting) > 0 {
 		a := l.first
@@ -138,21 +182,21 @@ func (x *Proxy) pumpOnce(l *listener) (done, over bool) {
 		}
 		l.first = nil
 		err := x.pushLocked(l, *a)
-		if err == syscall.EAGAIN {
+		if err != nil && !deaf(err) {
 			l.first = a
-			return false, false
+			return err != syscall.EAGAIN, err != syscall.EAGAIN, false
 		}
 		x.countLocked(l, a.from.Realm, -1)
 		if err != nil {
 			a.file.Close()
 			x.dropRingLocked(l.endpoint.Proc, a.number)
 			x.closeLocked(l)
-			return true, true
+			return true, false, true
 		}
 	}
 	if l.ending {
 		x.closeLocked(l)
-		return true, true
+		return true, false, true
 	}
-	return true, false
+	return true, false, false
 }

@@ -43,6 +43,7 @@ type Proxy struct {
 	waiting   map[sigma.RealmID]int          // mu; connections that wait, by who dialled
 	rings     rings
 	pools     pools
+	pushes    pushes
 	conns     table // mu
 }
 
@@ -73,7 +74,7 @@ type arrival struct {
 // New makes a machine's proxy.
 func New(machine sigma.MachineID) *Proxy {
 	x := &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}}, conns: newTable(),
-		pools: pools{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]map[*listener]*pool{}}}
+		pools: pools{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]map[*listener]*pool{}}, pushes: pushes{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]int{}}}
 	rand.Read(x.rings.key[:])
 	return x
 }
@@ -357,6 +358,7 @@ func (x *Proxy) closeLocked(l *listener) {
 		x.leaveLocked(own, l)
 	}
 	if l.out != nil {
+		x.pushes.countLocked(l.endpoint.Realm, l.endpoint.Proc, -1)
 		l.raw.Control(func(fd uintptr) { syscall.Shutdown(int(fd), syscall.SHUT_RDWR) }) // pump closes it; what it has is still received
 	}
 	delete(x.listeners, l.endpoint.ID)

@@ -51,7 +51,7 @@ type Batch struct {
 func (x *Proxy) Pool(p sigma.Principal, ask sigmap.PoolAsk) (*Batch, error) {
 	const op = "dialproxy.Pool"
 	if ask.Over {
-		x.endPool(p, ask.Endpoint.ID)
+		x.endPool(p, ask.Endpoint.ID, ask.Unused)
 		return &Batch{}, nil
 	}
 	l, err := x.find(p, ask.Endpoint)
@@ -248,13 +248,13 @@ func (x *Proxy) leaveLocked(own *pool, l *listener) {
 	}
 }
 
-// endPool is what a proc asks for that wants its pool no more.
-func (x *Proxy) endPool(p sigma.Principal, id sigma.EndpointID) {
+// endPool is what a proc asks for that wants its pool no more, of which some did not begin.
+func (x *Proxy) endPool(p sigma.Principal, id sigma.EndpointID, unused []uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if l := x.listeners[id]; l != nil && p.Proc != "" {
 		if own := x.pools.from[p.Proc][l]; own != nil {
-			x.begunLocked(own, nil)
+			x.begunLocked(own, unused)
 			x.leaveLocked(own, l)
 		}
 	}

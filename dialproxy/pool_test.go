@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"io"
 	"os"
+	"strconv"
 	"syscall"
 	"testing"
 
@@ -96,6 +97,71 @@ func TestPush(t *testing.T) {
 	}
 }
 
+// Of many listeners of a proc, or a realm, only some have sockets, and those that have none can be asked at; when one ends another may have one. What the kernel says when it is full ends no listener.
+func TestPushLimits(t *testing.T) {
+	x := New("m")
+	var conns []*os.File
+	push := func(p sigma.Principal) (sigma.Endpoint, error) {
+		e := listen(t, x, p, false)
+		f, pump, err := x.Push(p, e.ID)
+		if err == nil {
+			conns = append(conns, f)
+			over := make(chan struct{})
+			go func() { defer close(over); pump() }()
+			t.Cleanup(func() { x.CloseProc(p.Proc); <-over })
+		}
+		return e, err
+	}
+	defer func() { session.CloseFiles(conns) }()
+	first, err := push(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range pushedOf - 1 {
+		p := server
+		if i >= pushedOfProc-1 {
+			p.Proc = sigma.ProcID("p" + strconv.Itoa(i/pushedOfProc))
+		}
+		if _, err := push(p); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	plain, err := push(server)
+	if sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("sockets without end of a proc: %v", err)
+	}
+	if _, err := push(client); sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("sockets without end of a realm: %v", err)
+	}
+	if _, err := push(other); err != nil {
+		t.Errorf("another realm has none: %v", err)
+	}
+	dial := func(e sigma.Endpoint) {
+		f, _, err := x.Dial(client, e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+	}
+	dial(plain)
+	if f, _, _, err := x.Accept(t.Context(), server, plain.ID); err != nil {
+		t.Errorf("asked at a listener without a socket: %v", err)
+	} else {
+		f.Close()
+	}
+	if err := x.Close(server, first.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := push(server); err != nil {
+		t.Errorf("one has ended: %v", err)
+	}
+	for err, want := range map[error]bool{syscall.EPIPE: true, syscall.ECONNRESET: true, syscall.ETOOMANYREFS: false, syscall.ENOBUFS: false, syscall.ENOMEM: false} {
+		if deaf(err) != want {
+			t.Errorf("%v ends a listener: %t", err, !want)
+		}
+	}
+}
+
 // begin says on a line that a connection begins.
 func begin(line *os.File, number uint64) error {
 	_, err := line.Write(binary.LittleEndian.AppendUint64(nil, number))
@@ -153,15 +219,15 @@ func TestPool(t *testing.T) {
 	} else {
 		f.Close()
 	}
-	if _, err := x.Pool(client, sigmap.PoolAsk{Endpoint: e, Count: 1}); sigma.KindOf(err) != sigma.KindBusy {
+	if _, err := x.Pool(client, sigmap.PoolAsk{Endpoint: e, Count: 1, Unused: []uint64{a.First, a.First + 2, again.First, again.First + 1}}); sigma.KindOf(err) != sigma.KindBusy {
 		t.Errorf("memory is wanted, which comes with a dial: %v", err)
 	}
-	pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Over: true})
+	pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Over: true, Unused: []uint64{a.First, again.First}})
 	if err := begin(b.Files[0], a.First); err == nil {
 		t.Error("a line goes on that was ended")
 	}
-	if x.Pools("a") != 0 || count() != 0 {
-		t.Errorf("%d pools are left", x.Pools("a"))
+	if x.Pools("a") != 0 || count() != 2 || len(x.Events(func(c *Connection) bool { return true })) != 3 {
+		t.Errorf("%d pools are left, %d connections did not begin", x.Pools("a"), count())
 	}
 }
 

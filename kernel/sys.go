@@ -376,12 +376,14 @@ func (r *root) listenCall(_ context.Context, payload []byte) ([]byte, []*os.File
 	var files []*os.File
 	if pushed {
 		socket, pump, err := k.proxy.Push(who, e.ID)
-		if err != nil {
+		switch {
+		case err == nil:
+			k.sessions.Go(pump)
+			files = []*os.File{socket}
+		case sigma.KindOf(err) != sigma.KindBusy: // or it asks for each connection
 			k.proxy.Close(who, e.ID)
 			return nil, nil, err
 		}
-		k.sessions.Go(pump)
-		files = []*os.File{socket}
 	}
 	if s != nil {
 		s.listening(e)
