@@ -202,6 +202,7 @@ func (k *Kernel) serveLink(ctx context.Context, l *link.Link) {
 		if e, err := k.endpointHere(l.Target); l.Target.Kind == link.ToEndpoint && err == nil {
 			who = sigma.Principal{Realm: e.Realm, Proc: e.Proc}
 		}
+		k.traffic.begin(who) // it may have no meter
 		k.join(ctx, l, file, who)
 	case l.Target.Kind == link.ToBeat:
 		if k.beats != nil {

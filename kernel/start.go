@@ -211,7 +211,15 @@ func (c *child) serveLocked(adopted bool) {
 	}
 	conn := &procConn{session.NewPacketConn(u, false), u}
 	c.conn = conn
-	c.k.sessions.Go(func() { c.k.serveAs(c.k.ctx, conn, newProcTree(c), adopted) })
+	c.k.sessions.Go(func() {
+		c.k.serveAs(c.k.ctx, conn, newProcTree(c), adopted)
+		c.mu.Lock()
+		ended := c.ended
+		c.mu.Unlock()
+		if ended { // what its last requests made
+			c.k.proxy.CloseProc(c.who.Proc)
+		}
+	})
 }
 
 // end closes the proc's session, or what would have become one.
@@ -275,6 +283,9 @@ func environment(d sigma.Descriptor) []string {
 // gone ends what a proc had. Its end is told when its output is complete.
 func (c *child) gone(e schedd.Event) {
 	c.k.metrics.exited.Add(1)
+	c.mu.Lock()
+	c.ended = true // before, so that whatever is made after this is closed with the session
+	c.mu.Unlock()
 	c.k.proxy.CloseProc(c.who.Proc)
 	carried := c.k.traffic.end(time.Now(), c.who.Proc)
 	if g, ok := e.(schedd.Gone); ok {
