@@ -240,7 +240,7 @@ func (x *Proxy) Reconcile(id sigma.ProcID, asked []Open, found map[uint64]bool) 
 			if c.revoked {
 				by = by.Add(underWayMax - revokedMax)
 			}
-			if e.proc == id && e.inode == o.Inode && !e.since.IsZero() && e.since.Before(by) {
+			if e.proc == id && e.inode == o.Inode && !e.since.IsZero() && e.since.Before(by) && !(i == int(ring.Accepted) && x.lateLocked(c)) {
 				e.gone = true
 			}
 			if e.inode != 0 && !e.gone {
@@ -252,6 +252,19 @@ func (x *Proxy) Reconcile(id sigma.ProcID, asked []Open, found map[uint64]bool) 
 		}
 	}
 	x.conns.look[id] = 2*len(x.conns.of[id]) + crowdedFirst
+}
+
+// lateLocked says that a connection may still be in its listener's socket.
+func (x *Proxy) lateLocked(c *connection) bool {
+	l := x.listeners[c.Endpoint.ID]
+	if l == nil || l.out == nil {
+		return false
+	}
+	waits := 0
+	if err := l.raw.Control(func(fd uintptr) { waits, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }); err != nil {
+		return false
+	}
+	return waits > 0
 }
 
 // Revoke takes back the connections for which match says so: their memory says that they are over, they get none any more, and those that wait are closed. What procs have of them the caller has to shut down.

@@ -69,6 +69,34 @@ func TestConnections(t *testing.T) {
 	}
 }
 
+// TestConnectionsLate: what a listener has not taken from its socket is not forgotten, however long that takes; once it has, it is as any.
+func TestConnectionsLate(t *testing.T) {
+	x := New("m")
+	e, conn := pushed(t, x, server)
+	f, _, err := x.Dial(client, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	x.mu.Lock()
+	for _, c := range x.conns.all {
+		for i := range c.ends {
+			c.ends[i].since = time.Now().Add(-time.Hour)
+		}
+	}
+	x.mu.Unlock()
+	x.Reconcile(client.Proc, x.Of(client.Proc), nil)
+	x.Reconcile(server.Proc, x.Of(server.Proc), nil)
+	if _, ends := x.Connections(all); len(ends) != 1 || ends[0].Proc != server.Proc {
+		t.Errorf("of one that waits to be taken are left: %+v", ends)
+	}
+	receive(t, conn)
+	x.Reconcile(server.Proc, x.Of(server.Proc), nil)
+	if cs, _ := x.Connections(all); len(cs) != 0 {
+		t.Errorf("taken, and closed: %+v", cs)
+	}
+}
+
 // TestRevoke: what is taken back is told once, has its memory marked and gets none later; those of others stay. Only who listens, and the provider, may.
 func TestRevoke(t *testing.T) {
 	x := New("m")
