@@ -242,6 +242,9 @@ func New(cfg Config) (*Kernel, error) {
 	k.tally = newTally()
 	k.traffic = newTraffic(k.ledger)
 	k.traffic.late = k.carriedLate
+	k.traffic.full = func() {
+		cfg.Log.Warn("more TCP connections of procs than are counted; what others carry to other machines is not", "counted", flowsMost)
+	}
 	k.reserved = newReservations(k)
 	k.holders = newHolders(k)
 	if k.scratch, err = newScratch(k); err != nil {

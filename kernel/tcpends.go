@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -27,7 +28,16 @@ const (
 	diagMost = 16 << 10
 	// endsAnswer is how long the keeper may take; it answers at once.
 	endsAnswer = 2 * time.Second
+	// hearAgain is how long after a failure the keeper is not asked again.
+	hearAgain = 10 * time.Second
 )
+
+// hearing is whether the ends of TCP connections are heard of.
+type hearing struct {
+	mu  sync.Mutex // held while the keeper is asked, so that all who come wait for it
+	is  bool       // mu
+	not time.Time  // mu; not asked before
+}
 
 // tcpEnd is the end of a TCP connection.
 type tcpEnd struct{ cookie, sent, received uint64 }
@@ -57,20 +67,33 @@ func parseTCPEnd(b []byte) (e tcpEnd, err error) {
 	return e, sigma.Errorf(op, sigma.KindInvalid, "a message about a socket does not say what it carried")
 }
 
-// hearTCPEnds begins to listen to the ends of TCP connections, once. It returns when that has begun, so that none of a connection that is made then is missed.
+// hearTCPEnds begins to listen to the ends of TCP connections, unless it does. It returns when that has begun, so that none of a connection that is made then is missed.
 func (k *Kernel) hearTCPEnds(ctx context.Context) {
 	if k.keeper == nil || k.cfg.Connect == nil { // it makes no sockets
 		return
 	}
-	k.traffic.listen.Do(func() {
-		ctx, cancel := context.WithTimeout(ctx, endsAnswer)
-		defer cancel()
-		f, err := k.keeper.Ends(ctx)
-		if err != nil {
+	h := &k.traffic.ends
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.is || time.Now().Before(h.not) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, endsAnswer)
+	defer cancel()
+	f, err := k.keeper.Ends(ctx)
+	if err != nil {
+		if h.not.IsZero() {
 			k.cfg.Log.Warn("the ends of TCP connections are not heard of; what they carry last is not counted", "err", err)
-			return
 		}
-		k.sessions.Go(func() { k.followTCPEnds(f) })
+		h.not = time.Now().Add(hearAgain)
+		return
+	}
+	h.is = true
+	k.sessions.Go(func() {
+		k.followTCPEnds(f)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.is, h.not = false, time.Now().Add(hearAgain)
 	})
 }
 

@@ -36,8 +36,10 @@ const (
 type traffic struct {
 	ledger *ledger
 	late   func(sigma.ProcID, sigma.Traffic) // of a proc that has ended
+	full   func()                            // once: flowsMost are followed; nil = nobody wants to know
 
-	listen sync.Once // to the ends of TCP connections
+	filled sync.Once
+	ends   hearing
 
 	mu     sync.Mutex
 	procs  map[sigma.ProcID]*procTraffic    // mu; of procs that have had connections and not ended
@@ -58,7 +60,7 @@ type procTraffic struct {
 type flow struct {
 	end            dialproxy.Open
 	sent, received uint64    // that are counted, and what the set-up took
-	gone           time.Time // since when the proc does not have it; zero: it has
+	gone           time.Time // since when the proc was not seen to have it; zero: it was
 }
 
 func newTraffic(l *ledger) *traffic {
@@ -256,6 +258,9 @@ func (x *traffic) follow(realm sigma.RealmID, id sigma.ProcID, f *os.File) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if len(x.flows) >= flowsMost {
+		if x.full != nil {
+			x.filled.Do(x.full)
+		}
 		return
 	}
 	x.ofLocked(realm, id)
@@ -271,7 +276,7 @@ func (x *traffic) flowNow(now time.Time, cookie, sent, received uint64, over boo
 		return
 	}
 	out, in := max(sent, f.sent)-f.sent, max(received, f.received)-f.received
-	f.sent, f.received = f.sent+out, f.received+in
+	f.sent, f.received, f.gone = f.sent+out, f.received+in, time.Time{}
 	if over {
 		delete(x.flows, cookie)
 		out, in = out-min(out, 1), in-min(in, 1) // the ends of both directions count as a byte each
@@ -288,22 +293,22 @@ func (x *traffic) some(now time.Time) map[uint64]dialproxy.Open {
 	out := map[uint64]dialproxy.Open{}
 	for cookie, f := range x.flows {
 		switch {
-		case f.gone.IsZero():
+		case !f.gone.IsZero() && now.Sub(f.gone) > flowLinger:
+			delete(x.flows, cookie) // its end was not heard of
+		case f.gone.IsZero() || x.procs[f.end.Proc] != nil: // which may not have accepted it yet
 			if out[cookie] = f.end; len(out) == flowsEach {
 				return out
 			}
-		case now.Sub(f.gone) > flowLinger:
-			delete(x.flows, cookie) // its end was not heard of
 		}
 	}
 	return out
 }
 
-// lost notes that a flow's proc does not have it any more, or not yet.
+// lost notes that a flow's proc does not have it any more, or not yet. If it is not seen for flowLinger either it is forgotten.
 func (x *traffic) lost(now time.Time, cookie uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if f := x.flows[cookie]; f != nil && x.procs[f.end.Proc] == nil {
+	if f := x.flows[cookie]; f != nil && f.gone.IsZero() {
 		f.gone = now
 	}
 }

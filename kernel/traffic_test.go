@@ -160,6 +160,19 @@ func TestFlows(t *testing.T) {
 		t.Errorf("at its end: %+v, %d are followed", got, len(x.flows))
 	}
 	x.follow("a", "p", f)
+	x.lost(now, cookie) // not accepted yet
+	if len(x.some(now.Add(flowLinger/2))) != 1 {
+		t.Error("what the proc may still accept is not looked at")
+	}
+	x.flowNow(now, cookie, 0, 0, false)
+	if len(x.some(now.Add(2*flowLinger))) != 1 {
+		t.Error("what the proc has accepted is forgotten")
+	}
+	x.lost(now, cookie)
+	if x.some(now.Add(2 * flowLinger)); len(x.flows) != 0 {
+		t.Error("what the proc closed long ago is not forgotten")
+	}
+	x.follow("a", "p", f)
 	x.end(now, "p")
 	x.lost(now, cookie)
 	if x.some(now); len(x.flows) != 1 {
