@@ -24,7 +24,8 @@ type ledger struct {
 	mu      sync.Mutex
 	hours   map[ledgerKey]*state.RealmUsage // mu
 	running map[sigma.ProcID]*ledgerProc    // mu
-	ended   map[sigma.RealmID][]*ledgerProc // mu; the latest of each realm, oldest first
+	ended   map[sigma.RealmID][]*ledgerProc // mu; the latest of each realm, oldest first; what has ended does not change any more
+	kept    int                             // mu; in ended
 	dirty   bool                            // mu
 }
 
@@ -63,7 +64,7 @@ const (
 	ledgerMost = 20000
 	// ledgerAge is for how long.
 	ledgerAge = 31 * 24 * time.Hour
-	// ledgerProcs that have ended are remembered about, of all realms together, and each realm has an equal part, but ledgerLeast; some 200 bytes each.
+	// ledgerProcs that have ended are remembered about, of all realms together and never twice as many, and each realm has an equal part, but ledgerLeast where there is room; some 200 bytes each.
 	ledgerProcs = 4096
 	ledgerLeast = 16
 	// ledgerName is how much of a proc's name is kept.
@@ -97,8 +98,10 @@ func newLedger(dir string, now time.Time) (*ledger, error) {
 	for _, p := range kept.Ended {
 		if p != nil {
 			l.ended[p.Realm] = append(l.ended[p.Realm], p)
+			l.kept++
 		}
 	}
+	l.cutLocked()
 	return l, nil
 }
 
@@ -161,12 +164,37 @@ func (l *ledger) uses(now time.Time, id sigma.ProcID, cpu time.Duration, ended b
 		h.Ended++
 		delete(l.running, id)
 		p.Ended = true
-		own := append(l.ended[p.Realm], p)
-		l.ended[p.Realm] = own
-		if most := max(ledgerLeast, ledgerProcs/len(l.ended)); len(own) > most {
-			l.ended[p.Realm] = slices.Delete(own, 0, len(own)-most)
+		l.ended[p.Realm] = append(l.ended[p.Realm], p)
+		l.kept++
+		l.keepLocked(p.Realm, max(ledgerLeast, ledgerProcs/len(l.ended)))
+		l.cutLocked()
+	}
+}
+
+// keepLocked forgets all ended procs of a realm but the latest most.
+func (l *ledger) keepLocked(realm sigma.RealmID, most int) {
+	if n := len(l.ended[realm]) - most; n > 0 {
+		l.ended[realm] = slices.Delete(l.ended[realm], 0, n)
+		l.kept -= n
+	}
+}
+
+// cutLocked leaves each realm its equal part if too many ended procs are remembered, and some realms nothing if there are too many of them.
+func (l *ledger) cutLocked() {
+	if l.kept < 2*ledgerProcs {
+		return
+	}
+	most := max(1, ledgerProcs/len(l.ended))
+	for realm := range l.ended {
+		if l.keepLocked(realm, most); l.kept > ledgerProcs && most == 1 {
+			l.forgetLocked(realm)
 		}
 	}
+}
+
+func (l *ledger) forgetLocked(realm sigma.RealmID) {
+	l.kept -= len(l.ended[realm])
+	delete(l.ended, realm)
 }
 
 // egress counts bytes that a proc has sent to other machines, or beyond the system. One that is not known counts for its realm.
@@ -225,43 +253,54 @@ func (l *ledger) drop(realm sigma.RealmID) {
 			delete(l.running, id)
 		}
 	}
-	delete(l.ended, realm)
+	l.forgetLocked(realm)
 }
 
 // list gives the hours of a realm, or of all (""), by realm and time.
 func (l *ledger) list(realm sigma.RealmID) []state.RealmUsage {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.listLocked(realm)
+	out := l.hoursLocked(realm)
+	l.mu.Unlock()
+	sortHours(out)
+	return out
 }
 
-func (l *ledger) listLocked(realm sigma.RealmID) []state.RealmUsage {
+// hoursLocked are those of list in no order.
+func (l *ledger) hoursLocked(realm sigma.RealmID) []state.RealmUsage {
 	out := []state.RealmUsage{}
 	for key, h := range l.hours {
 		if realm == "" || key.realm == realm {
 			out = append(out, *h)
 		}
 	}
-	slices.SortFunc(out, func(a, b state.RealmUsage) int {
-		return cmp.Or(cmp.Compare(a.Realm, b.Realm), a.From.Compare(b.From))
-	})
 	return out
 }
 
-// save writes the file, if something is new.
+func sortHours(out []state.RealmUsage) {
+	slices.SortFunc(out, func(a, b state.RealmUsage) int {
+		return cmp.Or(cmp.Compare(a.Realm, b.Realm), a.From.Compare(b.From))
+	})
+}
+
+// save writes the file, if something is new. Nobody waits for more than that it is copied.
 func (l *ledger) save() error {
 	l.mu.Lock()
 	if !l.dirty {
 		l.mu.Unlock()
 		return nil
 	}
-	var ended []*ledgerProc
-	for _, of := range l.ended {
-		ended = append(ended, of...)
+	file := ledgerFile{Hours: l.hoursLocked(""), Running: make(map[sigma.ProcID]*ledgerProc, len(l.running))}
+	for id, p := range l.running {
+		now := *p
+		file.Running[id] = &now
 	}
-	text, err := json.Marshal(ledgerFile{l.listLocked(""), l.running, ended})
+	for _, of := range l.ended {
+		file.Ended = append(file.Ended, of...)
+	}
 	l.dirty = false
 	l.mu.Unlock()
+	sortHours(file.Hours)
+	text, err := json.Marshal(file)
 	if err == nil {
 		err = os.WriteFile(l.path+"~", text, 0o600)
 	}

@@ -123,6 +123,46 @@ func TestLedgerProcs(t *testing.T) {
 	}
 }
 
+// Goal: however many realms there are, what is remembered of ended procs is bounded, also what another sigmad has kept.
+func TestLedgerManyRealms(t *testing.T) {
+	dir := t.TempDir()
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	l, err := newLedger(dir, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := func() (n int) {
+		for _, of := range l.ended {
+			n += len(of)
+		}
+		return n
+	}
+	for i := range 6 * ledgerProcs {
+		realm, id := sigma.RealmID(fmt.Sprint("r", i%1000)), sigma.ProcID(fmt.Sprint(i))
+		if i >= 3*ledgerProcs { // realms with one each
+			realm = sigma.RealmID(fmt.Sprint("s", i))
+		}
+		l.started(at, realm, id, "", 1)
+		l.uses(at, id, 0, true)
+		if i%500 == 0 {
+			clear(l.hours) // or each new one has all looked at
+		}
+		if n := l.kept; i%997 == 0 && (n != count() || n >= 2*ledgerProcs) || i < 3*ledgerProcs && len(l.ended[realm]) == 0 {
+			t.Fatalf("after %d: %d are remembered, %d counted, %d of the realm", i, count(), n, len(l.ended[realm]))
+		}
+	}
+	for i := range 3 * ledgerProcs { // as one without the bound has kept
+		realm := sigma.RealmID(fmt.Sprint("t", i))
+		l.ended[realm] = []*ledgerProc{{Realm: realm, Ended: true}}
+	}
+	if err := l.save(); err != nil {
+		t.Fatal(err)
+	}
+	if l, err = newLedger(dir, at); err != nil || count() >= 2*ledgerProcs || count() != l.kept || l.kept < ledgerProcs/2 {
+		t.Errorf("another sigmad has %d, counted %d, %v", count(), l.kept, err)
+	}
+}
+
 // Goal: what a realm used of all machines is told at each, each machine's once; of one that is lost it is said that it is not told.
 func TestFarUsage(t *testing.T) {
 	x := newThree(t)

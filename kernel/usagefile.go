@@ -30,38 +30,44 @@ func (l *ledger) page(what string, self sigma.MachineID, realm sigma.RealmID, af
 		line any
 	}
 	var all []entry
-	l.mu.Lock()
-	add := func(of sigma.RealmID, at int64, id sigma.ProcID, line func() any) {
-		if key := fmt.Sprintf("%s\x00%020d\x00%s", of, at, id); (realm == "" || of == realm) && key > after {
-			all = append(all, entry{key, line()})
+	add := func(of sigma.RealmID, at int64, id sigma.ProcID, line any) {
+		if key := fmt.Sprintf("%s\x00%020d\x00%s", of, at, id); key > after {
+			all = append(all, entry{key, line})
 		}
 	}
+	var hours []state.RealmUsage
+	var procs []*ledgerProc
+	l.mu.Lock() // for no longer than it takes to copy
 	if what == nameUsage {
-		for key, h := range l.hours {
-			add(key.realm, key.hour, "", func() any {
-				u := *h
-				u.Machine = string(self)
-				return u
-			})
-		}
+		hours = l.hoursLocked(realm)
 	} else {
-		proc := func(p *ledgerProc) {
-			add(p.Realm, p.Began.UnixNano(), p.ID, func() any { return p.spent(self) })
-		}
-		for _, of := range l.ended {
-			for _, p := range of {
-				proc(p)
+		for of, ps := range l.ended {
+			if realm == "" || of == realm {
+				procs = append(procs, ps...)
 			}
 		}
 		for _, p := range l.running {
-			proc(p)
+			if realm == "" || p.Realm == realm {
+				now := *p
+				procs = append(procs, &now)
+			}
 		}
 	}
 	l.mu.Unlock()
+	for _, h := range hours {
+		h.Machine = string(self)
+		add(sigma.RealmID(h.Realm), h.From.Unix()/3600, "", h)
+	}
+	for _, p := range procs {
+		add(p.Realm, p.Began.UnixNano(), p.ID, p)
+	}
 	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(a.key, b.key) })
 	for i := range all {
 		if len(text) >= usagePage {
 			return text, last, true, nil
+		}
+		if p, is := all[i].line.(*ledgerProc); is {
+			all[i].line = p.spent(self)
 		}
 		line, err := state.Line(all[i].line)
 		if err != nil {
