@@ -22,6 +22,7 @@ type scheduler struct {
 
 	leasing sync.Mutex // before Kernel.mu; held while schedd is told of leases, so that the last word is the last
 	lent    bool       // leasing
+	limit   int        // leasing; schedd.Leased.Limit, as told last
 
 	mu     sync.Mutex // after Kernel.mu
 	offers *besched.Offers
@@ -239,7 +240,10 @@ func (s *scheduler) lost(shard besched.Shard) {
 	s.leasing.Lock()
 	defer s.leasing.Unlock()
 	s.k.step(schedd.ShardLost{Shard: shard})
-	s.lent = false // schedd forgot it
+	if s.lent { // schedd forgot it; procs may wait from now on
+		s.lent = false
+		s.charges.lease(false)
+	}
 }
 
 // tellLeases tells schedd whether it may place procs by itself.
@@ -249,15 +253,15 @@ func (s *scheduler) tellLeases() {
 	s.mu.Lock()
 	all, shared := s.offers.Leased()
 	s.mu.Unlock()
-	if all == s.lent {
-		return
-	}
-	s.lent = all
-	s.charges.lease(all)
 	e := schedd.Leased{On: all}
 	if shared {
 		e.Limit = max(1, int(s.k.cpu()/1000))
 	}
+	if all == s.lent && e.Limit == s.limit {
+		return
+	}
+	s.lent, s.limit = all, e.Limit
+	s.charges.lease(all)
 	s.k.step(e)
 }
 
@@ -278,7 +282,11 @@ func (s *scheduler) plan(ctx context.Context) {
 			} else {
 				ctx, cancel := context.WithCancel(sh.ctx)
 				sh.back = cancel
-				sh.parks <- parking{ctx, m.Offer} // there is room, for there is one credit at most
+				select {
+				case sh.parks <- parking{ctx, cancel, m.Offer}:
+				default: // cannot be, for there is one credit at most
+					cancel()
+				}
 			}
 		}
 		s.mu.Unlock()

@@ -29,6 +29,7 @@ type shard struct {
 // parking is a credit that is to be parked until its context ends.
 type parking struct {
 	ctx   context.Context
+	done  context.CancelFunc
 	offer besched.Offer
 }
 
@@ -156,11 +157,17 @@ func (sh *shard) pull(ctx context.Context, all *sync.WaitGroup, b sigma.Caller) 
 			return
 		}
 		got, err := pullOnce(p.ctx, b, p.offer)
+		gaveUp := p.ctx.Err() != nil
+		p.done()
 		switch {
 		case err == nil:
 			s.charges.given(time.Now(), sh.name, got.Jobs)
 			s.k.granted(&got)
 			s.mu.Lock()
+			if s.shards[sh.name] != sh { // a later session has begun, and the stand is its own
+				s.mu.Unlock()
+				return
+			}
 			s.offers.Granted(sh.name, len(got.Jobs), got.Kind, got.Kept)
 			if got.Lease != 0 {
 				hctx, cancel := context.WithCancel(ctx)
@@ -176,8 +183,12 @@ func (sh *shard) pull(ctx context.Context, all *sync.WaitGroup, b sigma.Caller) 
 			if len(got.Jobs) > 0 {
 				s.pokeOthers(sh)
 			}
-		case p.ctx.Err() != nil && ctx.Err() == nil && !session.Abandoned(err): // after the latter there may be a grant that we shall not see
+		case gaveUp && ctx.Err() == nil && !session.Abandoned(err): // after the latter there may be a grant that we shall not see
 			s.mu.Lock()
+			if s.shards[sh.name] != sh {
+				s.mu.Unlock()
+				return
+			}
 			s.offers.Returned(sh.name)
 			s.mu.Unlock()
 		default:
