@@ -367,6 +367,9 @@ impl Supervisor {
                 Ok(())
             }
             Request::Group(share) => {
+                if let Some(yielding) = &mut self.yielding {
+                    yielding.make_way(&String::from_utf8_lossy(&share.group));
+                }
                 if let Err(errno) = self.factory.cgroups.share_group(&share) {
                     log(&format!("cannot give the group {} its share: {errno}", String::from_utf8_lossy(&share.group)));
                 }

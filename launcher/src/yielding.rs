@@ -92,6 +92,10 @@ pub struct Yielding {
     /// Procs in each of the groups.
     procs: [usize; 2],
     idle: bool,
+    /// The kernel refuses bounds, because a group within the second may use more; then the idle class is all there is.
+    refused: bool,
+    /// That was logged.
+    said: bool,
     last: Option<(u64, Looked)>,
     next: u64,
     threads_until: u64,
@@ -109,6 +113,8 @@ impl Yielding {
             pace: Pace::new(processors),
             procs: [0; 2],
             idle: false,
+            refused: false,
+            said: false,
             last: None,
             next: 0,
             threads_until: 0,
@@ -151,6 +157,19 @@ impl Yielding {
         }
     }
 
+    /// A group is about to get a share: where the kernel compares bounds with those of groups within, ours must not be
+    /// in the way of its own.
+    pub fn make_way(&mut self, group: &str) {
+        if !self.rivals.bounds_nest() || !is_within(group, &self.second) {
+            return;
+        }
+        self.refused = false; // maybe it may use less now
+        if self.pace.is_bound() {
+            self.pace.bound = self.pace.most;
+            self.bind(None);
+        }
+    }
+
     /// When `look` is due, on the clock of sys::monotonic_ns. None: as long as no other proc starts.
     pub fn next_look(&self) -> Option<u64> {
         self.procs.iter().all(|count| *count > 0).then_some(self.next)
@@ -172,7 +191,9 @@ impl Yielding {
             waited: looked.waited.saturating_sub(before.waited),
         };
         let bound = self.pace.bound;
-        if let Some(bound) = self.pace.step(&sample) {
+        if !self.refused
+            && let Some(bound) = self.pace.step(&sample)
+        {
             self.bind(bound);
         }
         let spent = sys::thread_cpu_ns().saturating_sub(began);
@@ -200,8 +221,19 @@ impl Yielding {
         self.idle = on;
     }
 
-    fn bind(&self, us: Option<u64>) {
-        if let Err(errno) = self.rivals.bind(us) {
+    fn bind(&mut self, us: Option<u64>) {
+        let Err(errno) = self.rivals.bind(us) else { return };
+        self.refused = us.is_some() && errno.0 == libc::EINVAL && self.rivals.bounds_nest();
+        if !self.refused {
+            return log(&format!("cannot bound the group {}: {errno}", self.second));
+        }
+        if !self.said {
+            self.said = true;
+            log(&format!("the group {} is not bound while one in it has a quota of its own", self.second));
+        }
+        // What was accepted before must not stay for ever.
+        self.pace.bound = self.pace.most;
+        if let Err(errno) = self.rivals.bind(None) {
             log(&format!("cannot bound the group {}: {errno}", self.second));
         }
     }
@@ -215,6 +247,8 @@ pub fn is_within(group: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cgroup::Version;
+    use std::os::fd::{FromRawFd, OwnedFd};
 
     fn sample(waited_ms: u64, second_ms: u64) -> Sample {
         Sample { over: 4 * MS, first: MS, second: second_ms * MS, waited: waited_ms * MS }
@@ -250,6 +284,38 @@ mod tests {
         assert_eq!(pace.step(&sample(8, 0)), None, "nobody else computes");
         assert_eq!(pace.step(&Sample::default()), None, "no time has passed");
         assert!(!pace.is_bound());
+    }
+
+    #[test]
+    fn a_bound_that_the_kernel_refuses_is_not_tried_at_each_look() {
+        // An eventfd refuses what is shorter than a number, as the kernel does a bound below that of a group within.
+        // SAFETY: no pointers are involved; the descriptor is nobody else's.
+        let refusing = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) };
+        let mut yielding = Yielding::new(b"lc", b"be", Rivals::for_test(Version::V1, refusing));
+        let busy = |yielding: &mut Yielding| yielding.pace.step(&sample(1, 7)).unwrap();
+        let bound = busy(&mut yielding);
+        yielding.bind(bound);
+        assert!(yielding.refused && !yielding.pace.is_bound());
+        yielding.make_way("lc/one");
+        assert!(yielding.refused, "another group");
+        yielding.make_way("be/one");
+        assert!(!yielding.refused, "it may be accepted now");
+    }
+
+    #[test]
+    fn a_bound_makes_way_for_quotas_within() {
+        let held = |version, group| {
+            let nothing = sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_WRONLY).unwrap();
+            let mut yielding = Yielding::new(b"lc", b"be", Rivals::for_test(version, nothing));
+            let bound = yielding.pace.step(&sample(1, 7)).unwrap();
+            yielding.bind(bound);
+            assert!(!yielding.refused && yielding.pace.is_bound());
+            yielding.make_way(group);
+            yielding.pace.is_bound()
+        };
+        assert!(!held(Version::V1, "be/one"));
+        assert!(held(Version::V1, "lc/one"));
+        assert!(held(Version::V2, "be/one"), "version 2 takes any");
     }
 
     #[test]

@@ -139,6 +139,11 @@ impl Rivals {
         }
     }
 
+    /// Whether the kernel refuses a bound that is below that of a group within, and one within that is above.
+    pub fn bounds_nest(&self) -> bool {
+        self.version == Version::V1
+    }
+
     /// What all of the second group may use of each period, in microseconds. None: no bound.
     pub fn bind(&self, us: Option<u64>) -> Result<()> {
         sys::write(self.bound.as_raw_fd(), bound_text(self.version, us).as_bytes()).map(drop)
@@ -171,6 +176,25 @@ fn text_of<T>(file: &OwnedFd, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
     let mut buf = [0; 1024];
     let len = sys::read_at_start(file.as_raw_fd(), &mut buf).ok()?;
     parse(std::str::from_utf8(&buf[..len]).ok()?)
+}
+
+#[cfg(test)]
+impl Rivals {
+    /// Of groups of which nothing is known, with this file for the bound.
+    pub fn for_test(version: Version, bound: OwnedFd) -> Rivals {
+        let nothing = || sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_RDWR).unwrap();
+        Rivals {
+            version,
+            first: nothing(),
+            second: nothing(),
+            bound,
+            idle: None,
+            weight: (nothing(), String::new()),
+            pressure: None,
+            threads: HashMap::new(),
+            waited: 0,
+        }
+    }
 }
 
 #[cfg(test)]
