@@ -230,8 +230,11 @@ func (p *bootPlan) prioritize(instance string) error {
 	}
 	return p.network.within(func() error {
 		u, err := lookAtUplink(p.record.Address, p.record.Uplink, instance)
-		if u == nil || err != nil || u.rate == 0 || p.record.NoUplink {
+		if u == nil || err != nil {
 			return err
+		}
+		if u.rate == 0 || p.record.NoUplink { // a dead system may have left one
+			return u.remove(instance)
 		}
 		return u.install(instance)
 	})
