@@ -88,8 +88,9 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 	defer func() { c.Close() }()
 	tick := time.NewTicker(eventsEvery)
 	defer tick.Stop()
+	begun := time.Now()
 	for {
-		n, err := a.eventsPage(ctx, c, &o, cursor)
+		n, latest, err := a.eventsPage(ctx, c, &o, cursor)
 		switch {
 		case err != nil && o.watch && (sigma.KindOf(err) == sigma.KindLost || sigma.KindOf(err) == sigma.KindUnavailable) && ctx.Err() == nil: // sigmad is being started again
 		case err != nil:
@@ -97,6 +98,9 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 		case n > 0:
 			if err := writeCursor(o.cursorFile, cursor); err != nil {
 				return err
+			}
+			if !o.watch && latest.After(begun) { // where more happens than can be read there is no end otherwise
+				return nil
 			}
 			continue
 		case !o.watch:
@@ -115,19 +119,19 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 	}
 }
 
-// eventsPage shows the next events, and moves the cursor over them.
-func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, cursor state.Cursor) (n int, err error) {
+// eventsPage shows the next events, and moves the cursor over them. latest is when the last of them happened.
+func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, cursor state.Cursor) (n int, latest time.Time, err error) {
 	text, err := c.Events(ctx, cursor.String())
 	if err != nil {
-		return 0, err
+		return 0, latest, err
 	}
 	es, err := linesOf[state.Event](text)
 	if err != nil {
-		return 0, err
+		return 0, latest, err
 	}
 	for i := range es {
 		e := &es[i]
-		cursor[e.At] = e.Seq
+		cursor[e.At], latest = e.Seq, e.Time
 		if !o.shows(e) {
 			continue
 		}
@@ -137,15 +141,15 @@ func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, c
 				_, err = a.out.Write(line)
 			}
 			if err != nil {
-				return n, err
+				return n, latest, err
 			}
 			continue
 		}
 		if _, err := fmt.Fprintln(a.out, eventText(e)); err != nil {
-			return n, err
+			return n, latest, err
 		}
 	}
-	return len(es), nil
+	return len(es), latest, nil
 }
 
 // eventText is an event as a line for people.
