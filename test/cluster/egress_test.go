@@ -19,12 +19,15 @@ func TestEgress(t *testing.T) {
 	local := testenv.BuildGo(t, t.TempDir(), "../machine/testdata/goprobe")
 	own := newProbes(ctx, t, cluster, sigma.DefaultRealm, local)
 	_, at := own.serve("echo", "/echo")
-	c := own.clients["m1"]
+	c, other := own.clients["m1"], sigma.MachineID("m2")
+	if at == other {
+		other = "m1"
+	}
 	for range 100 {
-		ids, err := own.clients["m2"].Spawn(ctx, sigma.Descriptor{Program: own.program, Args: []string{"pour", "/echo"}, Start: sigma.StartedByCall, Memory: 32 * sigma.MiB})
+		ids, err := own.clients[other].Spawn(ctx, sigma.Descriptor{Program: own.program, Args: []string{"pour", "/echo"}, Start: sigma.StartedByCall, Memory: 32 * sigma.MiB})
 		must(t, err)
 		id := ids[0]
-		must(t, own.clients["m2"].WaitStart(ctx, id))
+		must(t, own.clients[other].WaitStart(ctx, id))
 		on := own.machine(id)
 		must(t, c.Kill(ctx, id))
 		c.WaitExit(ctx, id)
