@@ -51,7 +51,6 @@ const traceEvery = 2 * time.Second
 
 // recording is what is known of a run so far.
 type recording struct {
-	system  *sdk.Client
 	clients map[sigma.RealmID]*sdk.Client
 	known   map[sigma.ProcID]bool
 	ended   []sigma.ProcInfo // that have started, too
@@ -64,7 +63,7 @@ func (a *app) traceRecord(ctx context.Context, path string, length time.Duration
 		return err
 	}
 	defer m.close()
-	r := &recording{system: m.client, clients: map[sigma.RealmID]*sdk.Client{}, known: map[sigma.ProcID]bool{}, trace: sim.Trace{Shares: map[sigma.RealmID]uint32{}}}
+	r := &recording{clients: map[sigma.RealmID]*sdk.Client{}, known: map[sigma.ProcID]bool{}, trace: sim.Trace{Shares: map[sigma.RealmID]uint32{}}}
 	defer func() {
 		for _, c := range r.clients {
 			c.Close()
@@ -88,11 +87,16 @@ func (a *app) traceRecord(ctx context.Context, path string, length time.Duration
 		defer f.Close()
 		out = f
 	}
+	failed := false
 	for until := time.Now().Add(length); ; {
 		left, err := r.look(ctx, a)
-		if err != nil && ctx.Err() == nil {
-			return err
+		if ctx.Err() != nil {
+			err = nil
 		}
+		if err != nil && !failed && length > 0 { // it may be only for a moment
+			a.remark("sigma: procs cannot be seen: %v", err)
+		}
+		failed = err != nil
 		if wait := min(traceEvery, time.Until(until)); ctx.Err() == nil && wait > 0 && len(r.ended) < sim.TraceMax {
 			select {
 			case <-ctx.Done():
@@ -100,14 +104,41 @@ func (a *app) traceRecord(ctx context.Context, path string, length time.Duration
 			}
 			continue
 		}
-		return r.write(a, out, path, left)
+		if err != nil && len(r.ended) == 0 {
+			return err
+		}
+		return cmp.Or(r.write(a, out, path, left), err)
+	}
+}
+
+// client is one in a realm, that is made anew after drop.
+func (r *recording) client(ctx context.Context, a *app, realm sigma.RealmID) (*sdk.Client, error) {
+	if c := r.clients[realm]; c != nil {
+		return c, nil
+	}
+	c, err := a.connectTo(ctx, realm)
+	if err == nil {
+		r.clients[realm] = c
+	}
+	return c, err
+}
+
+func (r *recording) drop(realm sigma.RealmID) {
+	if c := r.clients[realm]; c != nil {
+		c.Close()
+		delete(r.clients, realm)
 	}
 }
 
 // look adds what has ended since it looked last, and counts what has not.
 func (r *recording) look(ctx context.Context, a *app) (left int, err error) {
-	realms, err := r.system.Realms().List(ctx)
+	var realms []sigma.RealmInfo
+	c, err := r.client(ctx, a, sigma.SystemRealm)
+	if err == nil {
+		realms, err = c.Realms().List(ctx)
+	}
 	if err != nil {
+		r.drop(sigma.SystemRealm)
 		return 0, err
 	}
 	for _, realm := range realms {
@@ -117,15 +148,12 @@ func (r *recording) look(ctx context.Context, a *app) (left int, err error) {
 		if realm.Shares > 1 {
 			r.trace.Shares[realm.ID] = realm.Shares
 		}
-		c := r.clients[realm.ID]
-		if c == nil {
-			if c, err = a.connectTo(ctx, realm.ID); err == nil {
-				r.clients[realm.ID] = c
-			}
-		}
 		var procs []sigma.ProcInfo
-		if err == nil {
+		if c, err = r.client(ctx, a, realm.ID); err == nil {
 			procs, err = c.List(ctx, true)
+		}
+		if err != nil {
+			r.drop(realm.ID)
 		}
 		switch {
 		case err == nil:
