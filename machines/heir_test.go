@@ -97,3 +97,23 @@ func TestSuccession(t *testing.T) {
 		}
 	}
 }
+
+// A judge whose machine reports lives, although its beats are heard by nobody: one of two observers that are left of three must not take over with the other's report.
+func TestReporterLives(t *testing.T) {
+	var state State
+	for i, id := range []sigma.MachineID{"m1", "m2", "m3"} {
+		state.Members = append(state.Members, Member{ID: id, Incarnation: sigma.Incarnation(i + 2), Control: true, Address: "a:1"})
+	}
+	h, err := NewHeir(began, Config{Self: "m2", State: state}, "m1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at := time.Duration(0); at < 10*time.Second; at += DefaultTiming().Tick {
+		for _, by := range []sigma.MachineID{"m1", "m2"} {
+			h.Report(began.Add(at), Report{By: by, Beat: []Evidence{{"m2", 3, 0}}})
+		}
+		if h.Tick(began.Add(at)) {
+			t.Fatalf("the heir takes over after %v, while the judge's machine reports", at)
+		}
+	}
+}

@@ -32,6 +32,7 @@ func (c *Core) report(now time.Time, e Report) (out []Effect) {
 		return nil
 	}
 	c.reported[e.By] = now
+	m.heard = now // who reports lives, whatever became of its beats: else an heir would judge the judge by a majority of which the judge's machine is one
 	for _, b := range e.Beat {
 		out = append(out, c.heardBy(now, b)...)
 	}
