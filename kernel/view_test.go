@@ -192,7 +192,7 @@ type cgi struct {
 func newCGI(t *testing.T) *cgi {
 	c := &cgi{m: boot(t)}
 	c.admin = c.m.connect(sigma.DefaultRealm)
-	write(t, c.admin, "/www/static/sub/", "/www/static/a.html", "/www/static/sub/b.html", "/secret/", "/secret/key", "/work/", "/work/mine", "/pipes/", "/svc/", "/s3/data/", "/s3/data/in", "/s3/other/", "/s3/other/x",
+	write(t, c.admin, "/www/static/sub/", "/www/static/a.html", "/www/static/sub/b.html", "/secret/", "/secret/key", "/workdir/", "/workdir/mine", "/pipes/", "/svc/", "/s3/data/", "/s3/data/in", "/s3/other/", "/s3/other/x",
 		"/www/static/out->/secret/key", "/www/static/outdir->/secret", "/www/static/home->/static/a.html", "/www/static/sub/rel->b.html", "/link->/www/static")
 	c.parent = c.m.startProg(sigma.Descriptor{})
 	var err error
@@ -221,9 +221,9 @@ func newCGI(t *testing.T) *cgi {
 func TestViewShows(t *testing.T) {
 	c := newCGI(t)
 	ctx := t.Context()
-	child := c.m.startProg(sigma.Descriptor{View: viewOf("/static=/link:ro", "/pipe=/pipes/1:ro", "/work=/work:rw", "/deep/er/out=/work/out:rw", "/shop=/svc/shop/goods:ro", "/store=/s3/data:rw", "/work/none=/:none")})
+	child := c.m.startProg(sigma.Descriptor{View: viewOf("/static=/link:ro", "/pipe=/pipes/1:ro", "/workdir=/workdir:rw", "/deep/er/out=/workdir/out:rw", "/shop=/svc/shop/goods:ro", "/store=/s3/data:rw", "/workdir/none=/:none")})
 	for path, want := range map[string]string{"/static/a.html": "/www/static/a.html", "/static/sub/b.html": "/www/static/sub/b.html", "/static/home": "/www/static/a.html", "/static/sub/rel": "/www/static/sub/b.html",
-		"/work/mine": "/work/mine", "/shop/1": "/goods/1", "/store/in": "/s3/data/in"} {
+		"/workdir/mine": "/workdir/mine", "/shop/1": "/goods/1", "/store/in": "/s3/data/in"} {
 		if got, _, err := child.Get(ctx, path); string(got) != "it is "+want && string(got) != "it is "+strings.TrimPrefix(want, "/s3") || err != nil {
 			t.Errorf("%s is %q, %v", path, got, err)
 		}
@@ -237,7 +237,7 @@ func TestViewShows(t *testing.T) {
 		}
 		h.Close()
 	}
-	for path, want := range map[string]string{"/": "deep pipe proc shop static store sys work", "/deep": "er", "/deep/er": "out", "/static": "a.html home out outdir sub", "/shop": "1 more", "/work": "mine", "/sys": "endpoints procs self version",
+	for path, want := range map[string]string{"/": "deep pipe proc shop static store sys workdir", "/deep": "er", "/deep/er": "out", "/static": "a.html home out outdir sub", "/shop": "1 more", "/workdir": "mine", "/sys": "endpoints procs self version",
 		"/proc": string(child.id), "/proc/" + string(child.id): "children descriptor log status stderr stdout usage"} {
 		es, err := child.ReadDir(ctx, path)
 		got := entryNames(es)
@@ -256,12 +256,12 @@ func TestViewShows(t *testing.T) {
 	}
 	f.Close()
 	// What it may change, it changes.
-	for _, path := range []string{"/work/new", "/deep/er/out", "/store/new"} {
+	for _, path := range []string{"/workdir/new", "/deep/er/out", "/store/new"} {
 		if _, err := child.Put(ctx, path, []byte("x"), sigma.PutOptions{}); err != nil {
 			t.Errorf("Put %s: %v", path, err)
 		}
 	}
-	if err := child.Remove(ctx, "/work/out"); err != nil {
+	if err := child.Remove(ctx, "/workdir/out"); err != nil {
 		t.Error(err)
 	}
 	h, err := child.Create(ctx, "/deep/er/out", sigma.OpenExclusive, 0o600)
@@ -270,13 +270,13 @@ func TestViewShows(t *testing.T) {
 	}
 	h.Write([]byte("made"))
 	h.Close()
-	if err := child.Rename(ctx, "/work/new", "/work/new2"); err != nil {
+	if err := child.Rename(ctx, "/workdir/new", "/workdir/new2"); err != nil {
 		t.Error(err)
 	}
-	if got, _, err := c.admin.Get(ctx, "/work/out"); string(got) != "made" || err != nil {
+	if got, _, err := c.admin.Get(ctx, "/workdir/out"); string(got) != "made" || err != nil {
 		t.Errorf("what it made is %q, %v", got, err)
 	}
-	if err := child.Mkdir(ctx, "/work/d", 0o700); err != nil {
+	if err := child.Mkdir(ctx, "/workdir/d", 0o700); err != nil {
 		t.Error(err)
 	}
 	if st, err := child.Stat(ctx, "/static/a.html"); st.Perm&0o222 != 0 || err != nil {
@@ -284,7 +284,7 @@ func TestViewShows(t *testing.T) {
 	}
 	own, err := child.listen(ctx, sigma.FormStream)
 	if err == nil {
-		err = publish(ctx, child, "/work/own", own)
+		err = publish(ctx, child, "/workdir/own", own)
 	}
 	if err != nil {
 		t.Errorf("it cannot publish an endpoint of its own: %v", err)
@@ -333,8 +333,8 @@ func (c *cgi) reading(ctx context.Context, turn *string) map[string]attempt {
 		"follow its link out":             get(ctx, "/static/out"),
 		"walk through a directory's link": get(ctx, "/static/outdir/key"),
 		"follow a link made by itself": func(g *prog) error {
-			g.Symlink(ctx, "/secret/key", "/work/l"+*turn)
-			return get(ctx, "/work/l"+*turn)(g)
+			g.Symlink(ctx, "/secret/key", "/workdir/l"+*turn)
+			return get(ctx, "/workdir/l"+*turn)(g)
 		},
 		"follow a link in a tree": get(ctx, "/shop/goods/more"),
 		"what an entry hides":     func(g *prog) error { _, err := g.Stat(ctx, "/www/static"); return err },
@@ -359,10 +359,10 @@ func (c *cgi) changing(ctx context.Context, turn *string) map[string]attempt {
 		},
 		"write in the tree":                 func(g *prog) error { _, err := g.Put(ctx, "/shop/goods/2", nil, sigma.PutOptions{}); return err },
 		"remove":                            func(g *prog) error { return g.Remove(ctx, "/static/sub/b.html") },
-		"rename out of what is for reading": func(g *prog) error { return g.Rename(ctx, "/static/home", "/work/home") },
-		"rename into it":                    func(g *prog) error { return g.Rename(ctx, "/work/mine", "/static/mine") },
+		"rename out of what is for reading": func(g *prog) error { return g.Rename(ctx, "/static/home", "/workdir/home") },
+		"rename into it":                    func(g *prog) error { return g.Rename(ctx, "/workdir/mine", "/static/mine") },
 		"remove what an entry leads to":     func(g *prog) error { return g.Remove(ctx, "/pipe") },
-		"hide an entry by a rename":         func(g *prog) error { return g.Rename(ctx, "/work", "/pipe2") },
+		"hide an entry by a rename":         func(g *prog) error { return g.Rename(ctx, "/workdir", "/pipe2") },
 		"make an entry":                     func(g *prog) error { return g.Mkdir(ctx, "/new"+*turn, 0o755) },
 	}
 }
@@ -374,8 +374,8 @@ func (c *cgi) reaching(t *testing.T, ctx context.Context, turn *string, victim *
 		"dial a pipe that was not read": func(g *prog) error { _, err := g.dial(ctx, c.pipe); return err },
 		"dial a tree":                   func(g *prog) error { _, err := g.dial(ctx, c.tree); return err },
 		"publish another's endpoint, dial": func(g *prog) error {
-			publish(ctx, g, "/work/e"+*turn, c.other)
-			_, err := g.ReadLink(ctx, "/work/e"+*turn)
+			publish(ctx, g, "/workdir/e"+*turn, c.other)
+			_, err := g.ReadLink(ctx, "/workdir/e"+*turn)
 			return err
 		},
 		"read another's endpoint in a tree": func(g *prog) error { return c.launder(t, g, *turn) },
@@ -383,8 +383,8 @@ func (c *cgi) reaching(t *testing.T, ctx context.Context, turn *string, victim *
 		"another's scratch files":           func(g *prog) error { _, err := g.ReadDir(ctx, "/ux/~local"); return err },
 		"a program it does not see":         func(g *prog) error { _, err := g.spawn(ctx, sigma.Descriptor{Program: "/bin/x"}); return err },
 		"a program behind its own link": func(g *prog) error {
-			g.Symlink(ctx, "/bin/x", "/work/p"+*turn)
-			_, err := g.spawn(ctx, sigma.Descriptor{Program: "/work/p" + *turn})
+			g.Symlink(ctx, "/bin/x", "/workdir/p"+*turn)
+			_, err := g.spawn(ctx, sigma.Descriptor{Program: "/workdir/p" + *turn})
 			return err
 		},
 		"a child that sees more": func(g *prog) error {
@@ -396,8 +396,8 @@ func (c *cgi) reaching(t *testing.T, ctx context.Context, turn *string, victim *
 			return err
 		},
 		"a child with a link to more": func(g *prog) error {
-			g.Symlink(ctx, "/secret", "/work/k"+*turn)
-			_, err := g.spawn(ctx, sigma.Descriptor{Program: "/static/a.html", View: viewOf("/s=/work/k" + *turn + ":ro")})
+			g.Symlink(ctx, "/secret", "/workdir/k"+*turn)
+			_, err := g.spawn(ctx, sigma.Descriptor{Program: "/static/a.html", View: viewOf("/s=/workdir/k" + *turn + ":ro")})
 			return err
 		},
 		"a child that sees all procs": func(g *prog) error {
@@ -423,7 +423,7 @@ func (c *cgi) reaching(t *testing.T, ctx context.Context, turn *string, victim *
 		"the machine's state":   raw(ctx, "sys", "machine"),
 		"renew another's lease": func(g *prog) error { return g.root.(sigma.Leaser).Renew(ctx, lease) },
 		"make a file of another's lease": func(g *prog) error {
-			_, err := g.Put(ctx, "/work/of"+*turn, nil, sigma.PutOptions{Lease: lease})
+			_, err := g.Put(ctx, "/workdir/of"+*turn, nil, sigma.PutOptions{Lease: lease})
 			return err
 		},
 		"revoke another's lease":             func(g *prog) error { return g.root.(sigma.Leaser).Revoke(ctx, lease) },
@@ -438,7 +438,7 @@ func TestViewHides(t *testing.T) {
 	ctx := t.Context()
 	free := c.m.startProg(sigma.Descriptor{})
 	victim := c.m.startProg(sigma.Descriptor{})
-	child := c.m.startProg(sigma.Descriptor{View: viewOf("/static=/www/static:ro", "/pipe=/pipes/1:ro", "/work=/work:rw", "/shop=/svc/shop:ro", "/www/hole=/:none")})
+	child := c.m.startProg(sigma.Descriptor{View: viewOf("/static=/www/static:ro", "/pipe=/pipes/1:ro", "/workdir=/workdir:rw", "/shop=/svc/shop:ro", "/www/hole=/:none")})
 	lease, err := c.parent.root.(sigma.Leaser).Lease(ctx, time.Minute)
 	if err != nil {
 		t.Fatal(err)
@@ -489,7 +489,7 @@ func sees(ctx context.Context, g *prog, id sigma.ProcID) error {
 }
 
 func fenced(ctx context.Context, g *prog, name string) error {
-	_, err := g.Put(sigma.WithFence(ctx, sigma.Fence{Name: name, Epoch: 1}), "/work/mine", nil, sigma.PutOptions{})
+	_, err := g.Put(sigma.WithFence(ctx, sigma.Fence{Name: name, Epoch: 1}), "/workdir/mine", nil, sigma.PutOptions{})
 	return err
 }
 
@@ -518,10 +518,10 @@ func (l *lying) Walk(_ context.Context, names []string) (sigma.File, []sigma.Fil
 // launder lets a proc serve itself a tree in which it reads an endpoint that it was not told by its view, and dial that.
 func (c *cgi) launder(t *testing.T, g *prog, turn string) error {
 	e := g.serveTree(t, &lying{text: c.other.String()})
-	if err := publish(t.Context(), g, "/work/tree"+turn, e); err != nil {
+	if err := publish(t.Context(), g, "/workdir/tree"+turn, e); err != nil {
 		t.Error(err)
 	}
-	if text, err := g.ReadLink(t.Context(), "/work/tree"+turn+"/x"); err != nil || text != c.other.String() {
+	if text, err := g.ReadLink(t.Context(), "/workdir/tree"+turn+"/x"); err != nil || text != c.other.String() {
 		t.Errorf("its own tree tells it %q, %v", text, err)
 	}
 	_, err := g.dial(t.Context(), c.other)

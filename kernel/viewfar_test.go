@@ -93,18 +93,18 @@ func TestViewElsewhere(t *testing.T) {
 func TestViewBounds(t *testing.T) {
 	c := newCGI(t)
 	ctx := t.Context()
-	child := c.m.startProg(sigma.Descriptor{View: viewOf("/work=/work:rw")})
+	child := c.m.startProg(sigma.Descriptor{View: viewOf("/workdir=/workdir:rw")})
 	circle := &lying{}
 	circle.text = child.serveTree(t, circle).String()
-	if _, err := child.Put(ctx, "/work/circle", []byte(circle.text), sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
+	if _, err := child.Put(ctx, "/workdir/circle", []byte(circle.text), sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := child.Stat(ctx, "/work/circle"+strings.Repeat("/x", hopsMost+1)); sigma.KindOf(err) != sigma.KindLoop {
+	if _, err := child.Stat(ctx, "/workdir/circle"+strings.Repeat("/x", hopsMost+1)); sigma.KindOf(err) != sigma.KindLoop {
 		t.Errorf("a path of endpoints without end: %v", err)
 	}
 	var err error
 	for i := 0; i <= enteredMost && err == nil; i++ {
-		path := fmt.Sprintf("/work/t%d", i)
+		path := fmt.Sprintf("/workdir/t%d", i)
 		if err = publish(ctx, child, path, child.serveTree(t, &lying{text: "nothing"})); err != nil {
 			t.Fatal(err)
 		}

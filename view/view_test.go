@@ -43,23 +43,23 @@ func text(v *Table) string {
 
 // What a child is given is what its spawner has, by the realm's names.
 func TestMake(t *testing.T) {
-	parent := made(t, "/in=/s3/data/7:ro /work=/jobs/7:rw /work/log=/logs/7:ro /work/.key=/:none /svc=/services:rc", nil)
+	parent := made(t, "/in=/s3/data/7:ro /workdir=/jobs/7:rw /workdir/log=/logs/7:ro /workdir/.key=/:none /svc=/services:rc", nil)
 	for _, c := range []struct{ asks, gets string }{
 		{"", ""},
 		{"/a=/in:ro", "/a=/s3/data/7:ro"},
 		{"/a=/in/x/y:ro", "/a=/s3/data/7/x/y:ro"},
-		{"/a=/work/tmp:ro", "/a=/jobs/7/tmp:ro"},
-		{"/a=/work:rw", "/a=/jobs/7:rw /a/.key=/:none /a/log=/logs/7:ro"},
-		{"/a=/work:ro /a/log=/in:ro", "/a=/jobs/7:ro /a/.key=/:none /a/log=/s3/data/7:ro"},
-		{"/=/:rw", "/in=/s3/data/7:ro /svc=/services:rc /work=/jobs/7:rw /work/.key=/:none /work/log=/logs/7:ro"},
-		{"/=/:ro", "/in=/s3/data/7:ro /svc=/services:ro /work=/jobs/7:ro /work/.key=/:none /work/log=/logs/7:ro"},
+		{"/a=/workdir/tmp:ro", "/a=/jobs/7/tmp:ro"},
+		{"/a=/workdir:rw", "/a=/jobs/7:rw /a/.key=/:none /a/log=/logs/7:ro"},
+		{"/a=/workdir:ro /a/log=/in:ro", "/a=/jobs/7:ro /a/.key=/:none /a/log=/s3/data/7:ro"},
+		{"/=/:rw", "/in=/s3/data/7:ro /svc=/services:rc /workdir=/jobs/7:rw /workdir/.key=/:none /workdir/log=/logs/7:ro"},
+		{"/=/:ro", "/in=/s3/data/7:ro /svc=/services:ro /workdir=/jobs/7:ro /workdir/.key=/:none /workdir/log=/logs/7:ro"},
 		{"/s=/svc/x:rc", "/s=/services/x:rc"},
 	} {
 		if got := text(made(t, c.asks, parent)); got != c.gets {
 			t.Errorf("%s gives %s, want %s", c.asks, got, c.gets)
 		}
 	}
-	for _, c := range []string{"/a=/in:rw", "/a=/in:rc", "/a=/in/x:rw", "/a=/s3:ro", "/a=/s3/data/7:ro", "/a=/jobs:ro", "/a=/work/log:rw", "/a=/work/.key:ro", "/a=/work/.key/x:ro", "/a=/proc:ro", "/proc=/proc:ro",
+	for _, c := range []string{"/a=/in:rw", "/a=/in:rc", "/a=/in/x:rw", "/a=/s3:ro", "/a=/s3/data/7:ro", "/a=/jobs:ro", "/a=/workdir/log:rw", "/a=/workdir/.key:ro", "/a=/workdir/.key/x:ro", "/a=/proc:ro", "/proc=/proc:ro",
 		"/ok=/in:ro /a=/wor:ro"} {
 		v, err := Make(entries(t, c), parent)
 		if sigma.KindOf(err) != sigma.KindPermission || !strings.Contains(err.Error(), "/a=") && !strings.Contains(err.Error(), "/proc=") {
