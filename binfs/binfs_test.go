@@ -27,7 +27,6 @@ type store struct {
 	versions map[sigma.FileID]stored               // mu; those that can still be had
 	next     uint64                                // mu
 	fetched  int                                   // mu; bytes
-	reads    map[int64]int                         // mu; by offset
 	broken   func(offset int64, data []byte) error // mu; may change what is read
 }
 
@@ -37,7 +36,7 @@ type stored struct {
 }
 
 func newStore() *store {
-	return &store{files: map[string]stored{}, versions: map[sigma.FileID]stored{}, reads: map[int64]int{}}
+	return &store{files: map[string]stored{}, versions: map[sigma.FileID]stored{}}
 }
 
 // put makes a version; the ones before can only be had if keep.
@@ -104,7 +103,6 @@ func (o object) ReadAt(_ context.Context, p []byte, offset int64) error {
 	if err == nil {
 		copy(p, f.data[offset:])
 		o.s.fetched += len(p)
-		o.s.reads[offset]++
 	}
 	o.s.mu.Unlock()
 	if err == nil && broken != nil {
@@ -131,13 +129,6 @@ func (o object) Check(context.Context) error {
 }
 
 func (o object) Close() {}
-
-// times says how often a chunk was read.
-func (s *store) times(chunk int) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.reads[int64(chunk)*chunkSize]
-}
 
 // large is a program that runs here, with random bytes behind it.
 func large(t *testing.T, size int, seed uint64) []byte {

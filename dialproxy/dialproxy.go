@@ -1,5 +1,5 @@
 // Package dialproxy makes and authorises every connection between procs of one machine (001 §4.2): it keeps the endpoints, checks realms, and hands each side one end of a
-// fresh socket pair. Bytes do not pass through it, and it keeps no duplicate of what it passed. Who dials from another machine has a TCP socket (Reserve), or does so through the sigmads of both, with the principal that its own vouches for.
+// fresh socket pair. Bytes do not pass through it, and of what it passed it keeps no duplicate but that of a line by which connections made in advance begin, to be able to end them (docs/adr/0029-connections-in-advance.md). Who dials from another machine has a TCP socket (Reserve), or does so through the sigmads of both, with the principal that its own vouches for.
 //
 // It promises that a proc of one realm is never connected to an endpoint of another, but for the system's services that say they are for everybody; that who dialled is
 // what the machine knows, not what anyone claims; that a client that is silent or slow blocks no listener; and that a proc's endpoints end with it.
