@@ -243,16 +243,15 @@ func (c *Core) Leased(t Ticket) bool {
 
 // Leave takes a credit or lease back; false if it was used up by a grant, or recalled, before.
 func (c *Core) Leave(t Ticket) bool {
-	if i := slices.IndexFunc(c.leases, func(l lease) bool { return l.ticket == t }); i >= 0 {
-		c.leases = slices.Delete(c.leases, i, i+1)
+	if cr := c.credits.find(t); cr != nil {
+		c.credits.remove(cr)
 		return true
 	}
-	cr := c.credits.find(t)
-	if cr == nil {
-		return false
+	i := slices.IndexFunc(c.leases, func(l lease) bool { return l.ticket == t })
+	if i >= 0 {
+		c.leases = slices.Delete(c.leases, i, i+1)
 	}
-	c.credits.remove(cr)
-	return true
+	return i >= 0
 }
 
 // Charge takes note of what procs used.
@@ -341,16 +340,17 @@ func (c *Core) tell(out []Grant) []Grant {
 	return out
 }
 
-// lend gives leases to those who ask for one, if no job waits.
+// lend gives leases to those who ask for one, if no job waits. A lease uses a credit up until the machine has parked the next one, so of several machines half keep theirs (but one that has the only credit while there is no lease): a job that comes meanwhile would find none, wait, and so have all leases
+// recalled, again and again where jobs come faster than credits.
 func (c *Core) lend(out []Grant) []Grant {
 	if c.Waiting() > 0 || c.credits.asks == 0 {
 		return out
 	}
-	kind := LeaseAlone
+	kind, most := LeaseAlone, 1
 	if len(c.machines) > 1 {
-		kind = LeaseShared
+		kind, most = LeaseShared, c.credits.free()-(c.credits.free()+len(c.leases))/2
 	}
-	for _, cr := range c.credits.asking() {
+	for _, cr := range c.credits.asking(most) {
 		c.credits.remove(cr)
 		c.leases = append(c.leases, lease{cr.ticket, cr.machine, kind})
 		out = append(out, Grant{Ticket: cr.ticket, Lease: kind})

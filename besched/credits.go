@@ -119,8 +119,12 @@ func (m *machine) room() (most sigma.Bytes) {
 	return most
 }
 
-func (cs *credits) asking() (out []*credit) {
+// asking are those that a lease will do for, most of them at most.
+func (cs *credits) asking(most int) (out []*credit) {
 	for _, cr := range cs.heap {
+		if len(out) >= most || len(out) >= cs.asks {
+			break
+		}
 		if cr.Ask {
 			out = append(out, cr)
 		}
