@@ -61,6 +61,8 @@ func (l *leadership) call(ctx context.Context, method string, payload []byte) (r
 		}
 	case sigmap.CallSnapshotOpen, sigmap.CallSnapshotRead, sigmap.CallSnapshotClose:
 		reply, err = l.snapshotCall(ctx, method, payload)
+	case sigmap.CallCredentials, sigmap.CallCredentialAdd, sigmap.CallCredentialRevoke, sigmap.CallCredentialCheck:
+		reply, err = l.server.credentialCall(ctx, method, payload)
 	default:
 		return nil, false, nil
 	}

@@ -17,9 +17,12 @@ type slot struct {
 	created time.Time
 	shares  atomic.Uint32                     // as stored last; 0 is 1
 	limits  atomic.Pointer[sigma.RealmLimits] // as stored last; never changed
+	number  uint64                            // of the realm's record
 	srv     *Server
 	current atomic.Pointer[leader] // the newest; it may have ended; nil = the realm is not loaded
 	used    atomic.Bool            // since tendRealms looked last
+
+	credentials knownCredentials
 
 	mu      sync.Mutex
 	loading *loading           // guarded by mu; nil if nobody loads

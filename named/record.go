@@ -18,6 +18,7 @@ import (
 //	l/<realm>/<lease>            leaseRecord; lease in 16 hexadecimal digits
 //	f/<realm>/<fence>            the newest epoch of the fence
 //	o/<realm>/<client>           client (once.go); client in 16 hexadecimal digits
+//	c/<realm>/                   the realm's credentials (credentials.go)
 //	n/term, n/beat               who leads (term.go)
 //	x/<machine>                  the machine is expelled
 //

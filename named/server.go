@@ -147,7 +147,7 @@ func (s *Server) findRealms(ctx context.Context) error {
 }
 
 func (s *Server) newSlot(id sigma.RealmID, rec realmRecord) *slot {
-	at := &slot{id: id, created: time.Unix(0, rec.created), srv: s}
+	at := &slot{id: id, number: rec.number, created: time.Unix(0, rec.created), srv: s}
 	at.shares.Store(rec.shares)
 	if l := rec.limits; l != (sigma.RealmLimits{}) {
 		at.limits.Store(&l)
@@ -423,7 +423,7 @@ func (s *Server) erase(ctx context.Context, id sigma.RealmID) error {
 	if err != nil {
 		return commitError(op, id, err)
 	}
-	for _, prefix := range []string{treePrefix(id), leasePrefix(id), fencePrefix(id), oncePrefix(id)} {
+	for _, prefix := range []string{treePrefix(id), leasePrefix(id), fencePrefix(id), oncePrefix(id), credentialsPrefix(id)} {
 		for more := true; more; {
 			if more, err = s.store.DeletePrefix(ctx, prefix, erasePage); err != nil {
 				return commitError(op, id, err)

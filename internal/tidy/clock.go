@@ -13,6 +13,7 @@ var timed = []string{"named", "names", "names/cache", "session", "treekit", "nam
 
 // wallClock are the files of these packages that turn moments into numbers or back, and why nothing is decided by these.
 var wallClock = map[string]string{
+	"named/credentials.go":   "when a credential expires, which is a matter of the hour",
 	"named/lease.go":         "modification times",
 	"named/mutate.go":        "modification times",
 	"named/put.go":           "modification times",

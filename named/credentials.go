@@ -1,0 +1,329 @@
+package named
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// Credentials of realms. They stand in a record of the realm's own beside its tree, so that its other commits do not carry them; whoever writes it has read it, and the revision of what was read guards the write.
+// The number of the realm is in it, so that a realm that is made anew under the same name has none of them. Whether one has expired is judged here, by one clock.
+
+func credentialsPrefix(r sigma.RealmID) string { return "c/" + string(r) + "/" }
+
+// expiredKept is how long a credential that has expired is listed, if its place is not wanted.
+const expiredKept = 24 * time.Hour
+
+// credential is what is kept of one.
+type credential struct {
+	sigma.Credential
+	hash sigma.CredentialHash
+}
+
+func (c *credential) expired(now time.Time) bool {
+	return !c.Expires.IsZero() && !now.Before(c.Expires)
+}
+
+// credentials are those of one realm. They are never changed, but replaced.
+type credentials struct {
+	realm uint64 // number
+	all   []credential
+}
+
+// with adds one.
+func (cs credentials) with(now time.Time, id sigma.RealmID, n sigmap.NewCredential) (out credentials, made sigma.Credential, err error) {
+	const op = "named.credentials"
+	if err := sigma.CheckCredential(n.Name, n.Role); err != nil {
+		return cs, made, err
+	}
+	if n.TTL < 0 || n.TTL > sigma.CredentialAgeMax || n.TTL > 0 && n.TTL < time.Second {
+		return cs, made, &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("a credential is good for a second to %d days, not %v", int(sigma.CredentialAgeMax.Hours()/24), n.TTL)}
+	}
+	made = sigma.Credential{Name: n.Name, Role: n.Role, Created: now}
+	if n.TTL > 0 {
+		made.Expires = now.Add(n.TTL)
+	}
+	out = credentials{realm: cs.realm}
+	for _, c := range cs.all {
+		switch {
+		case c.Name == n.Name && !c.expired(now):
+			return cs, made, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindExists, Msg: fmt.Sprintf("realm %s has a credential %q already", id, n.Name), Hint: "choose another --name, or revoke it first: sigma realm credential revoke " + string(id) + " " + n.Name}
+		case c.Name == n.Name, c.expired(now.Add(-expiredKept)):
+		default:
+			out.all = append(out.all, c)
+		}
+	}
+	if len(out.all) >= sigma.CredentialsMax {
+		out.all = slices.DeleteFunc(out.all, func(c credential) bool { return c.expired(now) })
+	}
+	if len(out.all) >= sigma.CredentialsMax {
+		return cs, made, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("realm %s has %d credentials, which is the most", id, sigma.CredentialsMax), Hint: "revoke one that nobody needs: sigma realm credential ls " + string(id)}
+	}
+	out.all = append(out.all, credential{made, n.Hash})
+	return out, made, nil
+}
+
+// without takes one away.
+func (cs credentials) without(id sigma.RealmID, name string) (credentials, error) {
+	out := credentials{realm: cs.realm}
+	for _, c := range cs.all {
+		if c.Name != name {
+			out.all = append(out.all, c)
+		}
+	}
+	if len(out.all) == len(cs.all) {
+		return cs, &sigma.Error{Op: "named.credentials", Realm: id, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("realm %s has no credential %.40q", id, name), Hint: "list them with: sigma realm credential ls " + string(id)}
+	}
+	return out, nil
+}
+
+// check says what a credential that was presented is good for.
+func (cs credentials) check(now time.Time, p sigmap.Presented) sigmap.Verdict {
+	for i := range cs.all {
+		if c := &cs.all[i]; c.Name == p.Name && subtle.ConstantTimeCompare(c.hash[:], p.Hash[:]) == 1 {
+			if c.expired(now) {
+				return sigmap.Verdict{Expired: true}
+			}
+			return sigmap.Verdict{Role: c.Role}
+		}
+	}
+	return sigmap.Verdict{}
+}
+
+func (cs credentials) encode() []byte {
+	b := binary.AppendUvarint([]byte{recordVersion}, cs.realm)
+	b = binary.AppendUvarint(b, uint64(len(cs.all)))
+	for _, c := range cs.all {
+		b = append(binary.AppendUvarint(b, uint64(len(c.Name))), c.Name...)
+		b = append(b, byte(c.Role))
+		b = binary.AppendVarint(b, c.Created.UnixNano())
+		expires := int64(0)
+		if !c.Expires.IsZero() {
+			expires = c.Expires.UnixNano()
+		}
+		b = append(binary.AppendVarint(b, expires), c.hash[:]...)
+	}
+	return b
+}
+
+func decodeCredentials(b []byte) (credentials, error) {
+	d := decoder{b: b}
+	d.version()
+	cs := credentials{realm: d.bounded(realmNumberMax)}
+	for n := d.bounded(sigma.CredentialsMax); n > 0 && d.err == nil; n-- {
+		var c credential
+		c.Name, c.Role = string(d.bytes(sigma.CredentialTextMax)), sigma.Role(d.byte())
+		c.Created = time.Unix(0, d.varint())
+		if at := d.varint(); at != 0 {
+			c.Expires = time.Unix(0, at)
+		}
+		for i := range c.hash {
+			c.hash[i] = d.byte()
+		}
+		if d.err == nil && sigma.CheckCredential(c.Name, c.Role) != nil {
+			d.fail("impossible values")
+		}
+		cs.all = append(cs.all, c)
+	}
+	if err := d.end("credentials"); err != nil {
+		return credentials{}, err
+	}
+	return cs, nil
+}
+
+// knownCredentials are what a slot remembers of the store.
+type knownCredentials struct {
+	mu      sync.Mutex
+	known   *credentials // mu; nil = not known
+	changes uint64       // mu; counts commits, before and after each
+	doubt   bool         // mu; a commit's outcome is unknown, so nothing is remembered until another one succeeds
+}
+
+// credentialsOf reads a realm's credentials. at is their revision if they were read from the store, as they are if fresh is set.
+func (s *Server) credentialsOf(ctx context.Context, at *slot, fresh bool) (cs credentials, rev Revision, err error) {
+	const op = "named.credentials"
+	k := &at.credentials
+	k.mu.Lock()
+	known, changes := k.known, k.changes
+	k.mu.Unlock()
+	if known != nil && !fresh {
+		return *known, 0, nil
+	}
+	value, rev, found, err := s.store.Get(ctx, credentialsPrefix(at.id))
+	if err != nil {
+		return cs, 0, unavailable(op, at.id, err)
+	}
+	if found {
+		if cs, err = decodeCredentials(value); err != nil {
+			return cs, 0, err
+		}
+	}
+	if cs.realm != at.number { // of an earlier realm of that name
+		cs = credentials{realm: at.number}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.changes == changes && !k.doubt {
+		k.known = &cs
+	}
+	return cs, rev, nil
+}
+
+// changeCredentials replaces a realm's credentials by what f makes of them, once that is stored.
+func (s *Server) changeCredentials(ctx context.Context, id sigma.RealmID, f func(credentials) (credentials, error)) error {
+	const op = "named.credentials"
+	release, err := s.administer(ctx) // so that the realm is not removed meanwhile
+	if err != nil {
+		return err
+	}
+	defer release()
+	at, err := s.slotOf(op, id)
+	if err != nil {
+		return err
+	}
+	cs, rev, err := s.credentialsOf(ctx, at, true)
+	if err != nil {
+		return err
+	}
+	before := len(cs.all)
+	if cs, err = f(cs); err != nil {
+		return err
+	}
+	k := &at.credentials
+	set := func(known *credentials, doubt bool) {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.known, k.doubt = known, doubt
+		k.changes++
+	}
+	set(nil, true)
+	committing, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout) // the caller's patience does not decide about what is under way
+	defer cancel()
+	key := credentialsPrefix(id)
+	_, err = s.store.Commit(committing, Batch{Guard: key, GuardAt: rev, Puts: []KV{{key, cs.encode()}}, Grows: len(cs.all) > before})
+	switch {
+	case err == nil:
+		set(&cs, false)
+	case errors.Is(err, errConflict), errors.Is(err, errStoreFull):
+		set(nil, false)
+	}
+	return commitError(op, id, err)
+}
+
+func (s *Server) slotOf(op string, id sigma.RealmID) (*slot, error) {
+	s.mu.Lock()
+	at := s.realms[id]
+	s.mu.Unlock()
+	if at == nil {
+		return nil, noRealm(op, id)
+	}
+	return at, nil
+}
+
+// AddCredential makes a credential of a realm. KindExists: there is one of that name; KindNoSpace: there are as many as there may be.
+func (s *Server) AddCredential(ctx context.Context, id sigma.RealmID, n sigmap.NewCredential) (made sigma.Credential, err error) {
+	if id == sigma.SystemRealm {
+		return made, sigma.Errorf("named.AddCredential", sigma.KindPermission, "the realm system is the provider's and has no credentials")
+	}
+	err = s.changeCredentials(ctx, id, func(cs credentials) (out credentials, err error) {
+		out, made, err = cs.with(time.Now(), id, n)
+		return out, err
+	})
+	return made, err
+}
+
+// RevokeCredential ends one for good. KindNotFound: there is none of that name.
+func (s *Server) RevokeCredential(ctx context.Context, id sigma.RealmID, name string) error {
+	return s.changeCredentials(ctx, id, func(cs credentials) (credentials, error) { return cs.without(id, name) })
+}
+
+// Credentials lists a realm's credentials, the oldest first, with those that expired lately.
+func (s *Server) Credentials(ctx context.Context, id sigma.RealmID) ([]sigma.Credential, error) {
+	at, err := s.slotOf("named.Credentials", id)
+	if err != nil {
+		return nil, err
+	}
+	cs, _, err := s.credentialsOf(ctx, at, false)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]sigma.Credential, len(cs.all))
+	for i, c := range cs.all {
+		out[i] = c.Credential
+	}
+	return out, nil
+}
+
+// CheckCredentials says what credentials are good for, now. One of a realm that is not there is good for nothing.
+func (s *Server) CheckCredentials(ctx context.Context, ps []sigmap.Presented) ([]sigmap.Verdict, error) {
+	if len(ps) > sigmap.CheckMax {
+		return nil, sigma.Errorf("named.CheckCredentials", sigma.KindTooBig, "%d credentials in one call; %d are allowed", len(ps), sigmap.CheckMax)
+	}
+	out := make([]sigmap.Verdict, len(ps))
+	for i, p := range ps {
+		at, err := s.slotOf("named.CheckCredentials", p.Realm)
+		if err != nil {
+			continue
+		}
+		cs, _, err := s.credentialsOf(ctx, at, false)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = cs.check(time.Now(), p)
+	}
+	return out, nil
+}
+
+// credentialCall answers what sigmads ask about credentials.
+func (s *Server) credentialCall(ctx context.Context, method string, payload []byte) ([]byte, error) {
+	var realm sigma.RealmID
+	var name string
+	var n sigmap.NewCredential
+	var ps []sigmap.Presented
+	err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+		switch method {
+		case sigmap.CallCredentialCheck:
+			c.Presented(&ps)
+		case sigmap.CallCredentialAdd:
+			c.RealmID(&realm)
+			c.NewCredential(&n)
+		case sigmap.CallCredentialRevoke:
+			c.RealmID(&realm)
+			c.Str(&name)
+		default:
+			c.RealmID(&realm)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	switch method {
+	case sigmap.CallCredentialCheck:
+		vs, err := s.CheckCredentials(ctx, ps)
+		if err != nil {
+			return nil, err
+		}
+		return sigmap.Payload(func(c *sigmap.Coder) { c.Verdicts(&vs) })
+	case sigmap.CallCredentialAdd:
+		made, err := s.AddCredential(ctx, realm, n)
+		if err != nil {
+			return nil, err
+		}
+		return sigmap.Payload(func(c *sigmap.Coder) { c.Credential(&made) })
+	case sigmap.CallCredentialRevoke:
+		return nil, s.RevokeCredential(ctx, realm, name)
+	}
+	all, err := s.Credentials(ctx, realm)
+	if err != nil {
+		return nil, err
+	}
+	return sigmap.Payload(func(c *sigmap.Coder) { c.Credentials(&all) })
+}

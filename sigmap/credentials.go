@@ -1,0 +1,144 @@
+package sigmap
+
+import (
+	"strings"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+// Credentials of realms: what /sys/credentials answers, what sigmads ask named, and the greeting of a program that has one (docs/reference/credentials.md).
+//
+//	/sys/credentials  create    name, role, for how long -> Credential, the secret's text   (of the session's realm)
+//	                  revoke    name -> -
+//	                  credentials - -> []Credential
+//	named, to sigmads credential-add     RealmID, name, role, for how long, hash -> Credential
+//	                  credential-revoke  RealmID, name -> -
+//	                  credentials        RealmID -> []Credential
+//	                  credential-check   []Presented -> []Verdict, in the same order
+const (
+	FileCredentials = "credentials"
+
+	CallCredentials      = "credentials"
+	CallCredentialAdd    = "credential-add"
+	CallCredentialRevoke = "credential-revoke"
+	CallCredentialCheck  = "credential-check"
+)
+
+// CheckMax is how many credentials are checked by one call.
+const CheckMax = 256
+
+// NewCredential asks for a credential. The hash is named's to keep; who asks sigmad leaves it empty.
+type NewCredential struct {
+	Name string
+	Role sigma.Role
+	TTL  time.Duration // 0 = it does not expire
+	Hash sigma.CredentialHash
+}
+
+// Presented is a credential that somebody came with.
+type Presented struct {
+	Realm sigma.RealmID
+	Name  string
+	Hash  sigma.CredentialHash
+}
+
+// Verdict is what is said of it.
+type Verdict struct {
+	Role    sigma.Role // RoleNone = it is not good
+	Expired bool       // then it was
+}
+
+// Hash is its bytes.
+func (c *Coder) Hash(h *sigma.CredentialHash) {
+	for i := range h {
+		c.U8(&h[i])
+	}
+}
+
+// NewCredential is its fields.
+func (c *Coder) NewCredential(n *NewCredential) {
+	c.Str(&n.Name)
+	c.U8((*uint8)(&n.Role))
+	c.Duration(&n.TTL)
+	c.Hash(&n.Hash)
+}
+
+// Credential is its fields.
+func (c *Coder) Credential(k *sigma.Credential) {
+	c.Str(&k.Name)
+	c.U8((*uint8)(&k.Role))
+	c.Time(&k.Created)
+	c.Time(&k.Expires)
+}
+
+// Credentials is a counted list.
+func (c *Coder) Credentials(ks *[]sigma.Credential) { list(c, ks, 19, c.Credential) }
+
+// Presented is a counted list.
+func (c *Coder) Presented(ps *[]Presented) {
+	list(c, ps, 36, func(p *Presented) { c.RealmID(&p.Realm); c.Str(&p.Name); c.Hash(&p.Hash) })
+}
+
+// Verdicts is a counted list.
+func (c *Coder) Verdicts(vs *[]Verdict) {
+	list(c, vs, 2, func(v *Verdict) { c.U8((*uint8)(&v.Role)); c.Bool(&v.Expired) })
+}
+
+// A program with a credential begins its connection to sigmad with a greeting, one record, and waits for the answer, one record; then it speaks sigmaP as on any other socket.
+const greetingMagic = "sigma-greeting-1"
+
+// GreetingMax bounds both records.
+const GreetingMax = 1024
+
+// Greeting is the credential as a record.
+func Greeting(text string) []byte {
+	b, err := Payload(func(c *Coder) { magic := greetingMagic; c.Str(&magic); c.Str(&text) })
+	if err != nil || len(b) > GreetingMax {
+		return nil // a text so long is no credential
+	}
+	return b
+}
+
+// IsGreeting says that a record means to be one, and is not of a session.
+func IsGreeting(b []byte) bool {
+	return len(b) >= 2+len(greetingMagic) && string(b[2:2+len(greetingMagic)]) == greetingMagic
+}
+
+// ParseGreeting reads what Greeting gives.
+func ParseGreeting(b []byte) (text string, err error) {
+	var magic string
+	if len(b) > GreetingMax || Parse(b, func(c *Coder) { c.Str(&magic); c.Str(&text) }) != nil || magic != greetingMagic {
+		return "", sigma.Errorf("sigmap.ParseGreeting", sigma.KindInvalid, "this is no greeting with a credential")
+	}
+	return text, nil
+}
+
+// Welcome is the answer to a greeting: err is nil if the credential is good.
+func Welcome(err error) []byte {
+	var kind uint16
+	var msg, hint string
+	if err != nil {
+		kind, msg, hint = uint16(max(sigma.KindOf(err), sigma.KindOther)), cut(err.Error()), cut(sigma.HintOf(err))
+	}
+	good := err == nil
+	b, _ := Payload(func(c *Coder) { c.Bool(&good); c.U16(&kind); c.Str(&msg); c.Str(&hint) })
+	return b
+}
+
+func cut(s string) string { return strings.ToValidUTF8(s[:min(len(s), 400)], "") }
+
+// ParseWelcome reads what Welcome gives: nil, or the error that it was made of.
+func ParseWelcome(b []byte) error {
+	const op = "sigmap.ParseWelcome"
+	var good bool
+	var kind uint16
+	var msg, hint string
+	if len(b) > GreetingMax || Parse(b, func(c *Coder) { c.Bool(&good); c.U16(&kind); c.Str(&msg); c.Str(&hint) }) != nil {
+		return sigma.Errorf(op, sigma.KindOther, "what answers here is not sigmaOS")
+	}
+	if good {
+		return nil
+	}
+	return &sigma.Error{Op: op, Kind: sigma.Kind(kind), Msg: msg, Hint: hint}
+}
