@@ -12,9 +12,6 @@
 package lcsched
 
 import (
-	"cmp"
-	"fmt"
-	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -141,10 +138,13 @@ type machine struct {
 	heldMem  sigma.Bytes
 	of       map[sigma.RealmID]Amount // what is held, by realms
 	pieces   map[sigma.RealmID]Amount // kept for realms' minima, what these have reserved included
+	pieced   Amount                   // all pieces
 	aside    Amount                   // of pieces, what is not reserved
 	lent     sigma.Bytes
 	keptFor  *waiting
 	declined sigma.ProcID // by which it was said last that there is no room; it is not granted that again before something changes
+	shape    *shape
+	listed   bool // in rooms
 }
 
 // reservation is what is held at a machine. job is nil if it was learnt.
@@ -158,8 +158,8 @@ type waiting struct {
 	Job
 	since time.Time
 	fresh bool // it was not looked at yet
+	gone  bool // it waits no more
 	kept  *machine
-	why   string // what it waits for
 }
 
 // group is those procs that are to be spread.
@@ -173,17 +173,24 @@ type Core struct {
 	begun    time.Time // zero before the first event
 	machines map[sigma.MachineID]*machine
 	queue    []*waiting // oldest first
+	gaps     int        // in queue, of those that wait no more; none between steps
+	fresh    bool       // somebody in queue was not looked at yet
 	known    map[sigma.ProcID]*waiting
 	at       map[sigma.ProcID]int       // machines where it is reserved: more than one while a former leader's grant is being given back
 	spread   map[group]map[*machine]int // how many procs of a group are at a machine
 	limits   map[sigma.RealmID]Limits
 	of       map[sigma.RealmID]Amount // reserved at all machines
 	freed    map[*machine]bool        // in this step; nobody who waited before fits anywhere else
+	may      map[sigma.RealmID]bool   // in this step these came below what they may reserve, and may fit anywhere
+	rooms    rooms
+	keeping  int // machines that are kept for a job
+	minima   minima
 }
 
 // NewCore makes the state of a leader that has heard of nothing.
 func NewCore() *Core {
-	return &Core{machines: map[sigma.MachineID]*machine{}, known: map[sigma.ProcID]*waiting{}, at: map[sigma.ProcID]int{}, spread: map[group]map[*machine]int{}, limits: map[sigma.RealmID]Limits{}, of: map[sigma.RealmID]Amount{}, freed: map[*machine]bool{}}
+	return &Core{machines: map[sigma.MachineID]*machine{}, known: map[sigma.ProcID]*waiting{}, at: map[sigma.ProcID]int{}, spread: map[group]map[*machine]int{}, limits: map[sigma.RealmID]Limits{}, of: map[sigma.RealmID]Amount{},
+		freed: map[*machine]bool{}, may: map[sigma.RealmID]bool{}, rooms: newRooms(), minima: newMinima()}
 }
 
 // Waits is a job that waits, and why.
@@ -196,7 +203,8 @@ type Waits struct {
 // Waiting lists what waits, the oldest first.
 func (c *Core) Waiting() (out []Waits) {
 	for _, w := range c.queue {
-		out = append(out, Waits{w.Job, w.since, w.why})
+		why, _ := c.lacks(&w.Job)
+		out = append(out, Waits{w.Job, w.since, why})
 	}
 	return out
 }
@@ -209,27 +217,14 @@ func (c *Core) Held(id sigma.MachineID) (cpu sigma.MilliCPU, memory sigma.Bytes)
 	return 0, 0
 }
 
-// Wakes is when Ticked is needed after now; zero if it is not.
-func (c *Core) Wakes(now time.Time) (at time.Time) {
-	soonest := func(t time.Time) {
-		if t.After(now) && (at.IsZero() || t.Before(at)) {
-			at = t
-		}
-	}
+// Wakes is when Ticked is needed after now; zero if it is not. What is due in between, such as a job's patience, waits until then.
+func (c *Core) Wakes(now time.Time) time.Time {
 	if len(c.queue) == 0 {
-		return at
+		return time.Time{}
 	}
-	soonest(c.begun.Add(settle))
-	soonest(now.Add(retry))
-	for _, w := range c.queue {
-		if w.kept == nil {
-			soonest(w.since.Add(patience))
-		}
-	}
-	for _, m := range c.machines {
-		if !m.left.IsZero() {
-			soonest(m.left.Add(absence))
-		}
+	at := now.Add(retry)
+	if settled := c.begun.Add(settle); settled.After(now) && settled.Before(at) {
+		at = settled
 	}
 	return at
 }
@@ -239,11 +234,10 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 	if c.begun.IsZero() {
 		c.begun = now
 	}
-	look := false // at all that wait, because time or machines are others
+	look := false // at all that wait, because time has passed or there is less
 	switch e := e.(type) {
 	case Attended:
 		c.attended(now, e)
-		look = true
 	case Left:
 		c.gone(now, e.Life)
 		look = true
@@ -261,6 +255,7 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 				w := &waiting{Job: j, since: now, fresh: true}
 				c.known[j.ID] = w
 				c.queue = append(c.queue, w)
+				c.fresh = true
 			}
 		}
 	case Canceled:
@@ -280,9 +275,9 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 			c.release(m, e.ID)
 			m.declined = e.ID
 			if w != nil && c.attends(w.Home) != nil && c.at[w.ID] == 0 {
-				w.fresh = true
+				w.fresh, w.gone, c.fresh = true, false, true
 				c.known[w.ID] = w
-				c.queue = append([]*waiting{w}, c.queue...)
+				c.queue = slices.Insert(c.queue, 0, w)
 			}
 		}
 	case Limited:
@@ -304,12 +299,30 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		out = append(out, c.place(now, false)...)
 	}
 	clear(c.freed)
+	clear(c.may)
+	c.tidy()
 	return out
+}
+
+// tidy takes those out of the queue that wait no more.
+func (c *Core) tidy() {
+	if c.gaps > 0 {
+		c.queue = slices.DeleteFunc(c.queue, func(w *waiting) bool { return w.gone })
+		c.gaps = 0
+	}
 }
 
 // forgetAbsent forgets machines that are away for so long that they are not thought to come back.
 func (c *Core) forgetAbsent(now time.Time) {
-	maps.DeleteFunc(c.machines, func(_ sigma.MachineID, m *machine) bool { return !m.left.IsZero() && now.Sub(m.left) >= absence })
+	if len(c.rooms.byRoom) == len(c.machines) {
+		return
+	}
+	for id, m := range c.machines {
+		if !m.left.IsZero() && now.Sub(m.left) >= absence {
+			delete(c.machines, id)
+			c.rooms.unshape(m)
+		}
+	}
 }
 
 // attends finds the machine of a life that attends.
@@ -325,7 +338,11 @@ func (c *Core) attended(now time.Time, e Attended) {
 		c.gone(now, m.life)
 	}
 	m := &machine{life: e.Life, cpu: e.CPU, memory: e.Memory, labels: e.Labels, closed: e.Closed, lent: e.Lent, held: map[sigma.ProcID]*reservation{}, of: map[sigma.RealmID]Amount{}}
+	if old := c.machines[e.Life.Machine]; old != nil {
+		c.rooms.unshape(old)
+	}
 	c.machines[e.Life.Machine] = m
+	c.rooms.addShape(m)
 	c.freed[m] = true
 	for _, h := range e.Held {
 		if m.held[h.ID] != nil {
@@ -336,6 +353,8 @@ func (c *Core) attended(now time.Time, e Attended) {
 		}
 		c.hold(m, &reservation{Held: h})
 	}
+	c.rooms.list(m)
+	c.minima.roomier[m] = true
 }
 
 // gone notes that a machine attends no more.
@@ -345,6 +364,8 @@ func (c *Core) gone(now time.Time, l sigma.Life) {
 		return
 	}
 	c.forget(m)
+	c.rooms.unlist(m)
+	c.dropPieces(m, func(sigma.RealmID) bool { return true })
 	m.left = now
 }
 
@@ -353,13 +374,20 @@ func (c *Core) forget(m *machine) {
 	for _, id := range slices.Sorted(maps.Keys(m.held)) {
 		c.release(m, id)
 	}
-	if m.keptFor != nil {
-		m.keptFor.kept, m.keptFor = nil, nil
-	}
-	for _, w := range slices.Clone(c.queue) {
-		if w.Home == m.life {
+	c.unkeep(m)
+	for _, w := range c.queue {
+		if w.Home == m.life && !w.gone {
 			c.drop(w)
 		}
+	}
+}
+
+// unkeep gives up a machine that is kept for a job.
+func (c *Core) unkeep(m *machine) {
+	if m.keptFor != nil {
+		m.keptFor.kept, m.keptFor = nil, nil
+		c.keeping--
+		c.freed[m] = true
 	}
 }
 
@@ -367,25 +395,40 @@ func (c *Core) forget(m *machine) {
 func (c *Core) drop(w *waiting) {
 	delete(c.known, w.ID)
 	if w.kept != nil {
-		c.freed[w.kept] = true
-		w.kept.keptFor, w.kept = nil, nil
+		c.unkeep(w.kept)
 	}
-	c.queue = slices.DeleteFunc(c.queue, func(x *waiting) bool { return x == w })
+	w.gone = true
+	c.gaps++
 }
 
 func (c *Core) hold(m *machine, r *reservation) {
 	m.held[r.ID] = r
-	m.heldCPU += r.CPU
-	m.heldMem += r.Memory
-	a := Amount{r.CPU, r.Memory}
-	m.of[r.Realm], c.of[r.Realm] = m.of[r.Realm].plus(a), c.of[r.Realm].plus(a)
-	m.setAside()
+	c.holds(m, r.Realm, func(is Amount) Amount { return is.plus(Amount{r.CPU, r.Memory}) })
 	c.at[r.ID]++
 	g := group{r.Realm, r.Name}
 	if c.spread[g] == nil {
 		c.spread[g] = map[*machine]int{}
 	}
 	c.spread[g][m]++
+}
+
+// holds changes what a realm has reserved at a machine.
+func (c *Core) holds(m *machine, realm sigma.RealmID, change func(Amount) Amount) {
+	listed := m.listed
+	c.rooms.unlist(m)
+	before := m.piece(realm)
+	held := change(Amount{m.heldCPU, m.heldMem})
+	m.heldCPU, m.heldMem = held.CPU, held.Memory
+	for _, of := range []map[sigma.RealmID]Amount{m.of, c.of} {
+		if of[realm] = change(of[realm]); of[realm] == (Amount{}) {
+			delete(of, realm)
+		}
+	}
+	m.aside = m.aside.less(before).plus(m.piece(realm))
+	if listed {
+		c.rooms.list(m)
+	}
+	c.minima.roomier[m] = true
 }
 
 func (c *Core) release(m *machine, id sigma.ProcID) {
@@ -398,19 +441,9 @@ func (c *Core) release(m *machine, id sigma.ProcID) {
 	if c.at[id]--; c.at[id] == 0 {
 		delete(c.at, id)
 	}
-	m.heldCPU -= r.CPU
-	m.heldMem -= r.Memory
-	a := Amount{r.CPU, r.Memory}
-	for _, of := range []map[sigma.RealmID]Amount{m.of, c.of} {
-		if of[r.Realm] = of[r.Realm].less(a); of[r.Realm] == (Amount{}) {
-			delete(of, r.Realm)
-		}
-	}
-	m.setAside()
-	if l := c.limits[r.Realm]; l.Reservable != (Amount{}) { // another may go on anywhere
-		for _, other := range c.machines {
-			c.freed[other] = true
-		}
+	c.holds(m, r.Realm, func(is Amount) Amount { return is.less(Amount{r.CPU, r.Memory}) })
+	if c.limits[r.Realm].Reservable != (Amount{}) { // another may go on anywhere
+		c.may[r.Realm] = true
 	}
 	g := group{r.Realm, r.Name}
 	if c.spread[g][m]--; c.spread[g][m] == 0 {
@@ -423,17 +456,24 @@ func (c *Core) release(m *machine, id sigma.ProcID) {
 
 // place grants what fits, keeps machines for who waits for long, and refuses what can never fit. Without look it sees only to who is new, and to the machines that got room.
 func (c *Core) place(now time.Time, look bool) (out []Effect) {
-	if len(c.queue) == 0 || !look && len(c.freed) == 0 && !c.queue[len(c.queue)-1].fresh && !c.queue[0].fresh {
+	if len(c.queue) == c.gaps || !look && len(c.freed) == 0 && !c.fresh && len(c.may) == 0 {
 		return nil
 	}
+	c.fresh = false
 	settled := now.Sub(c.begun) >= settle
-	for _, w := range slices.Clone(c.queue) {
+	most := c.most(c.freed)
+	full, unkept := map[wish]bool{}, map[wish]bool{} // that no machine takes, or can be kept for, in this call
+	for _, w := range c.queue {
+		if w.gone {
+			continue
+		}
 		fresh := w.fresh
 		w.fresh = false
 		var m *machine
-		if fresh {
-			m = c.best(w, maps.Values(c.machines))
-		} else if len(c.freed) > 0 {
+		switch {
+		case fresh || c.may[w.Realm]:
+			m = c.anywhere(w, full)
+		case w.CPU <= most.CPU && w.Memory <= most.Memory:
 			m = c.best(w, maps.Keys(c.freed))
 		}
 		if m != nil {
@@ -445,14 +485,13 @@ func (c *Core) place(now time.Time, look bool) (out []Effect) {
 		if !fresh && !look {
 			continue
 		}
-		why, never := c.lacks(&w.Job)
-		w.why = why
-		switch {
+		switch never := c.never(&w.Job); {
 		case never && settled:
 			c.drop(w)
+			why, _ := c.lacks(&w.Job)
 			out = append(out, Refuse{w.Job, why})
 		case !never && w.kept == nil && now.Sub(w.since) >= patience:
-			c.keep(w)
+			c.keep(w, unkept)
 		}
 	}
 	return out
@@ -478,139 +517,4 @@ func (c *Core) takes(m *machine, w *waiting) bool {
 // own reports whether a job takes nothing but what is kept there for its realm's minimum, and so nothing from another realm's job that the machine is kept for.
 func (m *machine) own(w *waiting) bool {
 	return m.keptFor.Realm != w.Realm && w.amount().less(m.pieces[w.Realm].less(m.of[w.Realm])) == Amount{}
-}
-
-// crowd counts the procs of a job's group in the failure domain of a machine.
-func (c *Core) crowd(w *waiting, m *machine) (n int) {
-	of := c.spread[group{w.Realm, w.Name}]
-	if w.Spread == "" {
-		return of[m]
-	}
-	for other, k := range of {
-		if other.labels[w.Spread] == m.labels[w.Spread] {
-			n += k
-		}
-	}
-	return n
-}
-
-// best chooses the machine for a job: where its failure domain has the fewest of its group, then where no best-effort proc has to go, then the fullest that has room, so that large jobs find room later.
-func (c *Core) best(w *waiting, of iter.Seq[*machine]) (best *machine) {
-	type rank struct {
-		crowd, evicts int
-		left          sigma.MilliCPU
-		memory        sigma.Bytes
-		name          sigma.MachineID
-	}
-	var least rank
-	if why, _ := c.barred(&w.Job); why != "" {
-		return nil
-	}
-	for m := range of {
-		if !c.takes(m, w) {
-			continue
-		}
-		r := rank{crowd: c.crowd(w, m), left: m.cpu - m.heldCPU, memory: m.memory - m.heldMem, name: m.life.Machine}
-		if m.heldMem+m.lent+w.Memory > m.memory {
-			r.evicts = 1
-		}
-		if best == nil || cmp.Or(cmp.Compare(r.crowd, least.crowd), cmp.Compare(r.evicts, least.evicts), cmp.Compare(r.left, least.left), cmp.Compare(r.memory, least.memory), cmp.Compare(r.name, least.name)) < 0 {
-			best, least = m, r
-		}
-	}
-	return best
-}
-
-// keep reserves for a job the machine with the most room of those that are large enough: nobody else is placed there. Half of the machines at most are kept, but one always may be.
-func (c *Core) keep(w *waiting) {
-	if why, _ := c.barred(&w.Job); why != "" { // by its own realm
-		return
-	}
-	var best *machine
-	n, kept := 0, 0
-	for _, m := range c.machines {
-		if !m.left.IsZero() || m.closed {
-			continue
-		}
-		n++
-		if m.keptFor != nil {
-			kept++
-			continue
-		}
-		if whole := m.whole(w.Realm); w.CPU > whole.CPU || w.Memory > whole.Memory || !m.has(w.Where) || !m.of[w.Realm].plus(w.amount()).within(c.limits[w.Realm].Max) {
-			continue
-		}
-		if best == nil || cmp.Or(-cmp.Compare(m.cpu-min(m.cpu, m.heldCPU), best.cpu-min(best.cpu, best.heldCPU)), -cmp.Compare(m.memory-min(m.memory, m.heldMem), best.memory-min(best.memory, best.heldMem)), cmp.Compare(m.life.Machine, best.life.Machine)) < 0 {
-			best = m
-		}
-	}
-	if best != nil && (kept == 0 || 2*(kept+1) <= n) {
-		best.keptFor, w.kept = w, best
-	}
-}
-
-// yield gives up machines that are kept for jobs which their own realms' limits stop there.
-func (c *Core) yield() {
-	for _, w := range c.queue {
-		m := w.kept
-		if m == nil {
-			continue
-		}
-		if why, _ := c.barred(&w.Job); why != "" || !m.of[w.Realm].plus(w.amount()).within(c.limits[w.Realm].Max) {
-			c.freed[m] = true
-			m.keptFor, w.kept = nil, nil
-		}
-	}
-}
-
-// lacks says what a job waits for, and whether it would for ever.
-func (c *Core) lacks(j *Job) (why string, never bool) {
-	if why, never = c.barred(j); why != "" {
-		return why, never
-	}
-	var named, cores, memory, both int
-	var mostCPU sigma.MilliCPU
-	var mostMemory sigma.Bytes
-	for _, m := range c.machines {
-		if !m.has(j.Where) {
-			continue
-		}
-		named++
-		mostCPU, mostMemory = max(mostCPU, m.cpu), max(mostMemory, m.memory)
-		if j.CPU <= m.cpu {
-			cores++
-		}
-		if j.Memory <= m.memory {
-			memory++
-		}
-		if j.CPU <= m.cpu && j.Memory <= m.memory {
-			both++
-		}
-	}
-	of := "machine"
-	if len(j.Where) > 0 {
-		of += " with " + strings.Join(j.Where, ", ")
-	}
-	switch {
-	case named == 0:
-		return fmt.Sprintf("there is no %s", of), true
-	case cores == 0:
-		return fmt.Sprintf("it reserves %v cores; no %s has more than %v", cpus(j.CPU), of, cpus(mostCPU)), true
-	case memory == 0:
-		return fmt.Sprintf("it reserves %v of memory; no %s has more than %v", j.Memory, of, mostMemory), true
-	case both == 0:
-		return fmt.Sprintf("it reserves %v cores and %v of memory; no single %s has both", cpus(j.CPU), j.Memory, of), true
-	}
-	reserved := "what is reserved"
-	for _, m := range c.machines {
-		if m.whole(j.Realm) != (Amount{m.cpu, m.memory}) {
-			reserved += ", or kept for realms by their minima,"
-			break
-		}
-	}
-	return fmt.Sprintf("%s leaves no %s with %v cores and %v of memory", reserved, of, cpus(j.CPU), j.Memory), false
-}
-
-func cpus(c sigma.MilliCPU) string {
-	return strings.TrimSuffix(fmt.Sprintf("%.3g", float64(c)/1000), ".0")
 }

@@ -1,10 +1,7 @@
 package lcsched
 
 import (
-	"cmp"
 	"fmt"
-	"maps"
-	"slices"
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -57,75 +54,34 @@ func (c *Core) limited(e Limited) {
 		c.limits[l.Realm] = l
 	}
 	for _, m := range c.machines {
-		maps.DeleteFunc(m.pieces, func(r sigma.RealmID, _ Amount) bool { return c.limits[r].Min != was[r].Min })
-		m.setAside()
-		c.freed[m] = true
+		c.dropPieces(m, func(r sigma.RealmID) bool { return c.limits[r].Min != was[r].Min })
+	}
+	for _, limits := range []map[sigma.RealmID]Limits{was, c.limits} {
+		for r := range limits {
+			if min := c.limits[r].Min; min != was[r].Min {
+				c.minima.lacks(r, min)
+			}
+		}
+	}
+	for _, w := range c.queue { // it may fit anywhere now
+		w.fresh, c.fresh = true, true
 	}
 }
 
 func (j *Job) amount() Amount { return Amount{j.CPU, j.Memory} }
 
-// setAside adds up what others than its realm cannot reserve, after a piece or a reservation changed.
-func (m *machine) setAside() {
-	m.aside = Amount{}
-	for realm, p := range m.pieces {
-		m.aside = m.aside.plus(p.less(m.of[realm]))
-	}
-}
+// piece is what is kept for a realm at the machine and not reserved by it.
+func (m *machine) piece(realm sigma.RealmID) Amount { return m.pieces[realm].less(m.of[realm]) }
 
 // free is what a realm could reserve at the machine.
 func (m *machine) free(realm sigma.RealmID) Amount {
-	others := m.aside.less(m.pieces[realm].less(m.of[realm]))
+	others := m.aside.less(m.piece(realm))
 	return Amount{m.cpu, m.memory}.less(Amount{m.heldCPU, m.heldMem}).less(others)
 }
 
 // whole is what a realm could reserve at the machine if nothing were reserved.
 func (m *machine) whole(realm sigma.RealmID) Amount {
-	a := Amount{m.cpu, m.memory}
-	for other, p := range m.pieces {
-		if other != realm {
-			a = a.less(p)
-		}
-	}
-	return a
-}
-
-// assign takes pieces for the minima that do not have them all.
-func (c *Core) assign() {
-	for _, realm := range slices.Sorted(maps.Keys(c.limits)) {
-		need := c.limits[realm].Min
-		if need == (Amount{}) {
-			continue
-		}
-		var at []*machine
-		for _, m := range c.machines {
-			if m.left.IsZero() && !m.closed {
-				at = append(at, m)
-				need = need.less(m.pieces[realm])
-			}
-		}
-		if need == (Amount{}) {
-			continue
-		}
-		slices.SortFunc(at, func(a, b *machine) int {
-			return cmp.Or(-cmp.Compare(a.of[realm].CPU, b.of[realm].CPU), -cmp.Compare(a.free(realm).CPU, b.free(realm).CPU), -cmp.Compare(a.free(realm).Memory, b.free(realm).Memory), cmp.Compare(a.life.Machine, b.life.Machine))
-		})
-		for _, m := range at {
-			p := m.pieces[realm]
-			covered := m.of[realm].less(p)                  // by what it has reserved
-			room := m.free(realm).less(p.less(m.of[realm])) // of which nothing is anybody's
-			more := need.least(covered.plus(room))
-			if more == (Amount{}) {
-				continue
-			}
-			if m.pieces == nil {
-				m.pieces = map[sigma.RealmID]Amount{}
-			}
-			m.pieces[realm] = p.plus(more)
-			m.setAside()
-			need = need.less(more)
-		}
-	}
+	return Amount{m.cpu, m.memory}.less(m.pieced.less(m.pieces[realm]))
 }
 
 // Kept is what is kept of all machines for the reservations of a realm, those that it has included.
@@ -138,7 +94,18 @@ func (c *Core) Kept(realm sigma.RealmID) (a Amount) {
 	return a
 }
 
-// barred says why a realm's limits stop a job, and whether they would for ever; "" = they do not.
+// bars reports whether a realm's limits stop a job, and whether they would for ever.
+func (c *Core) bars(j *Job) (bars, never bool) {
+	l, has := c.limits[j.Realm]
+	if !has {
+		return false, false
+	}
+	a := j.amount()
+	never = !a.within(l.Max) || !a.within(l.Reservable)
+	return never || !c.of[j.Realm].plus(a).within(l.Reservable), never
+}
+
+// barred says why they do; "" = they do not.
 func (c *Core) barred(j *Job) (why string, never bool) {
 	l := c.limits[j.Realm]
 	switch a := j.amount(); {
