@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,11 +17,11 @@ import (
 
 // endpointBench: what does a connection between two procs cost, once it is there, beside plain sockets? The same program, programs/connection, is server and client of all arms (connectionarms.go). Round trips are of 64 bytes, one after another; streams are of 64 KiB blocks, until the server
 // has read all. Each block starts a client of each arm anew, placed by the bench: both sides where the scheduler has them, each on a processor of its own, or both on one. Endpoints are measured with each transport forced, and with the automatic choice; first_N_us is what a connection and its first N
-// round trips cost together (002 Fig 7), the median of 22 connections of a client (2 for more than 1,024); cpu_us is the processor time of both sides for a round trip; many_us is a message to and from each of 1,000 connections, divided by 1,000. Expected: on the socket an endpoint is as fast as a UNIX socket between two processes in cgroups as deep as ours, which is
+// round trips cost together (002 Fig 7), the median of 13 connections of a client (3 from the 257th on), and up to 10,000 of one of another client; cpu_us is the processor time of both sides for a round trip; many_us is a message to and from each of 1,000 connections, divided by 1,000. Expected: on the socket an endpoint is as fast as a UNIX socket between two processes in cgroups as deep as ours, which is
 // slower than one between processes in none; in the ring it is ten times as fast while both sides have a processor each, and no slower where they share one. Between machines it is as fast as TCP on the same way once no sigmad relays.
 func endpointBench() Bench {
 	return Bench{Name: "endpoint", Question: "how fast are connections between procs, beside plain sockets, containers and overlays?", Metrics: []string{"ring_rtt_us", "unix_rtt_us", "auto_rtt_us", "ring_apart_rtt_us", "ring_together_rtt_us", "ring_bytes_per_s", "unix_bytes_per_s", "auto_bytes_per_s", "ring_cpu_us",
-		"first_1_us", "first_64_us", "first_1024_us", "first_10000_us", "auto_beside_best", "auto_many_us", "machines_rtt_us", "machines_bytes_per_s"}, run: runEndpoint}
+		"first_1_us", "first_64_us", "first_1024_us", "first_10000_us", "auto_beside_best", "auto_many_us", "machines_rtt_us", "machines_bytes_per_s", "machines_apart_rtt_us", "machines_apart_bytes_per_s", "machines_together_rtt_us", "machines_together_bytes_per_s"}, run: runEndpoint}
 }
 
 // dialBench: how long does it take to be connected? From the call of Dial until the first byte of a server that sends one when it has accepted; the endpoint is known, as the address of the peers is. Arms as in endpointBench.
@@ -111,7 +112,7 @@ func (a *connections) client(ctx context.Context, what string, on *arm, placemen
 func (a *connections) measure(ctx context.Context, blocks, count, want int, what, placement string, use func([]float64) map[string]float64) error {
 	var arms []func() error
 	for _, on := range a.arms {
-		if placement != free && on.unplaced {
+		if on.spare && (placement != free || what == "first" || what == "many") {
 			continue
 		}
 		arms = append(arms, func() error {
@@ -168,15 +169,15 @@ var (
 func runEndpoint(ctx context.Context, r *Run) error {
 	blocks, trips, streamed := 20, 5000, 4096
 	if r.Quick {
-		blocks, trips, streamed = 3, 1500, 256
+		blocks, trips, streamed = 5, 1500, 256
 	}
 	a, err := r.newConnections(ctx, "ring", "socket", "sigma")
 	if err != nil {
 		return err
 	}
 	defer a.end()
-	for _, on := range a.arms { // placed by the bench, the plain socket is the peer that matters
-		on.unplaced = r.Quick && (on.name == "contained" || on.name == "tcp")
+	for _, on := range a.arms { // but for a round trip and a stream anywhere, the plain socket is the peer that matters
+		on.spare = r.Quick && (on.name == "contained" || on.name == "tcp")
 	}
 	if err := a.trips(ctx, blocks, trips, streamed); err != nil {
 		return err
@@ -192,18 +193,29 @@ func runEndpoint(ctx context.Context, r *Run) error {
 		return err
 	}
 	defer b.end()
-	if err := b.measure(ctx, blocks, trips, trips, "echo", free, microseconds("rtt_us", "rtt_p99_us")); err != nil {
-		return err
+	for _, on := range b.arms { // the same way without a machine is the peer that matters
+		on.spare = r.Quick && on.name != "sigma" && on.name != "veth"
 	}
-	if err := b.measure(ctx, blocks, streamed, 1, "stream", free, perSecond(streamed)); err != nil {
-		return err
+	if r.Quick {
+		streamed = 1024
 	}
-	for _, metric := range []string{"rtt_us", "rtt_p99_us", "echo_cpu_us", "stream_cpu_us"} {
-		if err := b.print("sigma", free, metric, "machines_"+metric, "us", false, trips, betweenHosts...); err != nil {
+	for _, placement := range b.placements() { // anywhere, it is chance which of two programs the scheduler has on one processor
+		if err := b.measure(ctx, blocks, trips, trips, "echo", placement, microseconds("rtt_us", "rtt_p99_us")); err != nil {
+			return err
+		}
+		if err := b.measure(ctx, blocks, streamed, 1, "stream", placement, perSecond(streamed)); err != nil {
+			return err
+		}
+		for _, metric := range []string{"rtt_us", "rtt_p99_us", "echo_cpu_us", "stream_cpu_us"} {
+			if err := b.print("sigma", placement, metric, "machines_"+prefix(placement)+metric, "us", false, trips, betweenHosts...); err != nil {
+				return err
+			}
+		}
+		if err := b.print("sigma", placement, "bytes_per_s", "machines_"+prefix(placement)+"bytes_per_s", "B/s", true, 1, betweenHosts...); err != nil {
 			return err
 		}
 	}
-	return b.print("sigma", free, "bytes_per_s", "machines_bytes_per_s", "B/s", true, 1, betweenHosts...)
+	return nil
 }
 
 // perSecond makes the throughput of a stream's block.
@@ -248,21 +260,23 @@ func (a *connections) placements() []string {
 
 // firsts measures what a connection and its first messages cost together, and the automatic choice beside the better of the two transports at each number of messages.
 func (a *connections) firsts(ctx context.Context, blocks int) error {
-	numbers := []int{1, 64, 256, 1024, 10000}
-	most := numbers[len(numbers)-1]
+	short, long := []int{1, 64, 256, 1024}, []int{10000}
 	metric := func(n int) string { return fmt.Sprintf("first_%d_us", n) }
 	for _, placement := range a.placements() {
-		err := a.measure(ctx, blocks, most, most, "first", placement, func(ns []float64) map[string]float64 {
-			out := map[string]float64{}
-			for _, n := range numbers {
-				out[metric(n)] = ns[n-1] / 1e3
+		for blocks, numbers := range map[int][]int{2*blocks - 1: short, (blocks + 1) / 2: long} {
+			most := numbers[len(numbers)-1]
+			err := a.measure(ctx, blocks, most, most, "first", placement, func(ns []float64) map[string]float64 {
+				out := map[string]float64{}
+				for _, n := range numbers {
+					out[metric(n)] = ns[n-1] / 1e3
+				}
+				return out
+			})
+			if err != nil {
+				return err
 			}
-			return out
-		})
-		if err != nil {
-			return err
 		}
-		for _, n := range numbers {
+		for _, n := range slices.Concat(short, long) {
 			if err := a.print("sigma", placement, metric(n), prefix(placement)+metric(n), "us", false, 1, onHost...); err != nil {
 				return err
 			}
@@ -271,7 +285,7 @@ func (a *connections) firsts(ctx context.Context, blocks int) error {
 			if median(of("socket")) < median(of("ring")) {
 				best = "socket"
 			}
-			if err := a.r.print(Line{Metric: "auto_beside_best", Unit: prefix(placement) + metric(n), Ours: median(of("sigma")), Peer: best, Theirs: pointer(median(of(best))), N: blocks}.between(ratios(of(best), of("sigma")))); err != nil {
+			if err := a.r.print(Line{Metric: "auto_beside_best", Unit: prefix(placement) + metric(n), Ours: median(of("sigma")), Peer: best, Theirs: pointer(median(of(best))), N: len(of("sigma"))}.between(ratios(of(best), of("sigma")))); err != nil {
 				return err
 			}
 		}
@@ -282,7 +296,10 @@ func (a *connections) firsts(ctx context.Context, blocks int) error {
 // many measures a message on each of many connections.
 func (a *connections) many(ctx context.Context, blocks int) error {
 	const conns, rounds = 1000, 20 // as programs/connection has it
-	err := a.measure(ctx, min(blocks, 5), conns, rounds, "many", free, func(ns []float64) map[string]float64 {
+	if blocks = min(blocks, 5); a.r.Quick {
+		blocks = 3
+	}
+	err := a.measure(ctx, blocks, conns, rounds, "many", free, func(ns []float64) map[string]float64 {
 		return map[string]float64{"many_us": quantile(ns, 0.5) / conns / 1e3}
 	})
 	if err != nil {

@@ -25,7 +25,7 @@ type arm struct {
 	network, address string // as the client is told
 	listens          string // as the server was told
 	server           unix.CPUSet
-	unplaced         bool // it is measured where the scheduler has it only
+	spare            bool // it is measured where the scheduler has it only, and not the first messages
 	// run runs a client to its end; placed is called when it has begun.
 	run func(ctx context.Context, args []string, placed func() error) ([]byte, error)
 }

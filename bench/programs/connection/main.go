@@ -27,13 +27,17 @@ import (
 const (
 	messageBytes = 64
 	blockBytes   = 64 << 10
-	rounds       = 20 // of many
-	// Connections of first: with all messages, and with this many at most.
-	firstLong  = 2
-	firstShort = 20
-	firstMost  = 1024
-	settle     = 2 * time.Millisecond // between them, until what the last one leaves to do is done
+	rounds       = 20                   // of many
+	settle       = 2 * time.Millisecond // between connections of first, until what the last one leaves to do is done
 )
+
+// firsts are the connections of first, with how many messages each has at most: many short ones, since one sample says nothing of 64 messages.
+func firsts(count int) []int {
+	if count > 1024 {
+		return []int{count}
+	}
+	return slices.Concat(slices.Repeat([]int{256}, 10), slices.Repeat([]int{count}, 3))
+}
 
 // What a connection is for, as its first byte says.
 const (
@@ -193,14 +197,11 @@ func (c *client) echo() error {
 	return nil
 }
 
-// first begins connections one after another, a few of all messages and many of the first ones, and gives the median of each message's time: one sample of a busy host says nothing.
+// first begins connections one after another, and gives the median of each message's time.
 func (c *client) first() error {
 	took := make([][]time.Duration, c.count)
-	for i := range firstLong + firstShort {
-		n := c.count
-		if i >= firstLong {
-			n = min(n, firstMost)
-		}
+	for _, n := range firsts(c.count) {
+		n = min(n, c.count)
 		began := time.Now()
 		conn, err := c.connect()
 		if err != nil {
