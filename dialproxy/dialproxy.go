@@ -364,6 +364,7 @@ func (x *Proxy) closeLocked(l *listener) {
 	delete(x.listeners, l.endpoint.ID)
 	if x.owned[l.endpoint.Proc]--; x.owned[l.endpoint.Proc] <= 0 {
 		delete(x.owned, l.endpoint.Proc)
+		delete(x.rings.warm, l.endpoint.Proc)
 	}
 	if !l.ending {
 		l.ending = true

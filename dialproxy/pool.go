@@ -19,7 +19,7 @@ import (
 
 // Limits.
 const (
-	poolBatch   = 16   // connections of one answer, as they come with one message
+	poolBatch   = 16   // connections of one answer, as they come with one message; half as many with memory
 	PoolsMax    = 1024 // of the machine; each holds a file descriptor in sigmad
 	PoolsOf     = 256  // of one realm
 	poolsOfProc = 32   // that one proc dials with
@@ -61,10 +61,15 @@ func (x *Proxy) Pool(p sigma.Principal, ask sigmap.PoolAsk) (*Batch, error) {
 	if p.Proc == "" || p.System || p.Realm != l.endpoint.Realm || p.Proc == l.endpoint.Proc || l.endpoint.Form != sigma.FormStream || p.Machine != x.machine {
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "connections are made in advance between procs of one realm, for streams")
 	}
+	n := min(int(ask.Count), poolBatch, sigmap.PoolMost-len(ask.Unused))
 	x.mu.Lock()
 	fresh := x.pools.from[p.Proc][l] == nil
+	memory := x.rings.warm[l.endpoint.Proc] > 0
+	if memory = memory && x.mayShareLocked(p.Realm, p.Proc, l.endpoint.Proc, min(n, poolBatch/2)); memory {
+		n = min(n, poolBatch/2)
+	}
 	x.mu.Unlock()
-	ps, err := makePairs(min(int(ask.Count), poolBatch, sigmap.PoolMost-len(ask.Unused)), fresh)
+	ps, err := makePairs(n, fresh, memory)
 	if err != nil {
 		return nil, err
 	}
@@ -80,9 +85,11 @@ type pairs []pair
 type pair struct {
 	mine, theirs *os.File
 	inodes       [2]uint64
+	memory, dup  *os.File // the proxy's and the dialler's; nil: it has none
 }
 
-func makePairs(n int, line bool) (pairs, error) {
+// makePairs makes n connections, with a line before them and memory if wanted.
+func makePairs(n int, line, memory bool) (pairs, error) {
 	var ps pairs
 	typ := syscall.SOCK_STREAM
 	if line {
@@ -94,7 +101,16 @@ func makePairs(n int, line bool) (pairs, error) {
 			ps.close()
 			return nil, sigma.Wrap("dialproxy.Pool", "", err)
 		}
-		ps, typ = append(ps, pair{mine, theirs, [2]uint64{inodeOf(mine), inodeOf(theirs)}}), syscall.SOCK_STREAM
+		one := pair{mine: mine, theirs: theirs, inodes: [2]uint64{inodeOf(mine), inodeOf(theirs)}}
+		if memory && typ == syscall.SOCK_STREAM {
+			if one.memory, err = ring.NewFile(); err == nil {
+				one.dup, err = duplicate(one.memory)
+			}
+		}
+		if ps, typ = append(ps, one), syscall.SOCK_STREAM; err != nil {
+			ps.close()
+			return nil, sigma.Wrap("dialproxy.Pool", "", err)
+		}
 	}
 	return ps, nil
 }
@@ -102,8 +118,9 @@ func makePairs(n int, line bool) (pairs, error) {
 // close closes what is left.
 func (ps pairs) close() {
 	for _, p := range ps {
-		p.mine.Close() // of nil, too
-		p.theirs.Close()
+		for _, f := range []*os.File{p.mine, p.theirs, p.memory, p.dup} {
+			f.Close() // of nil, too
+		}
 	}
 }
 
@@ -148,7 +165,11 @@ func (x *Proxy) grantLocked(p sigma.Principal, l *listener, ask sigmap.PoolAsk, 
 		c.ends[ring.Dialled] = end{proc: p.Proc, realm: p.Realm, inode: ps[i].inodes[0], since: now}
 		c.ends[ring.Accepted] = end{proc: l.endpoint.Proc, realm: l.endpoint.Realm, inode: ps[i].inodes[1], since: now}
 		x.noteLocked(c)
-		ps[i].mine = nil
+		if m := ps[i].memory; m != nil {
+			x.shareLocked(m, x.rings.last, p.Realm, p.Proc, l.endpoint.Proc)
+			x.coolLocked(l.endpoint.Proc)
+		}
+		ps[i].mine, ps[i].memory, ps[i].dup = nil, nil, nil
 	}
 	return b, nil
 }
@@ -169,8 +190,6 @@ func (x *Proxy) mayPoolLocked(p sigma.Principal, l *listener, own *pool, fresh b
 		return sigma.Errorf(op, sigma.KindUnsupported, "the listener has no socket for what arrives")
 	case len(l.waiting) > 0 || l.first != nil:
 		return sigma.Errorf(op, sigma.KindBusy, "connections wait to be accepted there")
-	case x.rings.warm[l.endpoint.Proc] > 0: // to ask for it later costs both more than a dial
-		return sigma.Errorf(op, sigma.KindBusy, "connections there have had use for memory, which comes with one that is dialled")
 	case fresh != (own == nil):
 		return sigma.Errorf(op, sigma.KindBusy, "the proc asks twice at a time")
 	case fresh && (x.pools.all >= PoolsMax || x.pools.of[p.Realm] >= PoolsOf || len(x.pools.from[p.Proc]) >= poolsOfProc || len(l.pools) >= poolsAt):
@@ -193,6 +212,11 @@ func (x *Proxy) sendLocked(p sigma.Principal, l *listener, own *pool, ps pairs, 
 		}
 		t := string(x.ticket(first+uint64(len(a.Tickets)), p, l))
 		a.Tickets, b.Grant.Tickets = append(a.Tickets, t), append(b.Grant.Tickets, t)
+	}
+	for i := range ps { // behind all sockets
+		if m := ps[i].memory; m != nil {
+			fds, b.Files = append(fds, int(m.Fd())), append(b.Files, ps[i].dup)
+		}
 	}
 	record, err := sigmap.Payload(func(c *sigmap.Coder) { c.Arrival(&a) })
 	if err == nil {

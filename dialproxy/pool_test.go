@@ -168,7 +168,7 @@ func begin(line *os.File, number uint64) error {
 	return err
 }
 
-// Connections made in advance: both sides get the same ones, the listener with who dials; a line carries which begin; they are listed, and not as begun before their proc says so. While connections there want memory none are made.
+// Connections made in advance: both sides get the same ones, the listener with who dials; a line carries which begin; they are listed, and not as begun before their proc says so.
 func TestPool(t *testing.T) {
 	x := New("m")
 	e, conn := pushed(t, x, server)
@@ -214,20 +214,102 @@ func TestPool(t *testing.T) {
 	if n := len(x.Events(func(c *Connection) bool { return true })); n != 1 {
 		t.Errorf("%d have been dialled", n)
 	}
-	if f, err := x.Ring(client, Ticket(b.Grant.Tickets[1])); err != nil {
-		t.Errorf("no memory for it: %v", err)
-	} else {
-		f.Close()
-	}
-	if _, err := x.Pool(client, sigmap.PoolAsk{Endpoint: e, Count: 1, Unused: []uint64{a.First, a.First + 2, again.First, again.First + 1}}); sigma.KindOf(err) != sigma.KindBusy {
-		t.Errorf("memory is wanted, which comes with a dial: %v", err)
-	}
 	pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Over: true, Unused: []uint64{a.First, again.First}})
 	if err := begin(b.Files[0], a.First); err == nil {
 		t.Error("a line goes on that was ended")
 	}
 	if x.Pools("a") != 0 || count() != 2 || len(x.Events(func(c *Connection) bool { return true })) != 3 {
 		t.Errorf("%d pools are left, %d connections did not begin", x.Pools("a"), count())
+	}
+}
+
+// sameFile says whether two descriptors are of one file.
+func sameFile(t *testing.T, a, b *os.File) bool {
+	t.Helper()
+	as, err := a.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bs, err := b.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return os.SameFile(as, bs)
+}
+
+// After a connection whose memory was asked for, those that are made in advance have theirs, both sides the same, half as many with one answer, and nobody asks again; who uses it has those to come have it too, who does not has it end. Half of what a proc may have is left for connections that ask. What did not begin is given back.
+func TestPoolMemory(t *testing.T) {
+	x := New("m")
+	e, conn := pushed(t, x, server)
+	b := pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Count: 1})
+	receive(t, conn)
+	asked, err := x.Ring(client, Ticket(b.Grant.Tickets[0]))
+	if err != nil {
+		t.Fatalf("no memory for it: %v", err)
+	}
+	asked.Close()
+	batch := func() (*Batch, []*os.File) {
+		b := pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Count: poolBatch})
+		_, theirs := receive(t, conn)
+		return b, theirs
+	}
+	b, theirs := batch()
+	if n := len(b.Grant.Tickets); n != poolBatch/2 || len(b.Files) != 2*n || len(theirs) != 2*n {
+		t.Fatalf("%d connections came with %d and %d files", n, len(b.Files), len(theirs))
+	}
+	for i, ticket := range b.Grant.Tickets {
+		at := len(b.Grant.Tickets) + i
+		if !sameFile(t, b.Files[at], theirs[at]) {
+			t.Error("the two sides have different memory")
+		}
+		for _, p := range []sigma.Principal{client, server} {
+			if _, err := x.Ring(p, Ticket(ticket)); sigma.KindOf(err) != sigma.KindExists {
+				t.Errorf("it is given twice: %v", err)
+			}
+		}
+	}
+	endRings := func(b *Batch, messages byte) {
+		for i, ticket := range b.Grant.Tickets {
+			if messages > 0 { // as both sides count them, in the first direction
+				if _, err := b.Files[len(b.Grant.Tickets)+i].WriteAt([]byte{messages}, 512+8); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, p := range []sigma.Principal{client, server} {
+				if err := x.EndRing(p, Ticket(ticket)); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+	if n := len(x.rings.all); n != poolBatch/2+1 {
+		t.Errorf("%d memories are kept", n)
+	}
+	if endRings(b, ringUsed); x.rings.warm[server.Proc] != ringsEarly || len(x.rings.all) != 1 {
+		t.Errorf("it was used, and %d have it after that; %d memories are kept", x.rings.warm[server.Proc], len(x.rings.all))
+	}
+	for range ringsEarly / (poolBatch / 2) {
+		b, _ := batch()
+		if len(b.Files) != 2*len(b.Grant.Tickets) {
+			t.Error("none has memory, although those before used it")
+		}
+		endRings(b, ringUsed-1)
+	}
+	if b, _ := batch(); len(b.Files) != poolBatch || len(b.Grant.Tickets) != poolBatch {
+		t.Errorf("%d connections came with %d files, although those before had no use for memory", len(b.Grant.Tickets), len(b.Files))
+	}
+	for range RingsOfProc/poolBatch - 1 {
+		x.rings.warm[server.Proc] = ringsEarly
+		batch()
+	}
+	x.rings.warm[server.Proc] = ringsEarly
+	if b, _ := batch(); len(b.Files) != len(b.Grant.Tickets) {
+		t.Errorf("%d memories are held by connections that have not begun", len(x.rings.of[client.Proc]))
+	}
+	x.CloseProc(server.Proc)
+	x.CloseProc(client.Proc)
+	if len(x.rings.all)+len(x.rings.of)+len(x.rings.warm)+len(x.rings.used) != 0 {
+		t.Errorf("something is kept of procs that are gone: %+v", x.rings)
 	}
 }
 

@@ -21,8 +21,10 @@ const (
 	RingsOfRealm = RingsMax / 2
 	// RingsOfProc is how many one proc has. Their pages are charged to whoever writes them first.
 	RingsOfProc = ring.SetMost
-	// ringsEarly is how many connections get memory when they are dialled, after one that was accepted by the same proc asked for it: to ask costs each side 100 µs and more, to have it a tenth of that. The next one does not, and says so whether others will.
+	// ringsEarly is how many connections get memory when they are made, after one that was accepted by the same proc asked for it, or had it and used it: to ask costs each side 100 µs and more, to have it a tenth of that. The next one does not, and says so whether others will.
 	ringsEarly = 16
+	// ringUsed is how many messages say that a connection had use for its memory.
+	ringUsed = 8
 	// macBytes of SHA-256 are left; they are guessed online only, a call each.
 	macBytes = 16
 )
@@ -44,8 +46,9 @@ type rings struct {
 type shared struct {
 	file    *os.File
 	realm   sigma.RealmID
-	holders int     // Proxy.mu
-	waits   [2]bool // Proxy.mu; by ring.Side: it holds it and has not got it yet
+	to      sigma.ProcID // who accepted
+	holders int          // Proxy.mu
+	waits   [2]bool      // Proxy.mu; by ring.Side: it holds it and has not got it yet
 }
 
 // parts are what a ticket says.
@@ -140,7 +143,7 @@ func (x *Proxy) Ring(p sigma.Principal, t Ticket) (*os.File, error) {
 		fresh.Close()
 		return nil, sigma.Errorf(op, sigma.KindBusy, "%d connections of this proc have memory, %d of its realm, %d of all", len(x.rings.of[p.Proc]), x.rings.used[is.Realm], len(x.rings.all))
 	case r == nil:
-		r = &shared{file: fresh, realm: is.Realm}
+		r = &shared{file: fresh, realm: is.Realm, to: is.Procs[ring.Accepted]}
 		x.rings.all[number] = r
 		x.rings.used[is.Realm]++
 		x.rings.warm[is.Procs[ring.Accepted]] = ringsEarly
@@ -168,9 +171,14 @@ func (x *Proxy) holdLocked(id sigma.ProcID, number uint64, r *shared) {
 // giveLocked gives a side its descriptor.
 func (x *Proxy) giveLocked(r *shared, side ring.Side) (*os.File, error) {
 	r.waits[side] = false
-	fd, err := unix.FcntlInt(r.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	f, err := duplicate(r.file)
+	return f, sigma.Wrap("dialproxy.Ring", "", err)
+}
+
+func duplicate(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return nil, sigma.Wrap("dialproxy.Ring", "", os.NewSyscallError("fcntl", err))
+		return nil, os.NewSyscallError("fcntl", err)
 	}
 	return os.NewFile(uintptr(fd), "ring"), nil
 }
@@ -178,12 +186,7 @@ func (x *Proxy) giveLocked(r *shared, side ring.Side) (*os.File, error) {
 // earlyFile makes memory for a connection that is about to be, if those before wanted it; nil if not.
 func (x *Proxy) earlyFile(from, to sigma.ProcID) *os.File {
 	x.mu.Lock()
-	wanted := x.rings.warm[to] > 0 && from != to
-	if wanted {
-		if x.rings.warm[to]--; x.rings.warm[to] == 0 {
-			delete(x.rings.warm, to)
-		}
-	}
+	wanted := from != to && x.coolLocked(to)
 	x.mu.Unlock()
 	if !wanted {
 		return nil
@@ -193,6 +196,22 @@ func (x *Proxy) earlyFile(from, to sigma.ProcID) *os.File {
 		return nil // then they ask, and are told why
 	}
 	return f
+}
+
+// coolLocked counts a connection that gets memory when it is made, and reports whether it should.
+func (x *Proxy) coolLocked(to sigma.ProcID) bool {
+	if x.rings.warm[to] == 0 {
+		return false
+	}
+	if x.rings.warm[to]--; x.rings.warm[to] == 0 {
+		delete(x.rings.warm, to)
+	}
+	return true
+}
+
+// mayShareLocked reports whether n connections that have not begun may have memory: it leaves half of what each may have to those that have.
+func (x *Proxy) mayShareLocked(realm sigma.RealmID, from, to sigma.ProcID, n int) bool {
+	return len(x.rings.of[from])+n <= RingsOfProc/2 && len(x.rings.of[to])+n <= RingsOfProc/2 && x.rings.used[realm]+n <= RingsOfRealm/2 && len(x.rings.all)+n <= RingsMax/2
 }
 
 // fullLocked says that there is no more memory for a realm's connections.
@@ -213,11 +232,17 @@ func (x *Proxy) earlyLocked(f *os.File, number uint64, realm sigma.RealmID, from
 		f.Close()
 		return
 	}
-	r := &shared{file: f, realm: realm, waits: [2]bool{true, true}}
+	x.shareLocked(f, number, realm, from, to).waits = [2]bool{true, true}
+}
+
+// shareLocked has both sides of a connection hold memory. The file is the proxy's.
+func (x *Proxy) shareLocked(f *os.File, number uint64, realm sigma.RealmID, from, to sigma.ProcID) *shared {
+	r := &shared{file: f, realm: realm, to: to}
 	x.rings.all[number] = r
 	x.rings.used[realm]++
 	x.holdLocked(from, number, r)
 	x.holdLocked(to, number, r)
+	return r
 }
 
 // Early gives p, whose connection was just dialled or accepted, the memory that was made with it; nil if there is none. wanted says whether p has use for it; if not it is as if p had given it back.
@@ -266,6 +291,9 @@ func (x *Proxy) dropRingLocked(id sigma.ProcID, number uint64) {
 		delete(x.rings.of, id)
 	}
 	if r.holders--; r.holders == 0 {
+		if t, err := ring.TallyOf(r.file); err == nil && t.Messages[0]+t.Messages[1] >= ringUsed && x.owned[r.to] > 0 {
+			x.rings.warm[r.to] = ringsEarly
+		}
 		r.file.Close()
 		delete(x.rings.all, number)
 		if x.rings.used[r.realm]--; x.rings.used[r.realm] == 0 {
@@ -278,8 +306,8 @@ func (x *Proxy) dropRingLocked(id sigma.ProcID, number uint64) {
 func (x *Proxy) closeRings(id sigma.ProcID) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	delete(x.rings.warm, id)
 	for number := range x.rings.of[id] {
 		x.dropRingLocked(id, number)
 	}
+	delete(x.rings.warm, id)
 }

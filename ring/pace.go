@@ -5,7 +5,7 @@ import "time"
 const (
 	// A connection asks for memory when paceMessages were written, or read, within paceMost: then the 100 µs that it costs are soon won back.
 	paceMessages = 3
-	paceGiven    = 2 // if it is at hand, and costs 10 µs
+	paceGiven    = 1 // if it is at hand, since those before wanted it, and costs 10 µs
 	paceMost     = 2 * time.Millisecond
 )
 

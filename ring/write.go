@@ -17,10 +17,12 @@ type writer struct {
 	to         producer
 	phase      uint32
 	sent       uint64 // bytes of the socket, doorbells among them
+	entered    uint64 // writes there had been when the ring was entered last
 	spin       spinner
 	shut       bool // nothing may be written any more
 	entering   bool // the reader is still to be told that an odd phase has begun
 	once       bool // what cannot be written at once is not waited for
+	stay, next int  // writes to come that stay on the socket; as many after the next time that the ring is full
 	idle, held bool // nothing was written since the last round; pages of the ring are in use
 
 	from   []byte // of the call under way; what is left of it
@@ -57,7 +59,10 @@ func (c *Conn) put(p []byte) (n int, err error) {
 	if m == nil {
 		if !out.pace.over && out.pace.warrants(time.Now(), c.enough) {
 			c.claim()
+			m = c.mem.Load() // if it was at hand
 		}
+	}
+	if m == nil {
 		return c.send(p)
 	}
 	if out.to.direction == nil {
@@ -90,8 +95,28 @@ func (c *Conn) put(p []byte) (n int, err error) {
 		}
 		if !c.spinWrite(m) {
 			c.toSocket()
+			c.stayOnSocket()
 		}
 	}
+}
+
+const (
+	// Writes that stay on the socket after the ring was full while both sides were on one processor; twice as many each time that it is full again before stayLasts writes.
+	stayFirst = 16
+	stayMost  = 1024
+	stayLasts = 64
+)
+
+// stayOnSocket is called when the ring was full. Where both sides share a processor, the reader does nothing before the writer sleeps: the socket, which holds more and lets it sleep, is better for a stream then, as nothing is gained by going back and forth.
+func (c *Conn) stayOnSocket() {
+	out := &c.out
+	if there := out.to.processor.Load(); !out.spin.able || there == 0 || there != processor()+1 {
+		return
+	}
+	if out.next = min(2*out.next, stayMost); out.next == 0 || out.to.writes-out.entered >= stayLasts {
+		out.next = stayFirst
+	}
+	out.stay = out.next
 }
 
 // toRing begins an odd phase if the peer follows and nobody wants the socket.
@@ -100,6 +125,11 @@ func (c *Conn) toRing() bool {
 	if d.ready.Load() == 0 || d.reached.Load() != out.phase || Transport(c.wanted.Load()) == Socket {
 		return false
 	}
+	if out.stay > 0 {
+		out.stay--
+		return false
+	}
+	out.entered = out.to.writes
 	d.toRing.Store(out.sent)
 	out.phase++
 	d.phase.Store(out.phase)

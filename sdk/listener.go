@@ -297,13 +297,18 @@ func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
 		files[0].Close()
 		files = files[1:]
 	}
-	if of == nil || len(files) != len(a.Tickets) {
+	n := len(a.Tickets)
+	if of == nil || len(files) != n && len(files) != 2*n {
 		session.CloseFiles(files)
 		l.drop(of)
 		return
 	}
-	for i, f := range files {
-		of.ready[a.First+uint64(i)] = arrived{[]*os.File{f}, a.From, a.Tickets[i]}
+	for i := range n {
+		one := arrived{files[i : i+1 : i+1], a.From, a.Tickets[i]}
+		if len(files) > n { // their memory is behind the sockets
+			one.files = append(one.files, files[n+i])
+		}
+		of.ready[a.First+uint64(i)] = one
 	}
 	if len(of.ready) > sigmap.PoolMost { // what has begun meanwhile is still on the line, perhaps some of these
 		l.hear(of, hearMost)
@@ -349,7 +354,7 @@ func (l *listener) drop(of *line) {
 	delete(l.pools, of.pool)
 	nowait.Close(of.fd) // which takes it out of the epoll
 	for _, a := range of.ready {
-		a.close()
+		l.refuse(a)
 	}
 }
 
@@ -373,9 +378,17 @@ func (l *listener) abandon() {
 	defer func() { <-l.turn }()
 	l.end()
 	for _, a := range l.queue {
-		a.close()
+		l.refuse(a)
 	}
 	l.queue = nil
+}
+
+// refuse closes what nobody accepts any more.
+func (l *listener) refuse(a arrived) {
+	a.close()
+	if len(a.files) > 1 {
+		l.c.releaseRing([]byte(a.ticket))
+	}
 }
 
 // acceptError makes the error of a listener that is closed what net/http and others expect.

@@ -64,6 +64,16 @@ type made struct {
 	file   *os.File
 	number uint64
 	ticket string
+	memory *os.File // nil: it has none yet
+}
+
+// close ends one that will not begin.
+func (m *made) close(c *Client) {
+	m.file.Close()
+	if m.memory != nil {
+		m.memory.Close()
+		c.releaseRing([]byte(m.ticket))
+	}
 }
 
 // gone says that it has ended: it was taken back, or its peer is gone.
@@ -90,7 +100,11 @@ func (c *Client) begin(ctx context.Context, e sigma.Endpoint) net.Conn {
 	if !ok {
 		return nil
 	}
-	conn, err := c.streamOf(e.Form, []*os.File{m.file}, ring.Dialled, m.ticket, CallerAddr{*who}, EndpointAddr{e})
+	files := []*os.File{m.file}
+	if m.memory != nil {
+		files = append(files, m.memory)
+	}
+	conn, err := c.streamOf(e.Form, files, ring.Dialled, m.ticket, CallerAddr{*who}, EndpointAddr{e})
 	if err != nil {
 		return nil
 	}
@@ -141,11 +155,11 @@ func (p *pool) take(now time.Time) (m made, ok bool) {
 	for !ok && len(p.ready) > 0 {
 		m, p.ready = p.ready[0], p.ready[1:]
 		if m.gone() {
-			m.file.Close()
+			m.close(p.c)
 			continue
 		}
 		if ok = p.sayLocked(m.number); !ok {
-			m.file.Close()
+			m.close(p.c)
 			p.dropLocked()
 		}
 	}
@@ -175,7 +189,7 @@ func (p *pool) dropLocked() {
 		p.never = p.numbersLocked()
 	}
 	for _, m := range p.ready {
-		m.file.Close()
+		m.close(p.c)
 	}
 	p.ready = nil
 	if p.line != nil {
@@ -206,14 +220,19 @@ func (p *pool) ask() {
 		p.line, files = files[0], files[1:]
 		p.raw, err = p.line.SyscallConn()
 	}
-	if err != nil || p.line == nil || len(files) != len(grant.Tickets) || len(files) == 0 {
+	n := len(grant.Tickets)
+	if err != nil || p.line == nil || n == 0 || len(files) != n && len(files) != 2*n {
 		session.CloseFiles(files)
 		p.not = time.Now().Add(poolAgain)
 		p.had = p.had || p.line == nil // sigmad may have made a line of which the answer did not come
 		return
 	}
-	for i, f := range files {
-		p.ready = append(p.ready, made{f, grant.First + uint64(i), grant.Tickets[i]})
+	for i, f := range files[:n] {
+		m := made{file: f, number: grant.First + uint64(i), ticket: grant.Tickets[i]}
+		if len(files) > n { // their memory is behind the sockets
+			m.memory = files[n+i]
+		}
+		p.ready = append(p.ready, m)
 	}
 	p.want = min(2*p.want, sigmap.PoolMost)
 	if p.tick == nil {
@@ -253,7 +272,7 @@ func (p *pool) look() {
 	p.ready = slices.DeleteFunc(p.ready, func(m made) bool {
 		gone := m.gone()
 		if gone {
-			m.file.Close()
+			m.close(p.c)
 			p.untold++
 		}
 		return gone

@@ -55,7 +55,7 @@ func (c *Coder) PoolAsk(a *PoolAsk) {
 	c.Bool(&a.Over)
 }
 
-// PoolGrant answers it, with the sockets: first that of the line, if Line, then of each connection.
+// PoolGrant answers it, with the sockets: first that of the line, if Line, then of each connection, and behind those the memory of each, or none.
 type PoolGrant struct {
 	Line    bool
 	First   uint64
