@@ -32,6 +32,7 @@ var rules = []struct {
 	{"fuzz", CheckFuzz},
 	{"link", CheckLinks},
 	{"command", CheckCommands},
+	{"named-test", CheckNamedTests},
 }
 
 const root = "../.."

@@ -3,8 +3,12 @@
 package machine
 
 import (
+	"fmt"
+	"runtime"
 	"testing"
+	"time"
 
+	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sigma"
 )
 
@@ -38,4 +42,51 @@ func TestPaperFailedProcIsNotStartedAgain(t *testing.T) {
 	if n != 4 {
 		t.Errorf("there are %d procs, 4 were spawned", n)
 	}
+}
+
+// 001 §4.3: best-effort procs use processors that latency-critical ones have reserved, all that there are, and leave idle.
+func TestPaperBestEffortUsesReservedProcessorsThatAreIdle(t *testing.T) {
+	r := connect(t, defaultRealm)
+	cores := sigma.MilliCPU(1000 * runtime.NumCPU())
+	critical := r.spawn(r.reserved(cores, 32*sigma.MiB, "leave"))[0]
+	r.wrote(critical, "ready")
+	best := r.spawn(r.descriptor("probe.c", "compute"))[0]
+	r.started(best)
+	testenv.Eventually(t, "a best-effort proc computes where all is reserved", func() error {
+		us, err := r.Usage(r.ctx, best)
+		if err == nil && us[0].UserTime+us[0].SystemTime < 300*time.Millisecond {
+			err = fmt.Errorf("it had %v", us[0].UserTime+us[0].SystemTime)
+		}
+		return err
+	})
+	for _, id := range []sigma.ProcID{critical, best} {
+		if err := r.Kill(r.ctx, id); err != nil {
+			t.Error(err)
+		}
+		r.wait(id)
+	}
+}
+
+// 001 §3.1, and bad input of scheduling: a spawn whose parent is gone. The child that waits for room keeps its place, starts when there is some, and who waits for it is answered.
+func TestPaperSpawnWhoseParentIsGone(t *testing.T) {
+	r := connect(t, defaultRealm)
+	d := r.descriptor("probe.c", "leave")
+	d.Memory = sigma.Bytes(r.metric("sigma_schedd_memory_capacity_bytes")) / 3 * 2 &^ 0xffff // one of them runs
+	holder := r.spawn(d)[0]
+	r.wrote(holder, "ready")
+	st, out := r.run("goprobe", "parent-of-waiting", fmt.Sprint(uint64(d.Memory)), d.Program, "exit", "5")
+	if !st.OK() {
+		t.Fatalf("the parent: %+v %s", st, out)
+	}
+	child := sigma.ProcID(out)
+	if p := r.info(child); p.State != sigma.ProcQueued || p.Parent == "" {
+		t.Errorf("the child is %v, of %q", p.State, p.Parent)
+	}
+	if err := r.Kill(r.ctx, holder); err != nil {
+		t.Fatal(err)
+	}
+	if st := r.wait(child); st.ExitCode != 5 {
+		t.Errorf("the child: %+v", st)
+	}
+	r.wait(holder)
 }

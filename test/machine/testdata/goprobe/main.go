@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -70,6 +71,17 @@ func run(ctx context.Context, c *sdk.Client, what string, args []string) error {
 		}
 		fmt.Print(ids[0])
 		return c.WaitStart(ctx, ids[0])
+	case "parent-of-waiting": // it is gone before its child starts
+		memory, err := strconv.ParseUint(args[0], 10, 64)
+		if err != nil {
+			return err
+		}
+		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: args[1], Args: args[2:], Memory: sigma.Bytes(memory)})
+		if err != nil {
+			return err
+		}
+		fmt.Print(ids[0])
+		return nil
 	case "ephemeral":
 		return ephemeral(ctx, c, args[0], args[1])
 	case "watches":
