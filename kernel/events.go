@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"time"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
@@ -197,11 +196,7 @@ func (k *Kernel) tellMembers(before, after []identity.Member) {
 }
 
 // tellDaemon notes that a daemon of this machine ended or is there again.
-func (k *Kernel) tellDaemon(what, name string, pause time.Duration) {
-	message := ""
-	if pause > 0 {
-		message = "it is started again in " + pause.String()
-	}
+func (k *Kernel) tellDaemon(what, name, message string) {
 	k.events.ofSystem(state.Event{Event: what, Machine: string(k.cfg.Machine), Daemon: name, Message: message})
 }
 

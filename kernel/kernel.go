@@ -67,6 +67,9 @@ type Config struct {
 	Mount       *binfs.Mount
 	// Encrypt has all that goes to other machines and comes from them encrypted, at the price of sigmad's processor time for it: no direct connections are made.
 	Encrypt bool
+
+	// Deaths is how often sigmad or the launcher of this machine has died of late, as the keeper counts: it is told as an event. 0 at a start of the machine.
+	Deaths int
 	// StoreDelay is added to each message between sigmad and the object store, in each direction. Benches and tests only.
 	StoreDelay time.Duration
 	Log        *slog.Logger
@@ -304,7 +307,11 @@ func (k *Kernel) Run(ctx context.Context) error {
 				return err
 			}
 			k.cfg.Log.Info("machine is up", "machine", k.cfg.Machine, "memory", k.cfg.Memory.String(), "boot", time.Since(k.start).Round(time.Millisecond).String())
-			k.tellDaemon(state.EventDaemonStarted, "sigmad", 0)
+			message := ""
+			if k.cfg.Deaths > 0 {
+				message = fmt.Sprintf("death %d of sigmad or launcher of late", k.cfg.Deaths)
+			}
+			k.tellDaemon(state.EventDaemonStarted, "sigmad", message)
 			if k.cfg.Ready != nil {
 				k.cfg.Ready()
 			}

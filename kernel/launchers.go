@@ -58,7 +58,7 @@ func (k *Kernel) launchers(ctx context.Context) error {
 		}
 		if ctx.Err() == nil {
 			k.cfg.Log.Warn("the launcher died", "lost", len(lost))
-			k.tellDaemon(state.EventDaemonEnded, "launcher", 0)
+			k.tellDaemon(state.EventDaemonEnded, "launcher", "")
 		}
 	}
 }

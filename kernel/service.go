@@ -88,7 +88,7 @@ func (s *service) supervise(ctx context.Context) {
 		err := s.run(ctx)
 		if err != nil && ctx.Err() == nil {
 			s.k.cfg.Log.Warn("service ended", "service", s.name, "err", err, "restart_in", wait.String())
-			s.k.tellDaemon(state.EventDaemonEnded, s.name, wait)
+			s.k.tellDaemon(state.EventDaemonEnded, s.name, "it is started again in "+wait.String())
 		}
 		if errors.Is(err, errLauncherDied) { // nothing is wrong with it, and the keeper sees to launchers that die often
 			continue
@@ -177,7 +177,7 @@ func (s *service) started(id sigma.ProcID) {
 		s.state = "running"
 		close(s.ready)
 		if s.restarts > 0 {
-			s.k.tellDaemon(state.EventDaemonStarted, s.name, 0)
+			s.k.tellDaemon(state.EventDaemonStarted, s.name, "")
 		}
 	}
 }

@@ -19,7 +19,7 @@ const (
 )
 
 const (
-	controlsMax = 16 // control sockets that wait for Next; the keeper gives up after five deaths of the launcher within ten seconds
+	controlsMax = 16 // control sockets that wait for Next; the keeper starts a launcher that dies again and again more and more slowly
 	socketsMax  = 64 // requests for sockets that are under way at once: their answers fit into the keeper's send buffer, so that it never waits
 )
 

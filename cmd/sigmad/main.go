@@ -64,6 +64,7 @@ func run(log *slog.Logger) error {
 	cpu := flag.Uint("cpu", 0, "thousandths of a core that this machine offers (0 = the host's)")
 	memory := flag.Uint64("memory", 0, "bytes of memory that this machine offers (0 = the host's)")
 	labels := flag.String("labels", "", "labels of this machine, name=value, comma separated")
+	deaths := flag.Int("deaths", 0, "how often sigmad or the launcher has died of late")
 	encrypt := flag.String("encrypt", "no", "yes: all that goes to other machines is encrypted, and passes through sigmad")
 	flag.Parse()
 
@@ -83,7 +84,7 @@ func run(log *slog.Logger) error {
 		return err
 	}
 	toKeeper := launch.NewKeeper(keeper)
-	cfg := kernel.Config{Machine: sigma.MachineID(*machine), Keeper: toKeeper, Connect: toKeeper.Connect, Address: *address, CPU: sigma.MilliCPU(*cpu), Memory: sigma.Bytes(*memory / 4 * 3), Data: data, Log: log, UIDBase: 0x40000000 + uint32(number%1024)<<20, UIDs: 1 << 20, AllowWeaken: *weaken, Encrypt: *encrypt == "yes",
+	cfg := kernel.Config{Machine: sigma.MachineID(*machine), Keeper: toKeeper, Connect: toKeeper.Connect, Address: *address, CPU: sigma.MilliCPU(*cpu), Memory: sigma.Bytes(*memory / 4 * 3), Data: data, Log: log, UIDBase: 0x40000000 + uint32(number%1024)<<20, UIDs: 1 << 20, AllowWeaken: *weaken, Encrypt: *encrypt == "yes", Deaths: *deaths,
 		Ready: func() { say("ready") }}
 	if *rootless > 0 {
 		cfg.UIDBase, cfg.UIDs, cfg.Rootless = 1, uint32(*rootless), true

@@ -23,7 +23,8 @@ pub fn bounds(config: &Config) -> Bounds {
 }
 
 /// The plan for sigmad and its descriptors in the order of a START, among them the socket from which it takes its
-/// control sockets, and the one on which it says that the system is ready.
+/// control sockets, and the one on which it says that the system is ready. How many deaths there were of late it
+/// tells on.
 pub fn sigmad(
     config: &Config,
     bounds: Bounds,
@@ -31,6 +32,7 @@ pub fn sigmad(
     ready: OwnedFd,
     fuse: Option<&Fuse>,
     listener: Option<&TcpListener>,
+    deaths: u32,
 ) -> Result<(Plan, Vec<OwnedFd>), Error> {
     let data = open_data(config).map_err(Error::Data)?;
     let mut programs = Vec::new();
@@ -63,6 +65,9 @@ pub fn sigmad(
 
     let names: Vec<&str> = programs.iter().map(|(name, _, _)| *name).collect();
     let mut argv = arguments(config, &names.join(","));
+    if deaths > 0 {
+        argv.extend([CString::from(c"--deaths"), CString::new(deaths.to_string()).unwrap_or_default()]);
+    }
     let mut next = 5;
     for (_, file, dir) in programs {
         fds.extend([file, dir]);

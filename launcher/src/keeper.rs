@@ -1,6 +1,7 @@
 //! The parent of everything: starts sigmad and the launcher proper, connects the two, and starts the launcher
 //! again when it dies. It serves nobody's requests, so that there is little that could end it.
 
+use crate::backoff::Backoff;
 use crate::boot;
 use crate::cgroup::{Cgroups, Place};
 use crate::config::Config;
@@ -14,7 +15,6 @@ use crate::rootless;
 use crate::status::{News, Status};
 use crate::supervisor::{self, EXIT_PROTOCOL, EXIT_START};
 use crate::sys::{self, Epoll, Waited, cred, socket};
-use std::collections::VecDeque;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -23,11 +23,9 @@ const SECOND: u64 = 1_000_000_000;
 const GRACE: u64 = 10 * SECOND;
 /// How long the launcher may take to end what it started: it waits a little less for killed processes.
 const KILL_PATIENCE: u64 = 25 * SECOND;
-/// So many deaths of the launcher within this time are no accidents any more.
-const DEATHS_MAX: usize = 5;
-const DEATHS_TIME: u64 = 10 * SECOND;
-/// How long the start of another sigmad waits, for each death of late.
-const RESTART: u64 = SECOND / 20;
+/// A system that dies so often before it is this old does not come up; it ends, and `sigma up` says why.
+const DEATHS_MAX: u32 = 5;
+const YOUNG: u64 = 10 * SECOND;
 /// sigmad's cgroup, just left by its last process, is tried again after this time.
 const BUSY_RETRY_MS: i32 = 2;
 /// The launcher died too often.
@@ -72,8 +70,11 @@ struct Keeper<'a> {
     launcher: Option<Launcher>,
     /// When another sigmad is to be started.
     sigmad_at: Option<u64>,
-    /// When the launcher or sigmad died, the latest last.
-    deaths: VecDeque<u64>,
+    /// When another launcher is.
+    launcher_at: Option<u64>,
+    born: u64,
+    /// The deaths of the two.
+    deaths: Backoff,
     phase: Phase,
     code: i32,
 }
@@ -150,7 +151,9 @@ impl<'a> Keeper<'a> {
             to_sigmad: None,
             launcher: None,
             sigmad_at: None,
-            deaths: VecDeque::new(),
+            launcher_at: None,
+            born: sys::monotonic_ns(),
+            deaths: Backoff::default(),
             phase: Phase::Running,
             code: EXIT_START,
         })
@@ -165,8 +168,15 @@ impl<'a> Keeper<'a> {
     fn start_sigmad(&mut self) -> Result<(), Error> {
         let (to, from) = socket::pair().map_err(Error::Loop)?;
         let ready = sys::dup_above(self.ready.as_raw_fd(), 3).map_err(Error::Loop)?;
-        let (plan, fds) =
-            boot::sigmad(self.config, self.bounds, from, ready, self.fuse.as_ref(), self.listener.as_ref())?;
+        let (plan, fds) = boot::sigmad(
+            self.config,
+            self.bounds,
+            from,
+            ready,
+            self.fuse.as_ref(),
+            self.listener.as_ref(),
+            self.deaths.count(),
+        )?;
         let sigmad = self.factory.start(plan, &[], fds, sys::monotonic_ns())?;
         let report = sigmad.report().unwrap_or(-1);
         // Without it sigmad could not be told to end, since its process would not be known.
@@ -230,16 +240,35 @@ impl<'a> Keeper<'a> {
                 }
             }
             self.finish_sigmad();
-            if self.phase == Phase::Running && self.sigmad_at.is_some_and(|time| sys::monotonic_ns() >= time) {
-                self.sigmad_at = None;
-                self.start_sigmad()?;
-                self.connect()?;
+            if self.phase == Phase::Running {
+                self.start_again()?;
             }
             if let Phase::Ending(deadline) = self.phase
                 && sys::monotonic_ns() > deadline
             {
                 log("sigmad did not end in time");
                 self.end();
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts what is due, the launcher first. What cannot be started now may be later: a host that is out of
+    /// processes for a moment costs no machine.
+    fn start_again(&mut self) -> Result<(), Error> {
+        let due = |at: &mut Option<u64>| at.take_if(|time| sys::monotonic_ns() >= *time).is_some();
+        if due(&mut self.launcher_at) {
+            let place = Place::of(self.config.rootless.as_ref());
+            let swept = Cgroups::sweep(&self.config.instance, &place, Some(boot::GROUP));
+            match swept.and_then(|_| self.start_launcher()) {
+                Ok(()) => self.connect()?,
+                Err(error) => self.launcher_at = self.next("the launcher was not started", &chain(&error)),
+            }
+        }
+        if due(&mut self.sigmad_at) {
+            match self.start_sigmad() {
+                Ok(()) => self.connect()?,
+                Err(error) => self.sigmad_at = self.next("sigmad was not started", &chain(&error)),
             }
         }
         Ok(())
@@ -260,7 +289,7 @@ impl<'a> Keeper<'a> {
         }
         let until = |time: u64| (time.saturating_sub(sys::monotonic_ns()) / 1_000_000) as i32 + 1;
         match self.phase {
-            Phase::Running => self.sigmad_at.map_or(-1, until),
+            Phase::Running => self.sigmad_at.into_iter().chain(self.launcher_at).min().map_or(-1, until),
             Phase::Ending(deadline) | Phase::Killing(deadline) => until(deadline),
         }
     }
@@ -379,7 +408,12 @@ impl<'a> Keeper<'a> {
         match sigmad.last_word(usage) {
             // Whoever exits by itself knows that it cannot go on.
             Reply::Exited { wait_status, .. } if self.phase == Phase::Running && is_crash(wait_status) => {
-                return self.on_sigmad_crash(wait_status);
+                self.sigmad_at = self.next("sigmad has died", &how(wait_status));
+                return;
+            }
+            Reply::Failed { error, .. } if self.phase == Phase::Running && !self.is_young() => {
+                self.sigmad_at = self.next("sigmad did not start", &chain(&error));
+                return;
             }
             Reply::Exited { wait_status, .. } if self.code == EXIT_START => {
                 self.code = match libc::WIFEXITED(wait_status) {
@@ -391,19 +425,6 @@ impl<'a> Keeper<'a> {
             _ => {}
         }
         self.end();
-    }
-
-    /// What runs goes on, and the next sigmad takes it over.
-    fn on_sigmad_crash(&mut self, status: i32) {
-        let how = how(status);
-        let now = sys::monotonic_ns();
-        if self.died_too_often(now) {
-            log(&format!("sigmad has died ({how}), the {DEATHS_MAX}th death within 10 s; the system ends"));
-            self.code = EXIT_DEATHS;
-            return self.end();
-        }
-        log(&format!("sigmad has died ({how}); another is started"));
-        self.sigmad_at = Some(now + RESTART * self.deaths.len() as u64);
     }
 
     /// Its children have died with it. What they leave goes too, before others take their place.
@@ -418,25 +439,29 @@ impl<'a> Keeper<'a> {
             self.end();
             return Ok(());
         }
-        let how = how(status);
-        if self.died_too_often(sys::monotonic_ns()) {
-            log(&format!("the launcher has died ({how}) {DEATHS_MAX} times within 10 s; the system ends"));
-            self.code = EXIT_DEATHS;
-            self.end();
-            return Ok(());
-        }
-        log(&format!("the launcher has died ({how}), and all procs with it; another is started"));
-        Cgroups::sweep(&self.config.instance, &Place::of(self.config.rootless.as_ref()), Some(boot::GROUP))?;
-        self.start_launcher()?;
-        self.connect()
+        self.launcher_at = self.next("the launcher has died, and all procs with it", &how(status));
+        self.start_again()
     }
 
-    fn died_too_often(&mut self, now: u64) -> bool {
-        self.deaths.push_back(now);
-        while self.deaths.front().is_some_and(|time| now - time > DEATHS_TIME) {
-            self.deaths.pop_front();
+    /// One of the two has died or was not started. When it is to be started again: what runs of the other goes on
+    /// until then. None if the system ends.
+    fn next(&mut self, what: &str, how: &str) -> Option<u64> {
+        let now = sys::monotonic_ns();
+        let pause = self.deaths.died(now);
+        let count = self.deaths.count();
+        if count >= DEATHS_MAX && self.is_young() {
+            log(&format!("{what} ({how}), death {count} within 10 s of the start; the system ends"));
+            self.code = EXIT_DEATHS;
+            self.end();
+            return None;
         }
-        self.deaths.len() >= DEATHS_MAX
+        log(&format!("{what} ({how}), death {count} of late; another is started in {} ms", pause / 1_000_000));
+        Some(now + pause)
+    }
+
+    /// Before it has run for a while a system that does not work is one that cannot.
+    fn is_young(&self) -> bool {
+        sys::monotonic_ns() - self.born < YOUNG
     }
 }
 

@@ -1,5 +1,6 @@
 //! The sigmaOS launcher: flags in, exit code out. See docs/internals/launcher-protocol.md.
 
+mod backoff;
 mod boot;
 mod calls;
 mod cgroup;

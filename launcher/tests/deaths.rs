@@ -118,7 +118,23 @@ fn a_killed_launcher_takes_its_procs_along_and_another_serves() {
         reader.read_to_end(&mut Vec::new()).unwrap();
         assert_eq!(machine.run(10 * round + 1, &["hello"]).0, "hello test\n");
     }
-    assert_eq!(machine.kill_launchers().code(), Some(72), "five times in a row are too often");
+    assert_eq!(machine.kill_launchers().code(), Some(72), "a system that never comes up ends");
+    machine.settle(0);
+    assert_eq!(machine.leftovers(), [""; 0]);
+}
+
+#[test]
+fn a_launcher_that_dies_again_and_again_is_started_with_pauses() {
+    let mut machine = machine!();
+    // A system that is so old has come up.
+    std::thread::sleep(std::time::Duration::from_secs(10));
+    for round in 0..6 {
+        machine.kill_launcher();
+        assert_eq!(machine.run(round, &["hello"]).0, "hello test\n");
+    }
+    machine.kill_sigmad();
+    assert_eq!(machine.run(7, &["hello"]).0, "hello test\n");
+    machine.end(0);
     machine.settle(0);
     assert_eq!(machine.leftovers(), [""; 0]);
 }

@@ -104,11 +104,10 @@ type chaos struct {
 	load    *load
 	lives   map[sigma.MachineID]sigma.Incarnation
 	done    map[string]int
-	deaths  map[*testenv.Machine][]time.Time // of sigmad and launcher, by kill -9
-	took    []time.Duration                  // from a fault until a waiter was answered
-	worst   []time.Duration                  // the longest of each fault
-	most    time.Duration                    // that it may take
-	watcher *testenv.Machine                 // a control machine that no fault is upon
+	took    []time.Duration  // from a fault until a waiter was answered
+	worst   []time.Duration  // the longest of each fault
+	most    time.Duration    // that it may take
+	watcher *testenv.Machine // a control machine that no fault is upon
 }
 
 // Goal: "Done when 2" of the issue. No waiter is left unanswered, no proc starts twice, no machine that was only slow is given up, nothing leaks, and a loss is known to those who wait within 3 s.
@@ -123,7 +122,7 @@ func chaosOf(t *testing.T, acts []act) {
 	t.Logf("to repeat: SIGMA_CHAOS_TIME=%v SIGMA_CHAOS_CONTROL=%d SIGMA_CHAOS_SEED=%d", most, control, seed)
 	ctx, cancel := context.WithTimeout(t.Context(), most+5*time.Minute*testenv.Slow())
 	defer cancel()
-	x := &chaos{t: t, ctx: ctx, acts: acts, random: rand.New(rand.NewPCG(seed, 0)), done: map[string]int{}, deaths: map[*testenv.Machine][]time.Time{}, lives: map[sigma.MachineID]sigma.Incarnation{}, most: lossMost * testenv.Slow(),
+	x := &chaos{t: t, ctx: ctx, acts: acts, random: rand.New(rand.NewPCG(seed, 0)), done: map[string]int{}, lives: map[sigma.MachineID]sigma.Incarnation{}, most: lossMost * testenv.Slow(),
 		o: testenv.ClusterOptions{Machines: chaosMachines, Control: control, Seed: seed, CPU: 1, Memory: 2 * sigma.GiB}}
 	x.c = testenv.NewCluster(t, x.o)
 	x.watcher = x.c.Machine(0)

@@ -26,9 +26,6 @@ func crash(daemon string, control bool) act {
 		name += " of a control machine"
 	}
 	return act{name: name, control: control, do: func(x *chaos, v *testenv.Machine) error {
-		if daemon == "sigmad" || daemon == "launcher" {
-			x.spare(v)
-		}
 		var ws []*waiter
 		if daemon == "launcher" && v != x.watcher {
 			var err error
@@ -59,14 +56,6 @@ func crash(daemon string, control bool) act {
 		}
 		return x.await("all machines are members", func() error { return x.learn() }) // one whose sigmad takes long to come back may have been taken for lost
 	}}
-}
-
-// spare waits until one more death of sigmad or launcher is not the fifth within 10 s, which ends a machine (docs/internals/launcher-protocol.md).
-func (x *chaos) spare(v *testenv.Machine) {
-	if n := len(x.deaths[v]); n >= 4 {
-		<-time.After(time.Until(x.deaths[v][n-4].Add(11 * time.Second)))
-	}
-	x.deaths[v] = append(x.deaths[v], time.Now())
 }
 
 // writes makes a name by way of a machine.
