@@ -50,6 +50,7 @@ func (k *Kernel) forgetRealm(realm sigma.RealmID) {
 	k.dropNames(realm)
 	k.ledger.drop(realm)
 	k.traffic.drop(realm)
+	k.dropGroups(realm)
 	defer k.events.forget(realm)
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -134,6 +134,26 @@ func (g *groupShares) uses(l *launch.Launcher, realm sigma.RealmID, class sigma.
 	return group
 }
 
+// dropGroups has the launcher remove the cgroups of a realm that is gone.
+func (k *Kernel) dropGroups(realm sigma.RealmID) {
+	k.mu.Lock()
+	l := k.launcher
+	k.mu.Unlock()
+	k.shares.drop(l, realm)
+}
+
+// drop forgets the groups of a realm that is gone. l is nil while there is no launcher, which then sweeps them.
+func (g *groupShares) drop(l *launch.Launcher, realm sigma.RealmID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, group := range []string{groupOf(realm, sigma.BestEffort), groupOfLC(realm)} {
+		delete(g.groups, group)
+		if l != nil {
+			l.DropGroup(group)
+		}
+	}
+}
+
 // tellLocked tells the launcher of a group, if that is news.
 func (g *groupShares) tellLocked(l *launch.Launcher, group string, s launch.Share) {
 	if now, known := g.groups[group]; g.groups != nil && l != nil && (!known || now != s) {

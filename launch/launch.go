@@ -48,7 +48,6 @@ type Request struct {
 	PidsMax   uint32
 	Memory    sigma.Bytes // hard limit; 0 = none
 	CPUShares uint32
-	Slice     time.Duration // how long its threads run before others have a turn, in whole microseconds; 0 = the kernel's choice
 	NoFile    uint32
 	Group     string // cgroup path, as in "default/be"
 	Args, Env []string
@@ -190,7 +189,7 @@ func (l *Launcher) Start(r Request) error {
 	b = binary.LittleEndian.AppendUint64(b, r.ID)
 	u32(uint32(r.Profile), r.UID, r.GID, r.PidsMax)
 	b = binary.LittleEndian.AppendUint64(b, uint64(r.Memory))
-	u32(r.CPUShares, uint32(r.Slice.Microseconds()), r.NoFile)
+	u32(r.CPUShares, r.NoFile)
 	u16(len(r.Args), len(r.Env), len(r.Passed), len(r.Group))
 	fds := []int{int(r.Program.Fd())}
 	if r.Profile == ProfileSystem {
@@ -245,6 +244,12 @@ func (l *Launcher) SetShare(group string, s Share) error {
 	}
 	b = binary.LittleEndian.AppendUint32(b, idle)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(group)))
+	return l.send(append(b, group...), nil)
+}
+
+// DropGroup removes a group as soon as nothing is in it. A proc that starts in it, or SetShare, before that lets it be, and makes it again afterwards. It is no error if there is no such group.
+func (l *Launcher) DropGroup(group string) error {
+	b := binary.LittleEndian.AppendUint16([]byte{13, 0, 1, 0}, uint16(len(group)))
 	return l.send(append(b, group...), nil)
 }
 

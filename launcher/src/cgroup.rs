@@ -10,7 +10,7 @@ use crate::plan::Limits;
 use crate::sys;
 use freezer::Frozen;
 use gauges::Gauges;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -71,6 +71,8 @@ pub struct Cgroups {
     name: String,
     /// The directories of each group, in the order of the hierarchies.
     groups: HashMap<String, Vec<OwnedFd>>,
+    /// Groups that go as soon as nothing is in them.
+    doomed: HashSet<String>,
     named: u64,
 }
 
@@ -151,7 +153,8 @@ impl Cgroups {
         if let Some(freezer) = &freezer {
             freezer::sweep(&freezer.join(&name)).map_err(Error::Sweep)?;
         }
-        let cgroups = Cgroups { version, hierarchies, freezer, name, groups: HashMap::new(), named: 0 };
+        let cgroups =
+            Cgroups { version, hierarchies, freezer, name, groups: HashMap::new(), doomed: HashSet::new(), named: 0 };
         for hierarchy in &cgroups.hierarchies {
             let root = hierarchy.path.join(&cgroups.name);
             match but {
@@ -280,7 +283,38 @@ impl Cgroups {
         }
     }
 
+    /// Has a group removed as soon as nothing is in it. Whoever asks for it before that revokes it.
+    pub fn doom(&mut self, group: &str) {
+        if self.groups.contains_key(group) {
+            self.doomed.insert(group.to_string());
+        }
+    }
+
+    pub fn has_doomed(&self) -> bool {
+        !self.doomed.is_empty()
+    }
+
+    /// Removes those of the doomed groups in which nothing is. A process that has just died keeps a leaf busy for a
+    /// moment, and a leaf its group: such a group is tried again.
+    pub fn remove_doomed(&mut self) {
+        for group in std::mem::take(&mut self.doomed) {
+            let below = |h: &Hierarchy| h.path.join(&self.name).join(&group);
+            let gone = |path: PathBuf| match std::fs::remove_dir(&path) {
+                Err(err) => err.kind() == std::io::ErrorKind::NotFound,
+                Ok(()) => true,
+            };
+            if self.hierarchies.iter().map(below).all(gone) {
+                self.groups.remove(&group);
+            } else {
+                self.doomed.insert(group);
+            }
+        }
+    }
+
     fn open_group(&mut self, group: &str) -> Result<()> {
+        if self.doomed.remove(group) {
+            self.groups.remove(group); // some hierarchies may have it no more
+        }
         if self.groups.contains_key(group) {
             return Ok(());
         }

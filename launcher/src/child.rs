@@ -157,13 +157,12 @@ fn make_rules(launch: &Launch) -> sys::Result<Rules> {
     Ok(rules)
 }
 
-/// All but that on processes, and the slice. All of it is inherited, which counts those of a uid.
+/// All but that on processes. All of it is inherited, which counts those of a uid.
 pub fn set_limits(plan: &Plan) -> sys::Result<()> {
     // Not 0, which the kernel ignores where dumps are piped to a program of the host (core(5)): 1 means none there too.
     sys::set_limit(libc::RLIMIT_CORE as i32, 1)?;
     sys::set_limit(libc::RLIMIT_NOFILE as i32, plan.nofile as u64)?;
     sys::set_limit(libc::RLIMIT_MEMLOCK as i32, MEMLOCK_BYTES)?;
-    sys::set_slice(plan.slice_us)?;
     if plan.profile != Profile::System {
         sys::set_limit(libc::RLIMIT_FSIZE as i32, FILE_BYTES)?;
     }

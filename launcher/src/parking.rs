@@ -46,7 +46,6 @@ pub struct Purpose {
     pub gid: u32,
     pub pids: u32,
     pub nofile: u32,
-    pub slice_us: u32,
 }
 
 impl Purpose {
@@ -60,7 +59,6 @@ impl Purpose {
             gid: plan.gid,
             pids: plan.limits.pids,
             nofile: plan.nofile,
-            slice_us: plan.slice_us,
         })
     }
 
@@ -76,7 +74,6 @@ impl Purpose {
             leaf: String::new(),
             limits: Limits { pids: self.pids, ..limits.clone() },
             nofile: self.nofile,
-            slice_us: self.slice_us,
             targets: Vec::new(),
             binfs: None,
             argv: Vec::new(),
@@ -232,6 +229,14 @@ impl<P> Parking<P> {
         });
         self.count -= surplus.len();
         surplus
+    }
+
+    /// Gives up those of a group, for which nobody will ask again.
+    pub fn drain_group(&mut self, group: &str) -> Vec<P> {
+        let gone = self.pools.extract_if(|purpose, _| purpose.group == group);
+        let parked: Vec<P> = gone.flat_map(|(_, pool)| pool.parked).collect();
+        self.count -= parked.len();
+        parked
     }
 
     /// Gives up everything.

@@ -1,7 +1,7 @@
 use super::*;
 
 fn purpose(group: &str, gid: u32) -> Purpose {
-    Purpose { profile: Profile::Sigma, group: group.into(), gid, pids: 512, nofile: 4096, slice_us: 0 }
+    Purpose { profile: Profile::Sigma, group: group.into(), gid, pids: 512, nofile: 4096 }
 }
 
 fn limits() -> Limits {

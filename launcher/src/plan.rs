@@ -18,8 +18,6 @@ const SHARES_DEFAULT: u32 = 1024;
 /// Far above use, below what would let a proc exhaust the machine's process ids or file table.
 const PIDS_LIMIT: u32 = 65_536;
 const NOFILE_LIMIT: u32 = 1 << 20;
-/// The longest slice that the kernel takes, in microseconds.
-const SLICE_LIMIT: u32 = 100_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Profile {
@@ -75,8 +73,6 @@ pub struct Plan {
     pub leaf: String,
     pub limits: Limits,
     pub nofile: u32,
-    /// How long its threads run before others have a turn, in microseconds; 0: the kernel's choice.
-    pub slice_us: u32,
     pub targets: Vec<i32>,
     /// The target that is the root of binfs, beneath which sigmad may read.
     pub binfs: Option<i32>,
@@ -130,11 +126,7 @@ pub fn plan(start: Start, bounds: Bounds) -> Result<Plan, Error> {
     check_ids(profile, start.uid, start.gid, bounds)?;
     let group = check_group(&start.group)?;
     let targets = check_targets(&start.targets)?;
-    if start.argv.is_empty()
-        || start.pids_max > PIDS_LIMIT
-        || start.nofile > NOFILE_LIMIT
-        || start.slice_us > SLICE_LIMIT
-    {
+    if start.argv.is_empty() || start.pids_max > PIDS_LIMIT || start.nofile > NOFILE_LIMIT {
         return refuse(libc::EINVAL);
     }
     Ok(Plan {
@@ -151,7 +143,6 @@ pub fn plan(start: Start, bounds: Bounds) -> Result<Plan, Error> {
             cpu_shares: legal_shares(start.cpu_shares),
         },
         nofile: or_default(start.nofile, NOFILE_DEFAULT),
-        slice_us: start.slice_us,
         targets,
         binfs: None,
         argv: c_strings(start.argv)?,
@@ -184,7 +175,6 @@ pub fn sigmad(bounds: Bounds, index: u32, targets: Vec<i32>, binfs: Option<i32>,
         limits: Limits { pids: PIDS_DEFAULT, memory: None, cpu_shares: SHARES_DEFAULT },
         // sigmad holds sockets of every proc of the machine.
         nofile: NOFILE_LIMIT,
-        slice_us: 0,
         targets,
         binfs,
         argv,

@@ -28,7 +28,6 @@ pub struct Start {
     pub pids_max: u32,
     pub memory_max: u64,
     pub cpu_shares: u32,
-    pub slice_us: u32,
     pub nofile: u32,
     pub targets: Vec<u32>,
     pub group: Vec<u8>,
@@ -68,6 +67,10 @@ pub enum Request {
     },
     /// What a group of leaves has, beside its siblings.
     Group(GroupShare),
+    /// Nobody needs this group any more.
+    Drop {
+        group: Vec<u8>,
+    },
     /// The second group stands aside while threads of the first wait for a processor.
     Yield {
         first: Vec<u8>,
@@ -181,6 +184,10 @@ pub fn decode(message: &[u8]) -> Result<Request, Error> {
             let len = r.u16()?;
             Request::Yield { first, second: r.bytes(len as usize)?.to_vec() }
         }
+        13 => {
+            let len = r.u16()?;
+            Request::Drop { group: r.bytes(len as usize)?.to_vec() }
+        }
         _ => return Err(Error::Malformed("unknown type")),
     };
     if !r.0.is_empty() {
@@ -199,7 +206,6 @@ fn decode_start(r: &mut Reader) -> Result<Start, Error> {
         pids_max: r.u32()?,
         memory_max: r.u64()?,
         cpu_shares: r.u32()?,
-        slice_us: r.u32()?,
         nofile: r.u32()?,
         ..Start::default()
     };
@@ -332,7 +338,6 @@ mod tests {
         m.extend(32u32.to_le_bytes()); // pids_max
         m.extend(1_000_000u64.to_le_bytes()); // memory_max
         m.extend(512u32.to_le_bytes()); // cpu_shares
-        m.extend(300u32.to_le_bytes()); // slice_us
         m.extend(256u32.to_le_bytes()); // nofile
         for count in [1u16, 2, 2, 10] {
             m.extend(count.to_le_bytes());
@@ -359,7 +364,6 @@ mod tests {
             pids_max: 32,
             memory_max: 1_000_000,
             cpu_shares: 512,
-            slice_us: 300,
             nofile: 256,
             targets: vec![1, 3],
             group: b"default/be".to_vec(),
@@ -426,6 +430,9 @@ mod tests {
         assert!(decode(&m[..m.len() - 1]).is_err(), "a group that is cut");
         m.push(0);
         assert!(decode(&m).is_err(), "a byte too many");
+        let drop = b"\x0d\0\x01\0\x02\0lc";
+        assert_eq!(decode(drop).unwrap(), Request::Drop { group: b"lc".to_vec() });
+        assert!(decode(&drop[..7]).is_err(), "a group that is cut");
         let sums = Sums { looks: 1, pushes: 2, waited_ns: 3, cpu_ns: 4 };
         let mut want = vec![28, 0, 1, 0];
         for figure in [0u64, 1, 2, 3, 4] {

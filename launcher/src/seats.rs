@@ -267,7 +267,7 @@ impl Factory {
 
     /// When tend wants to be called.
     pub fn next_tick(&self) -> Option<u64> {
-        let idle = self.parking.is_empty() && self.doomed.is_empty();
+        let idle = self.parking.is_empty() && self.doomed.is_empty() && !self.cgroups.has_doomed();
         (!idle).then(|| self.parking.next_tick())
     }
 
@@ -281,6 +281,16 @@ impl Factory {
         for leaf in std::mem::take(&mut self.doomed) {
             self.remove(leaf);
         }
+        self.cgroups.remove_doomed();
+    }
+
+    /// Removes a group as soon as nothing is in it.
+    pub fn drop_group(&mut self, group: &str, now: u64) {
+        for seat in self.parking.drain_group(group) {
+            self.give_up(seat);
+        }
+        self.cgroups.doom(group);
+        self.tend(now);
     }
 
     /// Ends all that waits for a START.

@@ -375,6 +375,10 @@ impl Supervisor {
                 }
                 Ok(())
             }
+            Request::Drop { group } => {
+                self.factory.drop_group(&String::from_utf8_lossy(&group), sys::monotonic_ns());
+                Ok(())
+            }
             Request::Yield { first, second } => {
                 self.on_yield(&first, &second);
                 Ok(())

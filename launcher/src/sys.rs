@@ -296,31 +296,6 @@ pub fn go_first() {
     }
 }
 
-/// How long this thread, and those it starts, run before others have a turn. A shorter one is given earlier, which is
-/// what who wakes up wants. Kernels before 6.12 take it and do not heed it; 0 leaves it to the kernel.
-pub fn set_slice(slice_us: u32) -> Result<()> {
-    if slice_us == 0 {
-        return Ok(());
-    }
-    let attr = SchedAttr { size: size_of::<SchedAttr>() as u32, runtime: slice_us as u64 * 1000, ..Default::default() };
-    // SAFETY: attr is a live local of the size that it says.
-    check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &attr, 0) } as i64).map(drop)
-}
-
-/// The first version of the kernel's structure.
-#[repr(C)]
-#[derive(Default)]
-struct SchedAttr {
-    size: u32,
-    policy: u32,
-    flags: u64,
-    nice: i32,
-    priority: u32,
-    runtime: u64,
-    deadline: u64,
-    period: u64,
-}
-
 /// Names this process as ps shows it.
 pub fn set_name(name: &CStr) {
     // SAFETY: the name is terminated; the kernel copies up to 16 bytes of it.

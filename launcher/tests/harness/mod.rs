@@ -52,7 +52,6 @@ impl Start<'_> {
         }
         m.extend(self.memory_max.to_le_bytes());
         m.extend(1024u32.to_le_bytes());
-        m.extend(0u32.to_le_bytes());
         m.extend(self.nofile.to_le_bytes());
         for count in [self.argv.len(), self.envp.len(), self.targets.len(), self.group.len()] {
             m.extend((count as u16).to_le_bytes());
@@ -237,6 +236,16 @@ impl Machine {
         let sigmad = *self.processes().iter().find(is_sigmad).expect("the probe runs");
         // SAFETY: kill takes plain numbers; the process is the probe that this test's keeper started.
         unsafe { libc::kill(sigmad, libc::SIGKILL) };
+    }
+
+    /// Says that nobody needs a group any more.
+    pub fn drop_group(&self, group: &str) {
+        self.send(&[&[13, 0, 1, 0], &(group.len() as u16).to_le_bytes()[..], group.as_bytes()].concat(), &[]);
+    }
+
+    /// In how many hierarchies a group exists.
+    pub fn hierarchies_with(&self, group: &str) -> usize {
+        self.cgroups().iter().filter(|root| Path::new(root).join(group).is_dir()).count()
     }
 
     /// Asks what a proc uses now.
