@@ -51,6 +51,7 @@ func (k *Kernel) forgetRealm(realm sigma.RealmID) {
 	k.ledger.drop(realm)
 	k.traffic.drop(realm)
 	k.dropGroups(realm)
+	k.worked.drop(realm)
 	defer k.events.forget(realm)
 	k.mu.Lock()
 	defer k.mu.Unlock()

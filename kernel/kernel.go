@@ -102,7 +102,8 @@ type Kernel struct {
 	sched     *scheduler
 	shares    *groupShares
 	ledger    *ledger
-	tally     *tally
+	turns     *treekit.Turns
+	worked    *worked
 	traffic   *traffic
 	reserved  *reservations
 	metrics   metrics
@@ -242,7 +243,7 @@ func New(cfg Config) (*Kernel, error) {
 	if k.ledger, err = newLedger(cfg.Data, k.start); err != nil {
 		cfg.Log.Warn("the usage of realms cannot be read and begins anew", "err", err)
 	}
-	k.tally = newTally()
+	k.turns, k.worked = treekit.NewTurns(), newWorked()
 	k.traffic = newTraffic(k.ledger)
 	k.traffic.late = k.carriedLate
 	k.traffic.full = func() {
@@ -342,9 +343,7 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	k.mu.Lock()
 	k.open[t] = true
 	k.mu.Unlock()
-	requests, served := k.tally.begin(p.Realm)
-	defer served()
-	cfg := treekit.Config{Tree: t, Principal: p, Reset: reset, Requests: requests, Events: k.serveEvents(p)}
+	cfg := treekit.Config{Tree: t, Principal: p, Reset: reset, Turns: k.turns, Events: k.serveEvents(p)}
 	cfg.Events.Numbered = t.numbered
 	if t.far {
 		cfg.BulkTicket = func(ctx context.Context, serve func(net.Conn)) ([]byte, error) { return k.tickets.give(ctx, p, serve) }

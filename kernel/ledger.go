@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,6 +27,7 @@ type ledger struct {
 	running map[sigma.ProcID]*ledgerProc    // mu
 	ended   map[sigma.RealmID][]*ledgerProc // mu; the latest of each realm, oldest first; what has ended does not change any more
 	kept    int                             // mu; in ended
+	spent   map[ledgerClass]time.Duration   // mu; processor time since this sigmad began
 	dirty   bool                            // mu
 }
 
@@ -34,11 +36,18 @@ type ledgerKey struct {
 	hour  int64 // Unix time / 3600
 }
 
+// ledgerClass is a realm's procs of a class.
+type ledgerClass struct {
+	realm sigma.RealmID
+	class sigma.Class
+}
+
 // ledgerProc is a proc that runs here, or did.
 type ledgerProc struct {
 	ID     sigma.ProcID  `json:"id"`
 	Realm  sigma.RealmID `json:"realm"`
 	Name   string        `json:"name,omitempty"`
+	Class  sigma.Class   `json:"class,omitempty"`
 	Memory sigma.Bytes   `json:"memory"`
 	Began  time.Time     `json:"began"`
 	Until  time.Time     `json:"until"` // it is counted
@@ -73,7 +82,7 @@ const (
 
 // newLedger reads what another sigmad has kept. Between the two nothing is counted but processor time, so that no change of the clock is. A damaged file is none, which is said.
 func newLedger(dir string, now time.Time) (*ledger, error) {
-	l := &ledger{path: filepath.Join(dir, "usage"), hours: map[ledgerKey]*state.RealmUsage{}, running: map[sigma.ProcID]*ledgerProc{}, ended: map[sigma.RealmID][]*ledgerProc{}}
+	l := &ledger{path: filepath.Join(dir, "usage"), hours: map[ledgerKey]*state.RealmUsage{}, running: map[sigma.ProcID]*ledgerProc{}, ended: map[sigma.RealmID][]*ledgerProc{}, spent: map[ledgerClass]time.Duration{}}
 	text, err := os.ReadFile(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return l, nil
@@ -140,11 +149,11 @@ func (l *ledger) tidyLocked(now time.Time) {
 }
 
 // started counts a start.
-func (l *ledger) started(now time.Time, realm sigma.RealmID, id sigma.ProcID, name string, memory sigma.Bytes) {
+func (l *ledger) started(now time.Time, realm sigma.RealmID, id sigma.ProcID, name string, memory sigma.Bytes, class sigma.Class) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.hourLocked(now, realm).Starts++
-	l.running[id] = &ledgerProc{ID: id, Realm: realm, Name: name[:min(len(name), ledgerName)], Memory: memory, Began: now, Until: now}
+	l.running[id] = &ledgerProc{ID: id, Realm: realm, Name: name[:min(len(name), ledgerName)], Class: class, Memory: memory, Began: now, Until: now}
 }
 
 // uses counts what a proc has used in all, cpu, as far as that is new; ended: it has.
@@ -158,6 +167,7 @@ func (l *ledger) uses(now time.Time, id sigma.ProcID, cpu time.Duration, ended b
 	h := l.hourLocked(now, p.Realm)
 	held := float64(p.Memory) * max(0, now.Sub(p.Until).Seconds())
 	h.CPU += max(0, cpu-p.CPU).Seconds()
+	l.spent[ledgerClass{p.Realm, p.Class}] += max(0, cpu-p.CPU)
 	h.Memory += held
 	p.CPU, p.Held, p.Until = max(p.CPU, cpu), p.Held+held, now
 	if ended {
@@ -210,16 +220,19 @@ func (l *ledger) egress(now time.Time, realm sigma.RealmID, id sigma.ProcID, byt
 	l.hourLocked(now, realm).Egress += bytes
 }
 
-// served counts what sigmad did for a realm: requests, and processor time.
-func (l *ledger) served(now time.Time, realm sigma.RealmID, requests uint64, cpu time.Duration) {
-	if requests == 0 && cpu <= 0 {
-		return
-	}
+// served counts what a service, or sigmad, did for a realm; done.CPU is its processor time.
+func (l *ledger) served(now time.Time, service string, done sigma.Work) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := l.hourLocked(now, realm)
-	h.Requests += requests
-	h.Served += max(0, cpu).Seconds()
+	h := l.hourLocked(now, done.Realm)
+	if service == serviceSigmad {
+		h.Requests += done.Requests
+		h.Served += done.CPU.Seconds()
+		h.ServedIn += uint64(done.In)
+		h.ServedOut += uint64(done.Out)
+	} else if s := h.Services.Of(service); s != nil {
+		*s = s.Plus(state.OfWork(done))
+	}
 }
 
 // some lists procs that have not been looked at for a while.
@@ -238,6 +251,29 @@ func (l *ledger) some(now time.Time) map[sigma.ProcID]sigma.RealmID {
 	return out
 }
 
+// procs are those that run.
+func (l *ledger) procs() (out []ledgerProc) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range l.running { // in an order that differs each time, so that all have their turn
+		out = append(out, *p)
+	}
+	return out
+}
+
+// classes is what procs have used since this sigmad began, as far as it was looked at, and how many best-effort procs of realms run.
+func (l *ledger) classes() (spent map[ledgerClass]time.Duration, running map[sigma.RealmID]int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	running = map[sigma.RealmID]int{}
+	for _, p := range l.running {
+		if p.Class == sigma.BestEffort {
+			running[p.Realm]++
+		}
+	}
+	return maps.Clone(l.spent), running
+}
+
 // drop forgets a realm that was removed.
 func (l *ledger) drop(realm sigma.RealmID) {
 	l.mu.Lock()
@@ -254,6 +290,9 @@ func (l *ledger) drop(realm sigma.RealmID) {
 		}
 	}
 	l.forgetLocked(realm)
+	for _, class := range []sigma.Class{sigma.BestEffort, sigma.LatencyCritical} {
+		delete(l.spent, ledgerClass{realm, class})
+	}
 }
 
 // list gives the hours of a realm, or of all (""), by realm and time.
@@ -339,12 +378,4 @@ func (k *Kernel) keepLedger(ctx context.Context) {
 			k.cfg.Log.Warn("cannot keep the usage of realms", "err", err)
 		}
 	}
-}
-
-// countServed counts what sigmad has done for realms since it was counted last.
-func (k *Kernel) countServed(now time.Time) {
-	own := ownUsage()
-	k.tally.divide(own.UserTime+own.SystemTime, func(realm sigma.RealmID, requests uint64, cpu time.Duration) {
-		k.ledger.served(now, realm, requests, cpu)
-	})
 }

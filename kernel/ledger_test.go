@@ -25,8 +25,8 @@ func TestLedger(t *testing.T) {
 		return l
 	}
 	l := open()
-	l.started(at, "a", "p", "sleep", 100)
-	l.started(at, "b", "q", "", 1)
+	l.started(at, "a", "p", "sleep", 100, sigma.BestEffort)
+	l.started(at, "b", "q", "", 1, sigma.BestEffort)
 	l.uses(at.Add(30*time.Second), "p", 3*time.Second, false)
 	l.uses(at.Add(30*time.Second), "p", 2*time.Second, false) // later than it was asked: nothing is given back
 	if err := l.save(); err != nil {
@@ -50,12 +50,12 @@ func TestLedger(t *testing.T) {
 	if all := l.list("b"); len(all) != 0 || len(l.some(at.Add(time.Hour))) != 0 {
 		t.Errorf("a removed realm has %+v", all)
 	}
-	l.started(at.Add(2*ledgerAge), "c", "r", "", 1)
+	l.started(at.Add(2*ledgerAge), "c", "r", "", 1, sigma.BestEffort)
 	if all := l.list(""); len(all) != 1 {
 		t.Errorf("what is old is there: %+v", all)
 	}
 	for i := range ledgerMost + 1 {
-		l.started(at.Add(2*ledgerAge), sigma.RealmID(rune(i+1000)), "x", "", 1)
+		l.started(at.Add(2*ledgerAge), sigma.RealmID(rune(i+1000)), "x", "", 1, sigma.BestEffort)
 	}
 	if n := len(l.list("")); n > ledgerMost {
 		t.Errorf("%d hours are kept", n)
@@ -76,10 +76,10 @@ func TestLedgerProcs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.started(at, "a", "p", "sleep", 100)
+	l.started(at, "a", "p", "sleep", 100, sigma.BestEffort)
 	l.egress(at, "a", "p", 7)
 	l.egress(at, "b", "p", 7) // says another realm: not the proc's
-	l.served(at, "a", 3, time.Second)
+	l.served(at, serviceSigmad, sigma.Work{Realm: "a", Requests: 3, CPU: time.Second})
 	l.uses(at.Add(10*time.Second), "p", 2*time.Second, true)
 	if err := l.save(); err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestLedgerProcs(t *testing.T) {
 	}
 	for i := range 2 * ledgerProcs {
 		id := sigma.ProcID(fmt.Sprint(i))
-		l.started(at.Add(time.Duration(i)), "b", id, "", 1)
+		l.started(at.Add(time.Duration(i)), "b", id, "", 1, sigma.BestEffort)
 		l.uses(at.Add(time.Hour), id, 0, true)
 	}
 	if len(l.ended["a"]) != 1 || len(l.ended["b"]) != ledgerProcs/2 {
@@ -142,7 +142,7 @@ func TestLedgerManyRealms(t *testing.T) {
 		if i >= 3*ledgerProcs { // realms with one each
 			realm = sigma.RealmID(fmt.Sprint("s", i))
 		}
-		l.started(at, realm, id, "", 1)
+		l.started(at, realm, id, "", 1, sigma.BestEffort)
 		l.uses(at, id, 0, true)
 		if i%500 == 0 {
 			clear(l.hours) // or each new one has all looked at

@@ -178,6 +178,7 @@ func (k *Kernel) metricsText(context.Context) ([]byte, error) {
 	k.recallMetrics(&b)
 	k.linksText(&b)
 	k.trafficMetrics(&b)
+	k.worked.text(&b)
 	const start, phase = "sigma_schedd_start_seconds", "sigma_schedd_start_phase_seconds"
 	fmt.Fprintf(&b, "# TYPE %s histogram\n", start)
 	k.metrics.total.text(&b, start, "")

@@ -28,6 +28,7 @@ import (
 //	end-realm realm -> -
 //	count     []realm -> []u64
 //	caps      realm, ProcID -> Caps
+//	load      - -> lines of /sys/load
 //	ledger    usage or usage-procs, realm or "", after -> lines, last, more
 const (
 	peerTake     = "take"
@@ -43,6 +44,7 @@ const (
 	peerCount    = "count"
 	peerCaps     = "caps"
 	peerLedger   = "ledger"
+	peerLoad     = "load"
 )
 
 // act is what can be done to a proc from afar.
@@ -128,7 +130,7 @@ func (k *Kernel) others() (out []sigma.MachineID) {
 // registerPeerCalls adds the methods about procs to what other machines may call.
 func (k *Kernel) registerPeerCalls() {
 	for name, f := range map[string]peerCall{peerTake: k.peerTake, peerDecline: k.peerDecline, peerReport: k.peerReport, peerResync: k.peerResync, peerTell: k.peerTell, peerWait: k.peerWait, peerList: k.peerList,
-		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount, peerCaps: k.peerCaps, peerLedger: k.peerLedger} {
+		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount, peerCaps: k.peerCaps, peerLedger: k.peerLedger, peerLoad: k.peerLoad} {
 		k.peerCalls[name] = f
 	}
 	k.peerCalls[peerInit], k.peerCalls[peerEvents] = k.peerInit, k.peerEvents

@@ -25,6 +25,8 @@ const (
 	serviceDB      = "dbd" // started when it is first asked for
 	// serviceMachined decides about membership, on control machines.
 	serviceMachined = "machined"
+	// serviceSigmad is sigmad itself, where it is counted like a service.
+	serviceSigmad = "sigmad"
 )
 
 const (

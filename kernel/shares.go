@@ -231,6 +231,11 @@ func (k *Kernel) watchShares(ctx context.Context) {
 
 // setRealms takes what holds for realms from now on.
 func (k *Kernel) setRealms(l *launch.Launcher, all []sigma.RealmInfo) {
+	shares := make(map[sigma.RealmID]uint32, len(all))
+	for i := range all {
+		shares[all[i].ID] = all[i].Shares
+	}
+	k.turns.SetShares(shares)
 	k.mu.Lock()
 	reserved := map[sigma.RealmID]sigma.MilliCPU{}
 	for i := range all {

@@ -134,6 +134,7 @@ type child struct {
 	kin        []sigma.ProcID
 	launch     uint64
 	memory     sigma.Bytes // its limit
+	class      sigma.Class
 	name       string
 	release    func()         // lets go of the program, which stays in the cache as long as the proc runs it
 	out, err   *output.Stream // what it prints
@@ -151,7 +152,7 @@ type child struct {
 
 // newChild makes what a proc is born with, and takes the launcher's events about it.
 func (k *Kernel) newChild(p *schedd.Proc, l *procLogs, release func()) (*child, error) {
-	c := &child{k: k, release: release, memory: p.Memory, name: p.Name, view: p.View, kin: p.Kin, who: sigma.Principal{Realm: p.Realm, Proc: p.ID, Machine: k.cfg.Machine}, outW: -1, errW: -1}
+	c := &child{k: k, release: release, memory: p.Memory, class: p.Class, name: p.Name, view: p.View, kin: p.Kin, who: sigma.Principal{Realm: p.Realm, Proc: p.ID, Machine: k.cfg.Machine}, outW: -1, errW: -1}
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0) // neither end blocks
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -254,7 +255,7 @@ func (c *child) event(e launch.Event) {
 	switch e := e.(type) {
 	case launch.Started:
 		k.metrics.started.Add(1)
-		k.ledger.started(time.Now(), c.who.Realm, id, c.name, c.memory)
+		k.ledger.started(time.Now(), c.who.Realm, id, c.name, c.memory, c.class)
 		k.step(schedd.Launched{ID: id, Cloned: k.wallTime(e.Cloned), Contained: k.wallTime(e.Contained), Executed: k.wallTime(e.Executed)})
 		k.keepLater(c)
 		return

@@ -27,6 +27,7 @@ const (
 	nameMetrics     = "metrics"
 	nameUsage       = "usage"
 	nameUsageProcs  = "usage-procs"
+	nameLoad        = "load"
 )
 
 // endpointsPage endpoints are told at a time.

@@ -35,7 +35,7 @@ func (r *root) sysNames() []string {
 	names := append(make([]string, 0, 16), sigmap.FileProcs, sigmap.FileSelf, sigmap.FileEndpoints, nameVersion)
 	if r.tree.view == nil {
 		names = append(names, sigmap.FileInit, sigmap.FileEvents)
-		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameUsage, nameUsageProcs, nameLimits, nameConnections)
+		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameLoad, nameUsage, nameUsageProcs, nameLimits, nameConnections)
 	}
 	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isService(serviceMachined) {
 		names = append(names, sigmap.FileNames)
@@ -76,6 +76,8 @@ func (r *root) sysFile(name string) sigma.File {
 		return r.connectionsFile()
 	case nameUtilisation:
 		return r.utilisationFile()
+	case nameLoad:
+		return r.loadFile()
 	case nameUsage:
 		return r.usageFile(nameUsage)
 	case nameUsageProcs:
@@ -224,6 +226,7 @@ func (r *root) selfCalls() map[string]handler {
 			k.step(schedd.CalledStarted{ID: who.Proc})
 			return nil, nil, nil
 		}),
+		sigmap.CallWorked: r.workedCall,
 		sigmap.CallExited: proc(func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
 			var s sigma.Status
 			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Status(&s) }); err != nil {

@@ -309,6 +309,11 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 	var mu sync.Mutex
 	open := map[sigma.ProcID]int{} // mu
 	fences := map[sigma.RealmID]*fence.Table{}
+	var turns *treekit.Turns
+	if c.info.Principal.Realm == sigma.SystemRealm { // a service, which works for realms
+		turns = treekit.NewTurns()
+		sessions.Go(func() { c.tellWork(ctx, turns) })
+	}
 	for {
 		nc, p, err := l.AcceptFrom(ctx)
 		if err != nil {
@@ -336,7 +341,7 @@ func (c *Client) ServeTree(ctx context.Context, l sigma.Listener, tree sigma.Tre
 		if fences[p.Realm] == nil {
 			fences[p.Realm] = fence.NewTable(fence.Config{})
 		}
-		serve := treekit.Config{Tree: tree, Principal: p, Fences: fences[p.Realm]}
+		serve := treekit.Config{Tree: tree, Principal: p, Fences: fences[p.Realm], Turns: turns, ForRealms: p.System}
 		if p.System { // it speaks for many realms, and only with services that look after fences themselves
 			serve.Fences = nil
 		}

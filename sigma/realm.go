@@ -110,3 +110,11 @@ func (l RealmLimits) Check() error {
 	}
 	return nil
 }
+
+// Work is what a server did for a realm in some time.
+type Work struct {
+	Realm    RealmID
+	Requests uint64
+	In, Out  Bytes         // of messages that came, and that were sent
+	CPU      time.Duration // what the requests cost, as the server estimates it; good for comparing realms, not for adding up
+}

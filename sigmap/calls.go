@@ -61,6 +61,7 @@ const (
 	CallStarted    = "started"
 	CallExited     = "exited"
 	CallWaitEvict  = "wait-evict"
+	CallWorked     = "worked" // of services: what was done for realms -> the realms' shares
 	CallInfo       = "info"
 	CallListen     = "listen"
 	CallAccept     = "accept"
@@ -334,6 +335,34 @@ func (c *Coder) RealmInfos(rs *[]sigma.RealmInfo) {
 		if c.decoding {
 			r.Procs = int(n)
 		}
+	})
+}
+
+// WorksMax is how many realms' work one report has at most.
+const WorksMax = 400
+
+// Works is a counted list.
+func (c *Coder) Works(ws *[]sigma.Work) {
+	list(c, ws, 34, func(w *sigma.Work) {
+		c.RealmID(&w.Realm)
+		c.U64(&w.Requests)
+		c.U64((*uint64)(&w.In))
+		c.U64((*uint64)(&w.Out))
+		c.Duration(&w.CPU)
+	})
+}
+
+// RealmShares is what a realm has.
+type RealmShares struct {
+	Realm  sigma.RealmID
+	Shares uint32
+}
+
+// RealmsShares is a counted list.
+func (c *Coder) RealmsShares(rs *[]RealmShares) {
+	list(c, rs, 6, func(r *RealmShares) {
+		c.RealmID(&r.Realm)
+		c.U32(&r.Shares)
 	})
 }
 

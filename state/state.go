@@ -141,9 +141,59 @@ type RealmUsage struct {
 	Memory  float64   `json:"memory_byte_seconds"` // what procs had a right to, for as long as they had it
 	Traffic           // of connections; egress_bytes are all that procs sent to other machines, and beyond the system
 
-	// What sigmad of the machine did for the realm's procs: its processor time is divided by requests.
+	// What sigmad of the machine did for the realm's procs: its processor time is divided by what their requests cost.
+	Requests  uint64  `json:"requests"`
+	Served    float64 `json:"served_cpu_seconds"`
+	ServedIn  uint64  `json:"served_in_bytes"` // of messages that came
+	ServedOut uint64  `json:"served_out_bytes"`
+
+	Services ServicesUse `json:"services"` // what the machine's services did for the realm
+}
+
+// ServicesUse is what services did for a realm.
+type ServicesUse struct {
+	Named ServiceUse `json:"named"`
+	S3d   ServiceUse `json:"s3d"`
+	Dbd   ServiceUse `json:"dbd"`
+}
+
+// Of is the part of a service; nil of one that works for no realms.
+func (s *ServicesUse) Of(service string) *ServiceUse {
+	switch service {
+	case "named":
+		return &s.Named
+	case "s3d":
+		return &s.S3d
+	case "dbd":
+		return &s.Dbd
+	}
+	return nil
+}
+
+// Plus is both.
+func (s ServicesUse) Plus(o ServicesUse) ServicesUse {
+	return ServicesUse{s.Named.Plus(o.Named), s.S3d.Plus(o.S3d), s.Dbd.Plus(o.Dbd)}
+}
+
+// CPU is processor time in seconds.
+func (s ServicesUse) CPU() float64 { return s.Named.CPU + s.S3d.CPU + s.Dbd.CPU }
+
+// ServiceUse is what one service did for a realm.
+type ServiceUse struct {
 	Requests uint64  `json:"requests"`
-	Served   float64 `json:"served_cpu_seconds"`
+	CPU      float64 `json:"cpu_seconds"` // its part of what the service used, by what its requests cost
+	In       uint64  `json:"in_bytes"`    // of messages that came
+	Out      uint64  `json:"out_bytes"`
+}
+
+// OfWork describes it.
+func OfWork(w sigma.Work) ServiceUse {
+	return ServiceUse{w.Requests, w.CPU.Seconds(), uint64(w.In), uint64(w.Out)}
+}
+
+// Plus is both.
+func (s ServiceUse) Plus(o ServiceUse) ServiceUse {
+	return ServiceUse{s.Requests + o.Requests, s.CPU + o.CPU, s.In + o.In, s.Out + o.Out}
 }
 
 // ProcSpent is a line of /sys/usage-procs: what a proc has used of a machine.

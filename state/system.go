@@ -119,6 +119,45 @@ type RealmUse struct {
 	Limit   uint64 `json:"limit_bytes"` // of those that run
 }
 
+// MachineLoad is a line of /sys/load: what the processors and the memory of a machine are used for. Processor time is in seconds since some moment, the same as long as the machine's sigmad lives: two reads tell what was used between.
+type MachineLoad struct {
+	Machine     string    `json:"machine"`
+	Since       time.Time `json:"since"` // that sigmad began: figures of another one cannot be compared
+	At          float64   `json:"at_seconds"`
+	Cores       float64   `json:"cores"`              // that it offers
+	Reserved    float64   `json:"lc_reserved_cores"`  // by latency-critical procs
+	LC          float64   `json:"lc_cpu_seconds"`     // of those
+	BE          float64   `json:"be_cpu_seconds"`     // of best-effort procs
+	Services    float64   `json:"system_cpu_seconds"` // of the boot set
+	Sigmad      float64   `json:"sigmad_cpu_seconds"`
+	Memory      uint64    `json:"memory_bytes"`      // that procs' limits may add up to
+	MemoryGiven uint64    `json:"memory_held_bytes"` // that they do
+	MemoryLC    uint64    `json:"memory_lc_reserved_bytes"`
+	MemoryUsed  uint64    `json:"memory_used_bytes"` // by procs
+	MemoryFree  uint64    `json:"memory_free_bytes"`
+}
+
+// RealmLoad is a further line of it: a realm's part at a machine.
+type RealmLoad struct {
+	Machine  string  `json:"machine"`
+	At       float64 `json:"at_seconds"`
+	Realm    string  `json:"realm"`
+	Shares   uint32  `json:"shares"`
+	Reserved float64 `json:"lc_reserved_cores"`
+	LC       float64 `json:"lc_cpu_seconds"`
+	BE       float64 `json:"be_cpu_seconds"`
+	Running  int     `json:"be_running"` // best-effort procs
+}
+
+// Load is a line of /sys/load, whatever it is.
+type Load struct {
+	MachineLoad
+	Realm   string `json:"realm"`      // "" = of the machine
+	Shares  uint32 `json:"shares"`     // of a realm
+	Running int    `json:"be_running"` // of a realm
+	Missing string `json:"missing"`    // why there is no line of the machine
+}
+
 // Endpoint is a line of /sys/endpoints: where a proc of this machine listens. What it takes to dial it is in the endpoint's file only.
 type Endpoint struct {
 	Realm   string `json:"realm"`

@@ -29,7 +29,7 @@ func (s *server) do(ctx context.Context, m sigmap.Message, files []*os.File) (si
 			root.Close()
 			return nil, nil, err
 		}
-		return &sigmap.Rattach{ID: st.ID}, nil, s.add(m.Fid, root)
+		return &sigmap.Rattach{ID: st.ID}, nil, s.add(m.Fid, root, s.attachedFor(m))
 	case *sigmap.Tclunk:
 		return &sigmap.Rclunk{}, nil, s.clunk(ctx, m.Fid, true)
 	case *sigmap.Tremove:
@@ -392,9 +392,9 @@ func (s *server) walk(ctx context.Context, f *fid, m *sigmap.Twalk) (sigmap.Mess
 		return nil, err
 	}
 	if file != nil && m.NewFid == m.Fid {
-		err = s.replace(m.Fid, f, &fid{file: file, uses: 1})
+		err = s.replace(m.Fid, f, &fid{file: file, uses: 1, of: f.of})
 	} else if file != nil {
-		err = s.add(m.NewFid, file)
+		err = s.add(m.NewFid, file, f.of)
 	} else if len(ids) == 0 {
 		err = sigma.PathError("treekit.Serve", sigma.KindNotFound, sigma.JoinPath(m.Names...))
 	}
@@ -537,7 +537,7 @@ func (s *server) extended(ctx context.Context, f *fid, m sigmap.Message) (sigmap
 		if err != nil {
 			return nil, err
 		}
-		return &sigmap.Rfind{}, s.add(m.NewFid, file)
+		return &sigmap.Rfind{}, s.add(m.NewFid, file, f.of)
 	case *sigmap.Tlease:
 		l, ok := f.file.(sigma.Leaser)
 		if !ok {

@@ -45,8 +45,9 @@ type Config struct {
 	Handles Handles // counts the session's handles with those of others; nil = they are bounded by FidsMax alone
 	// BulkTicket has serve called with the stream of whoever shows the ticket, unless ctx ends before. It is for sessions that pass no sockets; nil: they do.
 	BulkTicket func(ctx context.Context, serve func(net.Conn)) (ticket []byte, err error)
-	KeepFiles  bool           // whether file descriptors that come with calls are handed to Callers (else closed)
-	Requests   *atomic.Uint64 // nil, or counts the requests that come
+	KeepFiles  bool   // whether file descriptors that come with calls are handed to Callers (else closed)
+	Turns      *Turns // shares out the server's work among realms, and counts it; nil: nobody does
+	ForRealms  bool   // the client is a System principal that asks for the realms to whose names it attaches; else all that it asks is its own realm's
 }
 
 // Handles counts the handles of several sessions. Safe for concurrent use.
@@ -72,6 +73,10 @@ type Events struct {
 func Serve(ctx context.Context, conn session.Conn, cfg Config) error {
 	ctx, cancel := context.WithCancel(ctx)
 	s := &server{cfg: cfg, conn: conn, out: session.NewSender(conn), requests: map[uint16]*request{}, fids: map[uint32]*fid{}, bulk: make(chan struct{}, bulkMax), over: ctx.Done(), ctx: ctx}
+	if cfg.Turns != nil {
+		s.join(cfg.Principal.Realm)
+		defer s.leave()
+	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	err := s.reset()
 	if err == nil {
@@ -111,15 +116,24 @@ type server struct {
 	pace     pace
 	streams  sync.WaitGroup  // of package bulk
 	ctx      context.Context // of the session; ends them
+	spare    *request        // of loop only; the next request's, if not nil
+	sample   uint64          // of loop only; requests since one was measured
 
 	mu       sync.Mutex
 	bulks    int                 // mu; streams
 	requests map[uint16]*request // mu
 	fids     map[uint32]*fid     // mu
+
+	own    *account                  // of the principal's realm; nil = nobody counts; not changed
+	shared map[sigma.RealmID]*asking // mu; others for which is asked
 }
 
 // request is one that is being worked on, or a Tflush that waits for one.
 type request struct {
+	turn    turn
+	of      *asking // as of a fid
+	sampled bool    // what it costs is measured
+	prompt  bool    // it is answered without waiting
 	cancel  context.CancelFunc
 	flushes []uint16 // server.mu; tags of the Tflushes to answer after it
 }
@@ -127,7 +141,8 @@ type request struct {
 // fid is a client's handle. uses counts handlers that work with it, and one for the table; the file closes when it is zero.
 type fid struct {
 	file sigma.File
-	uses int // server.mu
+	uses int     // server.mu
+	of   *asking // server.mu; for whom it is, if not for the session's own realm
 
 	bulks   sync.WaitGroup     // its streams
 	bulkCtx context.Context    // server.mu; of them
@@ -236,9 +251,6 @@ func (s *server) take(ctx context.Context, msg []byte, files []*os.File) error {
 		s.out.Flush()
 		s.out.AwaitTurn()
 	}
-	if n := s.cfg.Requests; n != nil {
-		n.Add(1)
-	}
 	tag, m, err := sigmap.Decode(msg)
 	with := ctx
 	if w, ok := m.(*sigmap.Twith); ok && err == nil && s.ready {
@@ -297,9 +309,24 @@ func (s *server) begin(ctx context.Context, alone bool, tag uint16, m sigmap.Mes
 		session.CloseFiles(files)
 		return s.reply(tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindBusy, "%d requests are in flight on one session", RequestsMax), s.plain), nil)
 	}
-	if alone {
-		if r := s.recall(m); r != nil {
-			return s.reply(tag, r, nil)
+	r, wait, err := s.enter(m, size)
+	if err != nil {
+		session.CloseFiles(files)
+		return s.reply(tag, sigmap.Fail(err, s.plain), nil)
+	}
+	if wait && !s.cfg.ForRealms { // who floods is not read meanwhile
+		s.out.Flush()
+		select {
+		case <-r.turn.ready:
+			wait = false
+		case <-ctx.Done():
+			s.exit(r)
+			return ctx.Err()
+		}
+	}
+	if alone && !wait {
+		if done, err := s.recalled(tag, m, r, size); done {
+			return err
 		}
 	}
 	release := func() {}
@@ -309,22 +336,30 @@ func (s *server) begin(ctx context.Context, alone bool, tag uint16, m sigmap.Mes
 		case s.bulk <- struct{}{}:
 			release = func() { <-s.bulk }
 		case <-ctx.Done():
+			s.exit(r)
 			return ctx.Err()
 		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
+	r.cancel, s.spare = cancel, nil
 	s.mu.Lock()
-	s.requests[tag] = &request{cancel: cancel}
+	s.requests[tag] = r
 	s.mu.Unlock()
-	if alone && size <= bulkSize && s.isPrompt(m) {
+	if alone && !wait && size <= bulkSize && r.prompt {
 		defer cancel()
-		s.handle(ctx, tag, m, files)
+		s.handle(ctx, tag, m, files, r, size)
 		return nil
 	}
 	s.handlers.Go(func() {
 		defer release()
 		defer cancel()
-		s.handle(ctx, tag, m, files)
+		if wait {
+			select {
+			case <-r.turn.ready:
+			case <-ctx.Done(): // the handler finds that out
+			}
+		}
+		s.handle(ctx, tag, m, files, r, size)
 	})
 	return nil
 }
@@ -379,7 +414,8 @@ func (s *server) version(tag uint16, v *sigmap.Tversion) error {
 }
 
 // handle runs one request to its reply. A panic in a tree is a bug of ours: it is logged and answered, because one tenant's request must not end the others' sessions.
-func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files []*os.File) {
+func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files []*os.File, r *request, size int) {
+	began := s.measure(r)
 	var back []*os.File
 	reply, cutOff := sigmap.Message(nil), false
 	func() {
@@ -402,6 +438,7 @@ func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files
 		}
 	}()
 	if cutOff { // it was this side that gave up: the client must not take that for its own doing, and finds that the connection is lost
+		s.done(r, m.Type(), size, 0, began)
 		s.conn.Close()
 		return
 	}
@@ -410,7 +447,7 @@ func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files
 		answer = &sigmap.Rwith{Age: age.Most(), Reply: reply}
 	}
 	reply = nil // while the encoded answer waits for the client, this must not be kept too
-	err := s.reply(tag, answer, back)
+	sent, err := s.answer(tag, answer, back)
 	switch {
 	case err != nil:
 	case s.pace.crowds.Load():
@@ -422,6 +459,7 @@ func (s *server) handle(ctx context.Context, tag uint16, m sigmap.Message, files
 		s.conn.Close()
 	}
 	session.CloseFiles(back)
+	s.done(r, m.Type(), size, sent, began)
 }
 
 func (s *server) isOver() bool {
@@ -436,6 +474,12 @@ func (s *server) isOver() bool {
 // reply answers tag, frees it, and answers the flushes that wait for it. A flush must not overtake the answer of what it flushes, nor may a client that has
 // an answer find the tag still taken; so all this is done under one lock: that of the line, or the turn of who sends a large answer. What is in line is sent by whoever calls Flush next.
 func (s *server) reply(tag uint16, m sigmap.Message, files []*os.File) error {
+	_, err := s.answer(tag, m, files)
+	return err
+}
+
+// answer is reply, and tells how many bytes that is.
+func (s *server) answer(tag uint16, m sigmap.Message, files []*os.File) (int, error) {
 	data := m
 	if w, ok := m.(*sigmap.Rwith); ok {
 		data = w.Reply
@@ -461,7 +505,7 @@ func (s *server) reply(tag uint16, m sigmap.Message, files []*os.File) error {
 	if err != nil { // our own reply does not fit: the client still gets an answer
 		files = nil
 		if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(err, s.plain)); err != nil {
-			return err
+			return 0, err
 		}
 	}
 	n := int64(len(buf))
@@ -469,14 +513,14 @@ func (s *server) reply(tag uint16, m sigmap.Message, files []*os.File) error {
 		files = nil // whoever gave them closes them
 		if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindLost, "answers of more than %d MiB are not read on this session", unreadMax>>20), s.plain)); err != nil {
 			s.unread.Add(-n)
-			return err
+			return 0, err
 		}
 		s.unread.Add(int64(len(buf)) - n)
 		n = int64(len(buf))
 	}
 	defer s.unread.Add(-n)
 	if len(files) > 0 || n > session.SmallMax {
-		return s.replyAlone(tag, buf, files)
+		return int(n), s.replyAlone(tag, buf, files)
 	}
 	s.mu.Lock()
 	waiting := s.freeLocked(tag)
@@ -485,7 +529,7 @@ func (s *server) reply(tag uint16, m sigmap.Message, files []*os.File) error {
 	s.mu.Unlock()
 	*room = buf[:0]
 	encoded.Put(room)
-	return nil
+	return int(n), nil
 }
 
 // replyAlone is reply for what goes by itself. Who sends it waits until it is sent, so that its memory is bounded by how many do.
@@ -569,7 +613,7 @@ func (s *server) put(f *fid) {
 }
 
 // add enters a file under a new fid; the file is closed if that fails.
-func (s *server) add(n uint32, file sigma.File) error {
+func (s *server) add(n uint32, file sigma.File, of *asking) error {
 	if s.cfg.Handles != nil {
 		if err := s.cfg.Handles.Take(); err != nil {
 			file.Close()
@@ -580,7 +624,7 @@ func (s *server) add(n uint32, file sigma.File) error {
 	_, dup := s.fids[n]
 	full := len(s.fids) >= FidsMax
 	if !dup && !full && n != sigmap.NoFid {
-		s.fids[n] = &fid{file: file, uses: 1}
+		s.fids[n] = &fid{file: file, uses: 1, of: of}
 		s.mu.Unlock()
 		return nil
 	}

@@ -41,7 +41,7 @@ func TestUnreadBytes(t *testing.T) {
 	call := &Callable{Handle: func(context.Context, string, []byte) ([]byte, []*os.File, error) { return make([]byte, size), nil, nil }}
 	s := &server{conn: c, out: session.NewSender(c), requests: map[uint16]*request{}, fids: map[uint32]*fid{1: {file: call, uses: 1}}}
 	for tag := range uint16(RequestsMax) {
-		s.handlers.Go(func() { s.handle(t.Context(), tag, &sigmap.Tcall{Fid: 1, Method: "x"}, nil) })
+		s.handlers.Go(func() { s.handle(t.Context(), tag, &sigmap.Tcall{Fid: 1, Method: "x"}, nil, &request{}, 0) })
 	}
 	waiting := func() int {
 		messages, _ := s.out.Waiting()

@@ -24,7 +24,8 @@ func newUsageCommand(a *app) *cobra.Command {
 		Short: "Show what realms have used of all machines",
 		Long: `Show what the procs of each realm, or of those named, have used of all machines: starts,
 ends, processor time, memory over time, which is what procs had a right to for as long as
-they had it, and what they sent to other machines; and what sigmad did for the realm.
+they had it, and what they sent to other machines; and what sigmad, and the services named,
+s3d and dbd, did for the realm: their processor time, divided by what requests cost.
 --hours shows each hour of the last 31 days in which there was something, --machines each
 machine, --procs single procs: those that run, and of each realm the latest that ended.
 What runs counts until some seconds ago. A realm that is removed takes its usage along.`,
@@ -87,14 +88,14 @@ func (a *app) usage(ctx context.Context, only []string, o usageOptions) error {
 	if a.json {
 		return a.printJSON(out)
 	}
-	head := []any{"REALM", "FROM", "STARTS", "ENDED", "CPU", "MEMORY", "EGRESS", "REQUESTS", "SERVED"}
+	head := []any{"REALM", "FROM", "STARTS", "ENDED", "CPU", "MEMORY", "EGRESS", "REQUESTS", "SERVED", "SERVICES"}
 	if o.machines {
 		head = slices.Insert(head, 1, any("MACHINE"))
 	}
 	t := newTable(a.out)
 	t.row(head...)
 	for _, u := range out {
-		cells := []any{u.Realm, u.From.Local().Format("2006-01-02 15:04"), u.Starts, u.Ended, secondsWords(u.CPU), memoryHours(u.Memory), sigma.Bytes(u.Egress), u.Requests, secondsWords(u.Served)}
+		cells := []any{u.Realm, u.From.Local().Format("2006-01-02 15:04"), u.Starts, u.Ended, secondsWords(u.CPU), memoryHours(u.Memory), sigma.Bytes(u.Egress), u.Requests, secondsWords(u.Served), secondsWords(u.Services.CPU())}
 		if o.machines {
 			cells = slices.Insert(cells, 1, any(u.Machine))
 		}
@@ -136,6 +137,9 @@ func sumUsage(all []state.RealmUsage, only []string, o usageOptions) []state.Rea
 		s.Traffic = s.Traffic.Plus(u.Traffic)
 		s.Requests += u.Requests
 		s.Served += u.Served
+		s.ServedIn += u.ServedIn
+		s.ServedOut += u.ServedOut
+		s.Services = s.Services.Plus(u.Services)
 	}
 	out := make([]state.RealmUsage, 0, len(sums))
 	for _, k := range slices.SortedFunc(maps.Keys(sums), func(a, b key) int {

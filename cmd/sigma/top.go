@@ -37,8 +37,9 @@ func newTopCommand(a *app) *cobra.Command {
 		Use:     "top [--once] [--interval TIME] [--sort KEY] [-n ROWS]",
 		Aliases: []string{"stats"},
 		Short:   "Show which procs use processors and memory now",
-		Long: `Show the procs that use most, the sums of each realm, and the machine. All realms are
-shown, or the one that --realm (or SIGMA_REALM) names.
+		Long: `Show the procs that use most, the sums of each realm, and the machines: how much of their
+processors latency-critical and best-effort procs, services and sigmad use, and what is
+lent of reservations and shares to those that borrow it. All realms are shown, or the one that --realm (or SIGMA_REALM) names.
 
 On a terminal the picture is renewed until q or ^C; c sorts by processor, m by memory.
 Elsewhere, with --json, and with --once, one is printed and that is all. %CPU is of one
@@ -105,7 +106,7 @@ func (t *topView) live(ctx context.Context, s *screen, p picture) error {
 	for {
 		width, height := s.size()
 		var text strings.Builder
-		if err := t.print(&text, t.cut(p, cmp.Or(t.o.rows, max(1, height-5-len(p.Realms)-2)))); err != nil {
+		if err := t.print(&text, t.cut(p, cmp.Or(t.o.rows, max(1, height-5-len(p.Realms)-2-len(p.Machines)-2)))); err != nil {
 			return err
 		}
 		if err := s.draw(text.String(), width, height); err != nil {
@@ -133,12 +134,13 @@ func (t *topView) live(ctx context.Context, s *screen, p picture) error {
 
 // picture is the answer of top.
 type picture struct {
-	Time    time.Time   `json:"time"`
-	Machine machineJSON `json:"machine"`
-	Realms  []realmUse  `json:"realms"`
-	Procs   []procUse   `json:"procs"`
-	Unknown string      `json:"unknown,omitempty"` // why nothing is known of what procs use
-	names   bool        // there may be more than one realm to tell apart
+	Time     time.Time    `json:"time"`
+	Machine  machineJSON  `json:"machine"`
+	Machines []machineUse `json:"machines"` // of the system
+	Realms   []realmUse   `json:"realms"`
+	Procs    []procUse    `json:"procs"`
+	Unknown  string       `json:"unknown,omitempty"` // why nothing is known of what procs use
+	names    bool         // there may be more than one realm to tell apart
 }
 
 type machineJSON struct {
@@ -160,6 +162,13 @@ type realmUse struct {
 	Memory  uint64  `json:"memory_bytes"`
 	Limit   uint64  `json:"limit_bytes"` // of those that run
 	Tasks   uint32  `json:"tasks"`
+
+	// At all machines, in cores.
+	LC       float64 `json:"lc_cores"`
+	Reserved float64 `json:"lc_reserved_cores"`
+	BE       float64 `json:"be_cores"`
+	Lent     float64 `json:"lent_cores"`
+	Borrowed float64 `json:"borrowed_cores"`
 }
 
 type procUse struct {
@@ -176,6 +185,7 @@ type topView struct {
 	clients map[sigma.RealmID]*sdk.Client
 	last    map[sigma.ProcID]time.Duration // processor time
 	machine hostSample
+	load    []state.Load
 	at      time.Time
 }
 
@@ -224,7 +234,7 @@ func (t *topView) sample(ctx context.Context) (picture, error) {
 	if err != nil {
 		return picture{}, err
 	}
-	p := picture{Time: time.Now(), Realms: []realmUse{}, Procs: []procUse{}, names: t.realm == ""}
+	p := picture{Time: time.Now(), Machines: []machineUse{}, Realms: []realmUse{}, Procs: []procUse{}, names: t.realm == ""}
 	seen := map[sigma.ProcID]time.Duration{}
 	for _, id := range realms {
 		c, err := t.client(ctx, id)
@@ -242,6 +252,9 @@ func (t *topView) sample(ctx context.Context) (picture, error) {
 		if err := t.sampleServices(ctx, system, &p, seen); err != nil {
 			return picture{}, err
 		}
+	}
+	if err := t.sampleMachines(ctx, system, &p); err != nil {
+		return picture{}, err
 	}
 	host := sampleHost(ctx, system)
 	p.Machine = host.since(t.machine, p.Time.Sub(t.at))
@@ -350,10 +363,16 @@ func (t *topView) print(out io.Writer, p picture) error {
 	if p.Unknown != "" {
 		fmt.Fprintf(out, "what procs use now is not known: %s\n\n", printable(p.Unknown))
 	}
+	if len(p.Machines) > 0 {
+		if err := printMachines(out, p.Machines); err != nil {
+			return err
+		}
+		fmt.Fprintln(out)
+	}
 	realms := newTable(out)
-	realms.row("REALM", "RUNNING", "WAITING", "%CPU", "MEMORY", "LIMITS", "TASKS")
+	realms.row("REALM", "RUNNING", "WAITING", "%CPU", "MEMORY", "LIMITS", "TASKS", "LENT", "BORROWED")
 	for _, r := range p.Realms {
-		realms.row(r.Realm, r.Running, r.Waiting, fmt.Sprintf("%.1f", r.CPU), size(r.Memory), limitWords(sigma.Bytes(r.Limit)), r.Tasks)
+		realms.row(r.Realm, r.Running, r.Waiting, fmt.Sprintf("%.1f", r.CPU), size(r.Memory), limitWords(sigma.Bytes(r.Limit)), r.Tasks, coresWords(r.Lent), coresWords(r.Borrowed))
 	}
 	if err := realms.print(); err != nil {
 		return err
@@ -375,6 +394,24 @@ func (t *topView) print(out io.Writer, p picture) error {
 	}
 	return procs.print()
 }
+
+// printMachines prints what the machines' processors and memory are used for.
+func printMachines(out io.Writer, machines []machineUse) error {
+	size := func(n uint64) string { return sigma.Bytes(n).String() }
+	t := newTable(out)
+	t.row("MACHINE", "CORES", "LC", "RESERVED", "BE", "SYSTEM", "SIGMAD", "LENT", "BORROWED", "MEMORY", "USED", "HELD", "FREE")
+	for _, m := range machines {
+		if m.Missing != "" {
+			t.row(m.Machine, "does not answer: "+m.Missing)
+			continue
+		}
+		t.row(m.Machine, fmt.Sprint(m.Cores), coresWords(m.LC), coresWords(m.Reserved), coresWords(m.BE), coresWords(m.System), coresWords(m.Sigmad), coresWords(m.Lent), coresWords(m.Borrowed), size(m.Memory), size(m.Used),
+			size(m.Held), size(m.Free))
+	}
+	return t.print()
+}
+
+func coresWords(n float64) string { return fmt.Sprintf("%.2f", n) }
 
 // hostSample is what the machine tells about itself. The admin socket is a UNIX socket, so it is this one.
 type hostSample struct {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"sigmaos.dev/sigma"
 )
@@ -95,5 +96,59 @@ func TestFreeze(t *testing.T) {
 		if _, stderr, code := s.CLI(t, "freeze", id); code != 1 || !strings.Contains(stderr, "has ended") {
 			t.Errorf("an ended proc: code %d, %q", code, stderr)
 		}
+	}
+}
+
+// What s3d and named do for a realm is in its usage, with bytes, some seconds later; what its procs use is on the machine's line of top and of /sys/load.
+func TestServicesUsage(t *testing.T) {
+	s := shared.Get(t)
+	c := s.Connect(t.Context(), t, defaultRealm)
+	s.Must(t, "mkdir", "/s3/used")
+	defer s.Must(t, "rm", "-r", "/s3/used", "/usage-name")
+	data := make([]byte, 40<<10)
+	for range 20 {
+		if _, err := c.Put(t.Context(), "/s3/used/file", data, sigma.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Put(t.Context(), "/usage-name", []byte("x"), sigma.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	type used struct {
+		Requests uint64
+		In       uint64  `json:"in_bytes"`
+		CPU      float64 `json:"cpu_seconds"`
+	}
+	type realm struct {
+		Realm    string
+		Services struct{ Named, S3d used }
+	}
+	const most = 20 * time.Second // reports are 5 s apart
+	for began := time.Now(); ; {
+		var all []realm
+		if err := json.Unmarshal([]byte(s.Must(t, "usage", "--json", string(defaultRealm))), &all); err != nil {
+			t.Fatal(err)
+		}
+		if len(all) == 1 && all[0].Services.Named.Requests >= 20 && all[0].Services.Named.CPU > 0 && all[0].Services.S3d.Requests >= 20 && all[0].Services.S3d.In >= 20*40<<10 && all[0].Services.S3d.CPU > 0 {
+			break
+		}
+		if time.Since(began) > most {
+			t.Fatalf("the usage is %+v", all)
+		}
+		<-time.After(200 * time.Millisecond)
+	}
+	var top struct {
+		Machines []struct {
+			Machine string
+			Cores   float64
+			System  float64 `json:"system_cores"`
+			Memory  uint64  `json:"memory_bytes"`
+		}
+	}
+	if err := json.Unmarshal([]byte(s.Must(t, "top", "--json", "-i", "100ms")), &top); err != nil || len(top.Machines) == 0 || top.Machines[0].Cores == 0 || top.Machines[0].Memory == 0 {
+		t.Errorf("top: got %+v, %v", top, err)
+	}
+	if text := s.Must(t, "cat", "/sys/load"); !strings.Contains(text, `"be_cpu_seconds"`) {
+		t.Errorf("/sys/load is %s", text)
 	}
 }

@@ -1,0 +1,57 @@
+package kernel
+
+import (
+	"testing"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/state"
+)
+
+// Goal: what procs of a class used is told, also of those that ended, once; a realm's line has what it reserved and runs; tenants are refused.
+func TestLoad(t *testing.T) {
+	m := boot(t)
+	m.connect(sigma.DefaultRealm)
+	now := time.Now()
+	m.k.ledger.started(now, sigma.DefaultRealm, "be", "", 1, sigma.BestEffort)
+	m.k.ledger.started(now, sigma.DefaultRealm, "gone", "", 1, sigma.BestEffort)
+	m.k.ledger.started(now, sigma.DefaultRealm, "lc", "", 1, sigma.LatencyCritical)
+	m.k.ledger.uses(now, "be", 2*time.Second, false)
+	m.k.ledger.uses(now, "be", 3*time.Second, false)
+	m.k.ledger.uses(now, "gone", 4*time.Second, true)
+	m.k.ledger.uses(now, "lc", time.Second, false)
+	all := objects[state.Load](t, m.connect(sigma.SystemRealm), "/sys/load")
+	if len(all) != 2 || all[0].Machine != string(m.k.cfg.Machine) || all[0].BE != 7 || all[0].LC != 1 || all[0].Cores <= 0 || all[0].At <= 0 || all[0].Memory == 0 || all[0].MemoryFree != all[0].Memory {
+		t.Fatalf("got %+v", all)
+	}
+	if r := all[1]; r.Realm != string(sigma.DefaultRealm) || r.BE != 7 || r.LC != 1 || r.Running != 1 || r.Shares != 1 {
+		t.Errorf("the realm has %+v", r)
+	}
+	if _, _, err := m.worker(m.connect(sigma.DefaultRealm)).Get(t.Context(), "/sys/load"); sigma.KindOf(err) != sigma.KindPermission && sigma.KindOf(err) != sigma.KindNotFound {
+		t.Errorf("a tenant reads it: %v", err)
+	}
+}
+
+// Goal: each machine tells of itself wherever it is read; one that is away has a line that says so, and the others are told.
+func TestLoadOfMachines(t *testing.T) {
+	x := newThree(t)
+	read := func(at sigma.MachineID) map[string]string {
+		seen := map[string]string{}
+		for _, l := range objects[state.Load](t, x.m[at].connect(sigma.SystemRealm), "/sys/load") {
+			if l.Realm == "" {
+				seen[l.Machine] = l.Missing
+			}
+		}
+		return seen
+	}
+	for at := range x.m {
+		if seen := read(at); len(seen) != 3 || seen["m1"]+seen["m2"]+seen["m3"] != "" {
+			t.Errorf("%s tells %v", at, seen)
+		}
+	}
+	x.lose("m3")
+	eventually(t, "the loss is told", func() bool {
+		seen := read("m1")
+		return len(seen) == 3 && seen["m3"] != "" && seen["m1"]+seen["m2"] == ""
+	})
+}

@@ -1,0 +1,171 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// What services, and sigmad, do for realms is counted by them (treekit.Turns). They know what their requests cost compared to each other; what a service used is known from its cgroup, and is divided by that (docs/reference/paths/sys-usage.md).
+
+// worked is what was done for realms since this sigmad began. Safe for concurrent use.
+type worked struct {
+	mu   sync.Mutex
+	used map[string]spent                         // mu; by service: what was divided
+	of   map[string]map[sigma.RealmID]*sigma.Work // mu; by service
+}
+
+// spent is what one incarnation of a service has used.
+type spent struct {
+	launch uint64
+	cpu    time.Duration
+}
+
+func newWorked() *worked {
+	return &worked{used: map[string]spent{}, of: map[string]map[sigma.RealmID]*sigma.Work{}}
+}
+
+// fresh is what a service has used since it was asked last, when all that it has used since it was launched is now.
+func (w *worked) fresh(service string, now spent) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := w.used[service]
+	if before.launch != now.launch {
+		before.cpu = 0
+	}
+	w.used[service] = spent{now.launch, max(now.cpu, before.cpu)}
+	return max(0, now.cpu-before.cpu)
+}
+
+// divideMost bounds a realm's part of what a service used by so many times what its requests are estimated to cost: else a single request would be charged for all that an idle service does for itself.
+const divideMost = 10
+
+// divide gives each realm its part of what was used: by what their requests cost. The system's part is nobody's.
+func divide(used time.Duration, works []sigma.Work) (out []sigma.Work) {
+	var all float64
+	for _, w := range works {
+		all += float64(max(0, w.CPU))
+	}
+	for _, w := range works {
+		if w.Realm == sigma.SystemRealm {
+			continue
+		}
+		if part := max(0, w.CPU); all > 0 {
+			w.CPU = time.Duration(min(float64(used)/all, divideMost) * float64(part))
+		} else {
+			w.CPU = 0
+		}
+		out = append(out, w)
+	}
+	return out
+}
+
+// add counts what was done.
+func (w *worked) add(service string, done sigma.Work) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	of := w.of[service]
+	if of == nil {
+		of = map[sigma.RealmID]*sigma.Work{}
+		w.of[service] = of
+	}
+	s := of[done.Realm]
+	if s == nil {
+		s = &sigma.Work{Realm: done.Realm}
+		of[done.Realm] = s
+	}
+	s.Requests, s.In, s.Out, s.CPU = s.Requests+done.Requests, s.In+done.In, s.Out+done.Out, s.CPU+done.CPU
+}
+
+// drop forgets a realm that was removed.
+func (w *worked) drop(realm sigma.RealmID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, of := range w.of {
+		delete(of, realm)
+	}
+}
+
+// text prints it for /sys/metrics.
+func (w *worked) text(b *strings.Builder) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range []struct {
+		name  string
+		value func(*sigma.Work) string
+	}{
+		{"requests", func(s *sigma.Work) string { return fmt.Sprint(s.Requests) }},
+		{"cpu_seconds", func(s *sigma.Work) string { return fmt.Sprintf("%g", s.CPU.Seconds()) }},
+		{"in_bytes", func(s *sigma.Work) string { return fmt.Sprint(uint64(s.In)) }},
+		{"out_bytes", func(s *sigma.Work) string { return fmt.Sprint(uint64(s.Out)) }},
+	} {
+		if len(w.of) > 0 {
+			fmt.Fprintf(b, "# TYPE sigma_service_%s_total counter\n", m.name)
+		}
+		for _, service := range slices.Sorted(maps.Keys(w.of)) {
+			for _, realm := range slices.Sorted(maps.Keys(w.of[service])) {
+				fmt.Fprintf(b, "sigma_service_%s_total{service=%q,realm=%q} %s\n", m.name, service, realm, m.value(w.of[service][realm]))
+			}
+		}
+	}
+}
+
+// countWork counts what a service did, of what it has used since that was counted last.
+func (k *Kernel) countWork(now time.Time, service string, used time.Duration, works []sigma.Work) {
+	for _, done := range divide(used, works) {
+		k.worked.add(service, done)
+		k.ledger.served(now, service, done)
+	}
+}
+
+// countServed counts what sigmad has done for realms since it was counted last.
+func (k *Kernel) countServed(now time.Time) {
+	own := ownUsage()
+	k.countWork(now, serviceSigmad, k.worked.fresh(serviceSigmad, spent{cpu: own.UserTime + own.SystemTime}), k.turns.Work())
+}
+
+// workedCall is the call worked: what a service did for realms since it told that last -> the realms' shares. What is told of realms that there are not is dropped.
+func (r *root) workedCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+	const op = "kernel.worked"
+	k := r.tree.k
+	s := k.service(r.tree.principal)
+	if s == nil {
+		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "only services may tell this")
+	}
+	var works []sigma.Work
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Works(&works) }); err != nil {
+		return nil, nil, err
+	}
+	if len(works) > sigmap.WorksMax {
+		return nil, nil, sigma.Errorf(op, sigma.KindTooBig, "work for %d realms in one call; %d are allowed", len(works), sigmap.WorksMax)
+	}
+	known, _ := k.shares.known()
+	works = slices.DeleteFunc(works, func(w sigma.Work) bool {
+		_, is := known[w.Realm]
+		return !is && w.Realm != sigma.SystemRealm
+	})
+	s.mu.Lock()
+	id := s.launch
+	s.mu.Unlock()
+	var used time.Duration
+	if l := k.living(); l != nil {
+		if m, err := k.meter(ctx, l, id); err == nil { // else its time is divided the next time
+			used = k.worked.fresh(s.name, spent{id, m.User + m.Sys})
+		}
+	}
+	k.countWork(time.Now(), s.name, used, works)
+	shares := make([]sigmap.RealmShares, 0, len(works))
+	for _, w := range works {
+		shares = append(shares, sigmap.RealmShares{Realm: w.Realm, Shares: known[w.Realm].Shares})
+	}
+	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.RealmsShares(&shares) })
+	return reply, nil, err
+}
