@@ -181,8 +181,23 @@ type producer struct {
 	writes uint64 // while it had the memory
 }
 
-// put copies as much of p as there is room for. What the reader looks at all the time is written at once, and last: each time that it changes, its processor has to fetch it.
-func (w *producer) put(p []byte) (int, error) {
+// pieceBytes are copied before the other side is told, so that both sides copy a large message at the same time, and neither spins for as long as the other one copies all of it.
+const pieceBytes = 16 << 10
+
+// put copies as much of p as there is room for.
+func (w *producer) put(p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		var k int
+		if k, err = w.piece(p[n:min(len(p), n+pieceBytes)]); k == 0 {
+			break
+		}
+		n += k
+	}
+	return n, err
+}
+
+// piece is put of a piece. What the reader looks at all the time is written at once, and last: each time that it changes, its processor has to fetch it.
+func (w *producer) piece(p []byte) (int, error) {
 	free := Bytes - (w.tail - w.head)
 	if free < uint64(len(p)) {
 		head := w.direction.head.Load()
@@ -222,11 +237,12 @@ func (r *consumer) get(p []byte) (int, error) {
 	if n == 0 {
 		return 0, nil
 	}
-	at := int(r.head % Bytes)
-	k := copy(p[:n], r.data[at:])
-	copy(p[k:n], r.data)
-	r.head += uint64(n)
-	r.direction.head.Store(r.head)
+	for at := 0; at < n; {
+		k := copy(p[at:min(n, at+pieceBytes)], r.data[r.head%Bytes:])
+		at += k
+		r.head += uint64(k)
+		r.direction.head.Store(r.head)
+	}
 	return n, nil
 }
 
