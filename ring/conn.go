@@ -2,6 +2,7 @@ package ring
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -25,6 +26,19 @@ const (
 // String is for people and JSON.
 func (t Transport) String() string {
 	return [...]string{"automatic", "socket", "ring"}[min(t, Shared)]
+}
+
+// ParseTransport reads what a user calls a transport: automatic, unix or ring, as sigma ep ls shows them.
+func ParseTransport(text string) (Transport, error) {
+	switch text {
+	case "automatic":
+		return Automatic, nil
+	case "unix":
+		return Socket, nil
+	case "ring":
+		return Shared, nil
+	}
+	return Automatic, &sigma.Error{Op: "ring.ParseTransport", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("%.40q is no transport", text), Hint: "it can be automatic, unix or ring"}
 }
 
 // Stream is what a connection begins with: a *net.UnixConn, or a *net.TCPConn with another machine.

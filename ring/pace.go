@@ -16,6 +16,11 @@ type pace struct {
 	over  bool // it has said so
 }
 
+// warrants notes a message of a half that is a socket, and says whether memory is wanted for it now. Who forces the socket wants none, so that the peer has no ring to write to either.
+func (c *Conn) warrants(p *pace) bool {
+	return !p.over && Transport(c.wanted.Load()) != Socket && p.warrants(time.Now(), c.enough)
+}
+
 // warrants notes a message, and says whether there were enough now.
 func (p *pace) warrants(now time.Time, enough int) bool {
 	if now.Sub(p.began) > paceMost {

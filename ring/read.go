@@ -95,7 +95,7 @@ func (c *Conn) take(p []byte) (int, error) {
 			return 0, err
 		}
 		if c.in.n > 0 {
-			if !c.in.pace.over && c.in.pace.warrants(time.Now(), c.enough) {
+			if c.warrants(&c.in.pace) {
 				c.claim()
 			}
 			return c.in.n, nil

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"sigmaos.dev/nowait"
 )
@@ -57,7 +56,7 @@ func (c *Conn) put(p []byte) (n int, err error) {
 	out.idle = false
 	m := c.mem.Load()
 	if m == nil {
-		if !out.pace.over && out.pace.warrants(time.Now(), c.enough) {
+		if c.warrants(&out.pace) {
 			c.claim()
 			m = c.mem.Load() // if it was at hand
 		}

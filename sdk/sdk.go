@@ -59,8 +59,23 @@ func Open(ctx context.Context) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return start(ctx, s, "")
+	c, err := start(ctx, s, "")
+	if err != nil {
+		return nil, err
+	}
+	if text := os.Getenv(transportVariable); text != "" {
+		t, err := ring.ParseTransport(text)
+		if err != nil {
+			c.Close()
+			return nil, sigma.Wrap("sdk.Open", transportVariable, err)
+		}
+		c.UseTransport(t)
+	}
+	return c, nil
 }
+
+// transportVariable, in a proc's environment, forces the transport of its connections as UseTransport does, without a change to the program.
+const transportVariable = "SIGMA_TRANSPORT"
 
 // Connect connects a program outside to a realm through the admin socket at addr, which only root may open.
 func Connect(ctx context.Context, addr string, realm sigma.RealmID) (*Client, error) {

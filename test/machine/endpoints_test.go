@@ -48,6 +48,45 @@ func TestRing(t *testing.T) {
 	r.s.NoLeaks(t, before)
 }
 
+// SIGMA_TRANSPORT in a proc's environment forces what carries its connections, without a change to the program; another word keeps it from connecting, and says so.
+func TestForcedTransport(t *testing.T) {
+	r := connect(t, defaultRealm)
+	for _, x := range []struct{ server, client, want string }{
+		{"unix", "", "socket socket\n"}, // what one side does not want is not used
+		{"", "unix", "socket socket\n"},
+		{"ring", "ring", "ring ring\n"},
+		{"automatic", "", "ring ring\n"},
+	} {
+		set := func(d sigma.Descriptor, to string) sigma.Descriptor {
+			if to != "" {
+				d.Env = append(d.Env, "SIGMA_TRANSPORT="+to)
+			}
+			return d
+		}
+		d := set(r.descriptor("goprobe", "echo", "/forced"), x.server)
+		d.Start = sigma.StartedByCall
+		server := r.spawn(d)[0]
+		r.started(server)
+		id := r.spawn(set(r.descriptor("goprobe", "transport", "/forced"), x.client))[0]
+		if st, out := r.wait(id), r.output(id); !st.OK() || out != x.want {
+			t.Errorf("%q and %q: %+v, %q, want %q", x.server, x.client, st, out, x.want)
+		}
+		if err := r.Kill(r.ctx, server); err != nil {
+			t.Error(err)
+		}
+		r.wait(server)
+		if err := r.Remove(r.ctx, "/forced"); err != nil {
+			t.Error(err)
+		}
+	}
+	d := r.descriptor("goprobe", "transport", "/forced")
+	d.Env = append(d.Env, "SIGMA_TRANSPORT=tcp")
+	id := r.spawn(d)[0]
+	if st, out := r.wait(id), r.output(id); st.OK() || !strings.Contains(out, "SIGMA_TRANSPORT") || !strings.Contains(out, `"tcp" is no transport`) {
+		t.Errorf("an unknown word: %+v, %q", st, out)
+	}
+}
+
 func TestHTTP(t *testing.T) {
 	r := connect(t, defaultRealm)
 	r.serve("http", "/web")

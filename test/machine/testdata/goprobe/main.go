@@ -95,6 +95,8 @@ func run(ctx context.Context, c *sdk.Client, what string, args []string) error {
 		return echo(ctx, c, args[0])
 	case "ring":
 		return inRing(ctx, c, args[0])
+	case "transport":
+		return transport(ctx, c, args[0])
 	case "say":
 		return say(ctx, c, args[0], args[1])
 	case "hold", "hold-ring": // has a connection until that ends
@@ -401,6 +403,30 @@ func inRing(ctx context.Context, c *sdk.Client, path string) error {
 		return fmt.Errorf("got %q, %v after the last answer", b, err)
 	}
 	_, err = fmt.Println("1000 answers in memory")
+	return err
+}
+
+// transport says what carries a connection that is busy.
+func transport(ctx context.Context, c *sdk.Client, path string) error {
+	nc, err := c.DialPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	conn := nc.(*sdk.Conn)
+	lines := bufio.NewReader(conn)
+	if _, err := lines.ReadString('\n'); err != nil {
+		return err
+	}
+	for range 1000 {
+		if _, err := fmt.Fprintln(conn, "word"); err != nil {
+			return err
+		}
+		if _, err := lines.ReadString('\n'); err != nil {
+			return err
+		}
+	}
+	st := conn.Stats()
+	_, err = fmt.Println(st.Reading, st.Writing)
 	return err
 }
 
