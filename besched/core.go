@@ -8,7 +8,7 @@
 // Whose turn it is decides what the realms' procs used, in proportion to the realms' shares, not how many there were of them (docs/adr/0012-turns-by-what-was-used.md). Memory
 // is the admission. A job that fits nowhere when it is its realm's turn is overtaken by as much memory as it asks for; then a machine is kept for it alone.
 //
-// It promises that every job is granted at most once while it is known here, that jobs of one realm are granted in order, that no realm with a waiting job is passed over for ever, and that no
+// It promises that every job is granted at most once while it is known here, that jobs of one realm are granted in order (but for those that wait for a machine that they should be near), that no realm with a waiting job is passed over for ever, and that no
 // machine has a lease for longer than its recall takes while a job waits, nor one for a machine alone while there are two. Jobs are not kept across a crash (001 §3.4), nor beyond
 // the session of the machine they are from: their homes send them again. That no proc starts twice is therefore not this package's promise but the home's, from which
 // whoever is granted a job takes it (schedd).
@@ -37,6 +37,8 @@ type Job struct {
 	Home   sigma.Life // where it was spawned, and where its descriptor is
 
 	Program uint64 // tells programs of a realm apart; 0 = it is all the same
+
+	Near sigma.MachineID // where it should be if there is room within sigma.NearWait; "" = anywhere
 
 	Prepaid time.Duration // what its realm was charged with when it was granted; 0 before
 }
@@ -100,12 +102,13 @@ type Core struct {
 	turns    turns
 	credits  credits
 	recent   recent
+	aside    aside
 	leases   []lease // oldest first; none while a job waits
 }
 
 // NewCore makes an empty queue.
 func NewCore() *Core {
-	return &Core{machines: map[sigma.MachineID]*machine{}, where: map[sigma.ProcID]*waiting{}, turns: newTurns()}
+	return &Core{machines: map[sigma.MachineID]*machine{}, where: map[sigma.ProcID]*waiting{}, turns: newTurns(), aside: newAside()}
 }
 
 // Waiting counts the jobs that wait.
@@ -131,6 +134,7 @@ func (c *Core) Queues() (out []Queued) {
 		q.Jobs++
 		q.Memory += w.Memory
 	}
+	c.asideQueues(of)
 	for _, realm := range slices.Sorted(maps.Keys(of)) {
 		out = append(out, *of[realm])
 	}
@@ -142,7 +146,7 @@ func (c *Core) Home(id sigma.ProcID) sigma.Life {
 	if w := c.where[id]; w != nil {
 		return w.Home
 	}
-	return sigma.Life{}
+	return c.aside.jobs[id].Home
 }
 
 // Largest is the most memory that a machine here has.
@@ -181,7 +185,9 @@ func (c *Core) Gone(life sigma.Life) ([]Grant, []Ticket) {
 			c.remove(w)
 		}
 	}
-	return c.match(), c.recall(LeaseShared, len(c.machines) == 1) // who is left may have the other kind
+	c.asideGone(life)
+	grants, recalled := c.matched()
+	return grants, append(recalled, c.recall(LeaseShared, len(c.machines) == 1)...) // who is left may have the other kind
 }
 
 // recall takes the leases of a kind back, if so.
@@ -204,12 +210,21 @@ func (c *Core) Enqueue(jobs []Job) ([]Grant, []Ticket) {
 		c.turns.settle()
 	}
 	for _, j := range jobs {
-		if m := c.machines[j.Home.Machine]; c.where[j.ID] != nil || m == nil || m.life != j.Home {
+		if m := c.machines[j.Home.Machine]; c.knows(j.ID) || m == nil || m.life != j.Home {
 			continue
 		}
 		j.Prepaid = 0
+		if c.expects(&j) {
+			c.aside.add(j)
+			continue
+		}
 		c.where[j.ID] = c.turns.add(j)
 	}
+	return c.matched()
+}
+
+// matched is what follows when there are more jobs: the leases returned are recalled, if one waits.
+func (c *Core) matched() ([]Grant, []Ticket) {
 	grants := c.match()
 	waits := c.Waiting() > 0
 	return grants, append(c.recall(LeaseAlone, waits), c.recall(LeaseShared, waits)...)
@@ -219,6 +234,7 @@ func (c *Core) Enqueue(jobs []Job) ([]Grant, []Ticket) {
 func (c *Core) Cancel(id sigma.ProcID) []Grant {
 	w := c.where[id]
 	if w == nil {
+		c.aside.remove(id)
 		return nil
 	}
 	c.remove(w)
@@ -232,6 +248,7 @@ func (c *Core) Park(t Ticket, machine sigma.MachineID, o Offer) []Grant {
 		if o.Kept || o.Elsewhere && m.kept != nil {
 			c.untold = append(c.untold, m)
 		}
+		c.admit(machine, o.Memory)
 	}
 	return c.match()
 }

@@ -47,8 +47,11 @@ func (r *recent) on(program uint64) *[recentMachines]sigma.MachineID {
 	return r.old[program]
 }
 
-// bestFor is the credit for a job: that of a machine that ran its program recently, if it has a core that is free, else that of the least load. nil if there is none with room.
+// bestFor is the credit for a job: that of the machine that it should be near, else that of a machine that ran its program recently, if it has a core that is free, else that of the least load. nil if there is none with room.
 func (c *Core) bestFor(j *Job) *credit {
+	if cr := c.near(j); cr != nil {
+		return cr
+	}
 	best := c.credits.best(j.Memory)
 	if best == nil || j.Program == 0 {
 		return best

@@ -37,7 +37,7 @@ const (
 // CodeJobs is the payload of jobs.
 func CodeJobs(c *sigmap.Coder, js *[]Job) {
 	n := len(*js)
-	c.Count(&n, 38)
+	c.Count(&n, 40)
 	if c.Decoding() {
 		*js = make([]Job, n)
 	}
@@ -49,6 +49,7 @@ func CodeJobs(c *sigmap.Coder, js *[]Job) {
 		c.Str((*string)(&j.Home.Machine))
 		c.U64((*uint64)(&j.Home.Incarnation))
 		c.U64(&j.Program)
+		c.Str((*string)(&j.Near))
 		codeDuration(c, &j.Prepaid)
 	}
 }
@@ -347,7 +348,25 @@ func (v *visit) enqueue(ctx context.Context, jobs []Job) error {
 		jobs[i].Home = v.life
 	}
 	v.s.doneLocked(v.s.core.Enqueue(jobs))
+	var expect []sigma.ProcID
+	for i := range jobs {
+		if jobs[i].Near != "" && v.s.core.Expecting(jobs[i].ID) {
+			expect = append(expect, jobs[i].ID)
+		}
+	}
+	if len(expect) > 0 {
+		time.AfterFunc(sigma.NearWait, func() { v.s.hurry(expect) })
+	}
 	return nil
+}
+
+// hurry has jobs wait no more for the machines that they should be near.
+func (s *Service) hurry(ids []sigma.ProcID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range ids {
+		s.doneLocked(s.core.Hurry(id))
+	}
 }
 
 // cancel takes out a job; only its home may.

@@ -242,9 +242,11 @@ func (k *Kernel) procState(realm sigma.RealmID, id sigma.ProcID) (state.Proc, er
 		k.mu.Unlock()
 		return state.Proc{}, unknownProc(id)
 	}
-	i := p.ProcInfo
+	i, near := p.ProcInfo, p.Near
 	k.mu.Unlock()
-	return state.OfProc(i), nil
+	of := state.OfProc(i)
+	of.Near = string(near)
+	return of, nil
 }
 
 // procUsage is what a proc that is here uses, or used. Tenants are told what it was within the last second: a question costs the launcher time that starts need.

@@ -45,7 +45,7 @@ func (r *reservations) note(f func()) {
 }
 
 func (r *reservations) enqueue(p *schedd.Proc) {
-	j := lcsched.Job{ID: p.ID, Realm: p.Realm, Name: p.Name, CPU: p.CPU, Memory: p.Memory, Where: p.Descriptor.Where, Spread: p.Descriptor.Spread}
+	j := lcsched.Job{ID: p.ID, Realm: p.Realm, Name: p.Name, CPU: p.CPU, Memory: p.Memory, Where: p.Descriptor.Where, Spread: p.Descriptor.Spread, Near: p.Near}
 	r.note(func() { r.queue = append(r.queue, j) })
 }
 

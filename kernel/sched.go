@@ -48,7 +48,7 @@ func (s *scheduler) enqueue(p *schedd.Proc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sh := s.shards[p.Shard]; sh != nil {
-		sh.queue = append(sh.queue, besched.Job{ID: p.ID, Realm: p.Realm, Memory: p.Memory, Program: programOf(p)})
+		sh.queue = append(sh.queue, besched.Job{ID: p.ID, Realm: p.Realm, Memory: p.Memory, Program: programOf(p), Near: p.Near})
 		poke(sh.work)
 	}
 }

@@ -12,6 +12,7 @@
 package lcsched
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -38,9 +39,10 @@ type Job struct {
 	Name   string
 	CPU    sigma.MilliCPU
 	Memory sigma.Bytes
-	Where  []string   // labels that the machine must have, as in zone=a
-	Spread string     // the label whose values are failure domains; "" = each machine is one
-	Home   sigma.Life // where it was spawned, and where its descriptor is
+	Where  []string        // labels that the machine must have, as in zone=a
+	Spread string          // the label whose values are failure domains; "" = each machine is one
+	Near   sigma.MachineID // where it should be if there is room within sigma.NearWait; "" = anywhere
+	Home   sigma.Life      // where it was spawned, and where its descriptor is
 }
 
 // Held is a reservation at a machine.
@@ -159,6 +161,7 @@ type waiting struct {
 	since time.Time
 	fresh bool // it was not looked at yet
 	gone  bool // it waits no more
+	hopes bool // for the machine that it should be near, which alone it takes
 	kept  *machine
 }
 
@@ -175,6 +178,7 @@ type Core struct {
 	queue    []*waiting // oldest first
 	gaps     int        // in queue, of those that wait no more; none between steps
 	fresh    bool       // somebody in queue was not looked at yet
+	hoping   []*waiting // those that hoped, the oldest first
 	known    map[sigma.ProcID]*waiting
 	at       map[sigma.ProcID]int       // machines where it is reserved: more than one while a former leader's grant is being given back
 	spread   map[group]map[*machine]int // how many procs of a group are at a machine
@@ -204,6 +208,9 @@ type Waits struct {
 func (c *Core) Waiting() (out []Waits) {
 	for _, w := range c.queue {
 		why, _ := c.lacks(&w.Job)
+		if w.hopes {
+			why = fmt.Sprintf("it should be near machine %s, which has no room, and waits %v for it", w.Near, sigma.NearWait)
+		}
 		out = append(out, Waits{w.Job, w.since, why})
 	}
 	return out
@@ -225,6 +232,11 @@ func (c *Core) Wakes(now time.Time) time.Time {
 	at := now.Add(retry)
 	if settled := c.begun.Add(settle); settled.After(now) && settled.Before(at) {
 		at = settled
+	}
+	if len(c.hoping) > 0 {
+		if despairs := c.hoping[0].since.Add(sigma.NearWait); despairs.Before(at) {
+			at = despairs
+		}
 	}
 	return at
 }
@@ -292,6 +304,7 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		c.forgetAbsent(now)
 		c.yield()
 	}
+	c.despair(now)
 	c.assign()
 	out := c.place(now, look)
 	for n := 0; len(out) > n; { // a machine that was kept for one of them is everybody's now
@@ -471,6 +484,16 @@ func (c *Core) place(now time.Time, look bool) (out []Effect) {
 		w.fresh = false
 		var m *machine
 		switch {
+		case fresh && c.hopesFor(now, w):
+			m = c.best(w, slices.Values([]*machine{c.machines[w.Near]}))
+			if w.hopes = m == nil; w.hopes {
+				c.hoping = append(c.hoping, w)
+				continue
+			}
+		case w.hopes:
+			if m = c.machines[w.Near]; !c.freed[m] && !c.may[w.Realm] || c.best(w, slices.Values([]*machine{m})) == nil {
+				continue
+			}
 		case fresh || c.may[w.Realm]:
 			m = c.anywhere(w, full)
 		case w.CPU <= most.CPU && w.Memory <= most.Memory:
@@ -495,6 +518,26 @@ func (c *Core) place(now time.Time, look bool) (out []Effect) {
 		}
 	}
 	return out
+}
+
+// hopesFor reports whether a job is to wait for the machine that it should be near: one that attends and could take it, for a while after it came.
+func (c *Core) hopesFor(now time.Time, w *waiting) bool {
+	if w.Near == "" || now.Sub(w.since) >= sigma.NearWait {
+		return false
+	}
+	m := c.machines[w.Near]
+	return m != nil && m.listed && !m.closed && w.CPU <= m.cpu && w.Memory <= m.memory && m.has(w.Where)
+}
+
+// despair has those look for any machine that hoped for long enough, or whose machine is gone.
+func (c *Core) despair(now time.Time) {
+	for len(c.hoping) > 0 && (c.hoping[0].gone || !c.hopesFor(now, c.hoping[0])) {
+		w := c.hoping[0]
+		c.hoping = c.hoping[1:]
+		if w.hopes && !w.gone {
+			w.hopes, w.fresh, c.fresh = false, true, true
+		}
+	}
 }
 
 func (m *machine) has(labels []string) bool {

@@ -170,6 +170,9 @@ func (c *Core) anywhere(w *waiting, full map[wish]bool) (best *machine) {
 	if bars || full[wish] {
 		return nil
 	}
+	if m := c.machines[w.Near]; m != nil && c.takes(m, w) {
+		return m
+	}
 	var least rank
 	crowd := c.crowd(w)
 	declined := false

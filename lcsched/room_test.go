@@ -55,7 +55,7 @@ func checkRooms(t *testing.T, c *Core) {
 		}
 	}
 	for _, w := range c.queue {
-		if bars, _ := c.bars(&w.Job); bars || w.gone {
+		if bars, _ := c.bars(&w.Job); bars || w.gone || w.hopes {
 			continue
 		}
 		for _, m := range c.machines {
@@ -102,6 +102,9 @@ func TestRoomsRandom(t *testing.T) {
 				j := job(fmt.Sprint("j", i), sigma.MilliCPU(r.IntN(3000)), sigma.Bytes(r.IntN(3000))*sigma.MiB, realm(realms[r.IntN(3)]), named(fmt.Sprint(r.IntN(2))))
 				if r.IntN(4) == 0 {
 					j.Spread = "zone"
+				}
+				if r.IntN(3) == 0 {
+					j.Near = sigma.MachineID(fmt.Sprint("m", r.IntN(5)))
 				}
 				j.Home = up[m]
 				step(Enqueued{[]Job{j}})
@@ -194,4 +197,36 @@ func BenchmarkManyMachines(b *testing.B) {
 			c.Step(now, Attended{Life: life(id), CPU: 8000, Memory: 16 * sigma.GiB})
 		}
 	})
+}
+
+// Goal: a job that should be near a machine is given to it, though others have more room; waits for it for a while if it has none, and is overtaken meanwhile by who fits; then it goes anywhere; at once if the machine can never take it.
+func TestNearMachine(t *testing.T) {
+	near := func(m sigma.MachineID) func(*Job) { return func(j *Job) { j.Near = m } }
+	d := newDesk(t)
+	d.attend("m1", "m2", "m3:zone=a")
+	d.want("where it should be", d.enqueue(job("a", 1000, sigma.GiB, near("m3"))), "a>m3")
+	d.want("with the first of its group", d.enqueue(job("b", 1000, sigma.GiB, near("m3"), named("a"))), "b>m3")
+	d.want("the rest of it", d.enqueue(job("c", 2000, sigma.GiB, near("m3"))), "c>m3")
+	d.want("no room", d.enqueue(job("d", 1000, sigma.GiB, near("m3"))), "")
+	if w := d.c.Waiting(); w[0].Why != "it should be near machine m3, which has no room, and waits 100ms for it" {
+		t.Errorf("it waits because %s", w[0].Why)
+	}
+	d.want("another", d.enqueue(job("e", 1000, sigma.GiB)), "e>m1")
+	d.wait(sigma.NearWait / 2)
+	d.want("not yet", d.step(Ticked{}), "")
+	d.want("room there", d.release("m3", "a"), "d>m3")
+	d.enqueue(job("f", 1000, sigma.GiB, near("m3")))
+	if at := d.c.Wakes(d.now); at.Sub(d.now) != sigma.NearWait {
+		t.Errorf("it is woken in %v", at.Sub(d.now))
+	}
+	d.wait(sigma.NearWait)
+	d.want("after a while", d.step(Ticked{}), "f>m1")
+	d.want("too large for it", d.enqueue(job("g", 1000, sigma.GiB, near("m3"), where("zone=b"))), "")
+	if w := d.c.Waiting(); len(w) != 1 || w[0].Why != "there is no machine with zone=b" {
+		t.Errorf("it waits: %v", w)
+	}
+	d.step(Canceled{life("m1"), "g"})
+	d.want("one that is not known", d.enqueue(job("h", 1000, sigma.GiB, near("m9"))), "h>m1")
+	d.enqueue(job("i", 500, sigma.GiB, near("m3")))
+	d.want("its machine is gone", d.step(Left{life("m3")}), "i>m1")
 }

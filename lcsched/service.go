@@ -87,7 +87,7 @@ func (a *Attendance) Code(c *sigmap.Coder) {
 // CodeJobs is the payload of jobs.
 func CodeJobs(c *sigmap.Coder, js *[]Job) {
 	n := len(*js)
-	c.Count(&n, 32)
+	c.Count(&n, 34)
 	if c.Decoding() {
 		*js = make([]Job, n)
 	}
@@ -104,6 +104,7 @@ func codeJob(c *sigmap.Coder, j *Job) {
 	c.U64((*uint64)(&j.Memory))
 	c.Strs(&j.Where)
 	c.Str(&j.Spread)
+	c.Str((*string)(&j.Near))
 	c.Str((*string)(&j.Home.Machine))
 	c.U64((*uint64)(&j.Home.Incarnation))
 }

@@ -55,6 +55,8 @@ type Proc struct {
 	evictable  int            // calls of WaitEvict that wait
 	exited     *sigma.Status
 
+	Near sigma.MachineID // where it should be if there is room; "" = anywhere
+
 	View *view.Table    // what it sees; nil = all of its realm. Dropped when it has ended, or runs elsewhere
 	Kin  []sigma.ProcID // its ancestors that have views, the nearest first, at most KinMax: they may see it
 

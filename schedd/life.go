@@ -12,7 +12,7 @@ func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 	var out []Effect
 	for i, d := range e.Ds {
 		p := &Proc{Kin: e.Kin, Descriptor: d, bytes: sizeOf(d), ProcInfo: sigma.ProcInfo{ID: e.IDs[i], Realm: e.By.Realm, Name: d.Name, Program: d.Program, Args: shown(d.Args), Parent: e.By.Proc,
-			Class: d.Class, CPU: d.CPU, Memory: memoryOf(d), Profile: profileOf(d), Times: sigma.Times{Spawned: now}}}
+			Class: d.Class, CPU: d.CPU, Memory: memoryOf(d), Profile: profileOf(d), Times: sigma.Times{Spawned: now}}, Near: d.Near}
 		if e.Views != nil {
 			p.View = e.Views[i]
 			p.bytes += sigma.Bytes(p.View.Size())
@@ -21,7 +21,7 @@ func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 			p.Name = path.Base(d.Program)
 		}
 		c.enter(p)
-		if d.Class == sigma.BestEffort && c.locally(p.Realm, p.Memory) {
+		if d.Class == sigma.BestEffort && (p.Near == "" || p.Near == c.machine) && c.locally(p.Realm, p.Memory) {
 			if out = append(out, c.place(now, p)); c.limit > 0 {
 				out = append(out, Room{})
 			}

@@ -56,9 +56,15 @@ type Descriptor struct {
 	Where  []string
 	Spread string
 
+	// Near is the machine where the proc should be if it has room within NearWait, because its data is there; "" = it is all the same.
+	Near MachineID
+
 	// View is what the proc sees; nil = what its spawner sees. With a view that is empty and not nil it sees only itself.
 	View []ViewEntry
 }
+
+// NearWait is how long a proc waits for the machine that it should be near, before any other takes it.
+const NearWait = 100 * time.Millisecond
 
 // Profile names what a proc is kept from (docs/reference/isolation.md).
 type Profile string
@@ -126,6 +132,8 @@ func (d *Descriptor) Check() error {
 		return Errorf(op, KindTooBig, "%d labels are asked for; %d are allowed", len(d.Where), WhereMax)
 	case !labelsOK(d.Where), len(d.Spread) > LabelMax, strings.Contains(d.Spread, "="):
 		return &Error{Op: op, Kind: KindInvalid, Msg: "a label that is asked for is not NAME=VALUE, or too long", Hint: "write for example zone=a"}
+	case d.Near != "" && d.Near.Check() != nil:
+		return Wrap(op, "", d.Near.Check())
 	case d.Memory != 0 && d.Memory < MemoryLeast:
 		return Errorf(op, KindInvalid, "memory %v is less than %v", d.Memory, MemoryLeast)
 	}

@@ -154,6 +154,12 @@ func list[T any](c *Coder, v *[]T, least int, each func(*T)) {
 	}
 }
 
+// What a Descriptor may have at its end.
+const (
+	descriptorView = 1 << iota
+	descriptorNear
+)
+
 // Descriptor is what Spawn takes.
 func (c *Coder) Descriptor(d *sigma.Descriptor) {
 	c.Str(&d.Program)
@@ -168,9 +174,21 @@ func (c *Coder) Descriptor(d *sigma.Descriptor) {
 	c.Str((*string)(&d.Profile))
 	c.Strs(&d.Where)
 	c.Str(&d.Spread)
-	has := d.View != nil
-	if c.Bool(&has); has {
+	var more uint8
+	if d.View != nil {
+		more |= descriptorView
+	}
+	if d.Near != "" {
+		more |= descriptorNear
+	}
+	if c.U8(&more); more > descriptorView|descriptorNear {
+		c.Fail("a descriptor has something that is not known here")
+	}
+	if more&descriptorView != 0 {
 		c.View(&d.View)
+	}
+	if more&descriptorNear != 0 {
+		c.Str((*string)(&d.Near))
 	}
 }
 

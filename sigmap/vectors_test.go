@@ -95,7 +95,7 @@ func fillPayloads(ps map[string]payload) {
 	*ps["ProcIDs"].value.(*[]sigma.ProcID) = []sigma.ProcID{proc, "b"}
 	*ps["RealmID"].value.(*sigma.RealmID) = "tenant"
 	*ps["Descriptor"].value.(*sigma.Descriptor) = d
-	*ps["Descriptors"].value.(*[]sigma.Descriptor) = []sigma.Descriptor{d, {Program: "/bin/x"}, {Program: "/bin/y", View: []sigma.ViewEntry{}}}
+	*ps["Descriptors"].value.(*[]sigma.Descriptor) = []sigma.Descriptor{d, {Program: "/bin/x"}, {Program: "/bin/y", View: []sigma.ViewEntry{}}, {Program: "/bin/z", Near: "m2"}}
 	*ps["Status"].value.(*sigma.Status) = st
 	*ps["ProcInfo"].value.(*sigma.ProcInfo) = info
 	*ps["ProcInfos"].value.(*[]sigma.ProcInfo) = []sigma.ProcInfo{info}

@@ -300,6 +300,12 @@ func (m *machine) runs(id sigma.ProcID, info sigma.ProcInfo, home sigma.Life) {
 		}
 		run = sp.Run
 		s.report.started(s.now, sp)
+		if sp.Near != "" {
+			s.report.Wished++
+			if sp.Near == m.name {
+				s.report.Near++
+			}
+		}
 	}
 	s.report.busy += gib(info.Memory) * run.Seconds()
 	s.after(run, func() {

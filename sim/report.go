@@ -11,6 +11,7 @@ import (
 // Report is what a run was like.
 type Report struct {
 	Procs, Unplaced, Lost, Faults int
+	Wished, Near                  int           // procs that should be near a machine and were started, and those of them that were there
 	Virtual                       time.Duration // how long it took
 	Utilisation                   float64       // part of all memory-time until the last proc ended
 	Placement                     Waits         // from spawn to the decision which machine runs the proc

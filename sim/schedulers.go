@@ -112,7 +112,7 @@ func (sh *shard) gone(m *machine, life sigma.Life) {
 
 func (m *machine) enqueue(p *schedd.Proc) {
 	if p.Class == sigma.LatencyCritical {
-		m.tellLC(lcsched.Enqueued{Jobs: []lcsched.Job{{ID: p.ID, Realm: p.Realm, Name: p.Name, CPU: p.CPU, Memory: p.Memory, Home: m.life}}})
+		m.tellLC(lcsched.Enqueued{Jobs: []lcsched.Job{{ID: p.ID, Realm: p.Realm, Name: p.Name, CPU: p.CPU, Memory: p.Memory, Near: p.Near, Home: m.life}}})
 		return
 	}
 	if p.Shard == "" {
@@ -120,8 +120,17 @@ func (m *machine) enqueue(p *schedd.Proc) {
 	}
 	i, _ := strconv.Atoi(string(p.Shard))
 	sh := m.s.shards[i]
-	j := besched.Job{ID: p.ID, Realm: p.Realm, Memory: p.Memory, Home: m.life}
-	m.send(sh, func() { sh.done(sh.core.Enqueue([]besched.Job{j})) })
+	j := besched.Job{ID: p.ID, Realm: p.Realm, Memory: p.Memory, Near: p.Near, Home: m.life}
+	m.send(sh, func() {
+		sh.done(sh.core.Enqueue([]besched.Job{j}))
+		if term := sh.term; j.Near != "" && sh.core.Expecting(j.ID) {
+			m.s.after(sigma.NearWait, func() {
+				if sh.term == term {
+					sh.done(sh.core.Hurry(j.ID))
+				}
+			})
+		}
+	})
 }
 
 // plan parks credits and takes them back.

@@ -27,6 +27,7 @@ type Config struct {
 	Load     float64                  // offered memory-time as a part of all machines'; above 1 the queue grows until the last has come
 	Run      time.Duration            // mean of the procs' run times, which are exponential
 	LC       float64                  // part of the procs that reserve cores
+	Near     float64                  // part of the procs that should be near a machine
 	Shards   int                      // of besched
 	Cores    int                      // of each machine
 	Memory   sigma.Bytes              // of each machine, for procs
@@ -52,8 +53,9 @@ type Arrival struct {
 	Start  time.Duration // from its placement to its program's first instruction; 0 = Config.Starts
 	Run    time.Duration // from there to its end
 	Memory sigma.Bytes
-	CPU    sigma.MilliCPU // of a latency-critical proc; 0 = it is best-effort
-	Waited time.Duration  // in the run that was recorded, from its spawn to its placement; negative = not known
+	CPU    sigma.MilliCPU  // of a latency-critical proc; 0 = it is best-effort
+	Near   sigma.MachineID // where it should be; "" = anywhere
+	Waited time.Duration   // in the run that was recorded, from its spawn to its placement; negative = not known
 }
 
 func (c *Config) fill() {
@@ -304,6 +306,9 @@ func (s *Sim) arrivals() {
 		if s.r.Float64() < s.cfg.LC {
 			a.CPU = sigma.MilliCPU(1 + s.r.IntN(int(s.cfg.Sizes[0].CPU/2)))
 		}
+		if s.cfg.Near > 0 && s.r.Float64() < s.cfg.Near {
+			a.Near = s.machines[s.r.IntN(len(s.machines))].name
+		}
 		s.last = s.now
 		s.spawn(a)
 		s.after(time.Duration(s.r.ExpFloat64()/rate*1e9), next)
@@ -335,7 +340,7 @@ func (s *Sim) spawn(a Arrival) {
 	if r.waiting++; a.CPU == 0 {
 		r.wants += a.Memory
 	}
-	d := sigma.Descriptor{Program: "/bin/x", Memory: a.Memory}
+	d := sigma.Descriptor{Program: "/bin/x", Memory: a.Memory, Near: a.Near}
 	if a.CPU > 0 {
 		d.Class, d.CPU = sigma.LatencyCritical, a.CPU
 	}

@@ -13,14 +13,24 @@ import (
 func TestFaults(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			r, err := New(Config{Seed: seed, Machines: 5, Procs: 600, Load: 1.2, LC: 0.2, Shards: 1 + int(seed%3), Run: 300 * time.Millisecond, Faults: true}).Run()
+			r, err := New(Config{Seed: seed, Machines: 5, Procs: 600, Load: 1.2, LC: 0.2, Near: 0.3 * float64(seed%2), Shards: 1 + int(seed%3), Run: 300 * time.Millisecond, Faults: true}).Run()
 			if err != nil {
-				t.Errorf("%v; again with: sigma sim --machines 5 --procs 600 --load 1.2 --lc 0.2 --shards %d --run 300ms --faults --seed %d", err, 1+seed%3, seed)
+				t.Errorf("%v; again with: sigma sim --machines 5 --procs 600 --load 1.2 --lc 0.2 --near %g --shards %d --run 300ms --faults --seed %d", err, 0.3*float64(seed%2), 1+seed%3, seed)
 			}
 			if r.Faults == 0 {
 				t.Error("nothing broke")
 			}
 		})
+	}
+}
+
+// Goal: of the procs that should be near a machine, which has room most of the time, nearly all are; nobody waits much longer for that.
+func TestNear(t *testing.T) {
+	for _, shards := range []int{1, 2} {
+		r, err := New(Config{Seed: 4, Machines: 10, Procs: 10_000, Load: 0.5, LC: 0.1, Near: 0.5, Shards: shards}).Run()
+		if err != nil || r.Wished < 4000 || r.Near < r.Wished*9/10 || r.Placement.Most > 3*sigma.NearWait {
+			t.Errorf("%d shards: %d of %d were near, %v was the longest wait; %v", shards, r.Near, r.Wished, r.Placement.Most, err)
+		}
 	}
 }
 

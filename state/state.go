@@ -56,6 +56,7 @@ type Descriptor struct {
 	Cores   float64  `json:"reserved_cores,omitempty"` // 0 of a best-effort proc
 	Memory  uint64   `json:"memory_bytes"`             // its limit
 	Profile string   `json:"profile"`
+	Near    string   `json:"near,omitempty"` // the machine where it should be; told by the machine where it was spawned
 }
 
 // Standing is what became of a proc so far. /proc/PID/status has it with the proc's id.

@@ -54,7 +54,7 @@ func (a *app) explain(ctx context.Context, words []string) error {
 			return err
 		}
 		p := procs[slices.IndexFunc(procs, func(p sigma.ProcInfo) bool { return p.ID == id })]
-		list = append(list, explained{string(p.ID), p.State.String(), now.explain(&p)})
+		list = append(list, explained{string(p.ID), p.State.String(), now.explain(&p, nearOf(ctx, c, id))})
 	}
 	if a.json {
 		return a.printJSON(list)
@@ -66,6 +66,13 @@ func (a *app) explain(ctx context.Context, words []string) error {
 		}
 	}
 	return nil
+}
+
+// nearOf is the machine where a proc should be; none if it is all the same, or not known any more.
+func nearOf(ctx context.Context, c *sdk.Client, id sigma.ProcID) sigma.MachineID {
+	var d state.Descriptor
+	readLines(ctx, c, sigma.JoinPath(sigma.NameProc, string(id), "descriptor"), func(b []byte) error { return json.Unmarshal(b, &d) })
+	return sigma.MachineID(d.Near)
 }
 
 // situation is what the schedulers and machines say now.
@@ -116,8 +123,8 @@ func readLines(ctx context.Context, c *sdk.Client, path string, each func([]byte
 // noWait is what a proc may wait without it being said.
 const noWait = time.Millisecond
 
-// explain says what there is to say of a proc.
-func (s *situation) explain(p *sigma.ProcInfo) (out []string) {
+// explain says what there is to say of a proc that should be near a machine, or none.
+func (s *situation) explain(p *sigma.ProcInfo, near sigma.MachineID) (out []string) {
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	what := fmt.Sprintf("best-effort, %v of memory", p.Memory)
 	if p.Class == sigma.LatencyCritical {
@@ -125,6 +132,15 @@ func (s *situation) explain(p *sigma.ProcInfo) (out []string) {
 	}
 	say("%s of the realm %s: %s", p.Name, p.Realm, what)
 	t := p.Times
+	switch {
+	case near == "":
+	case t.Placed.IsZero():
+		say("it should be near the data on machine %s, which is preferred for %v", near, sigma.NearWait)
+	case near == p.Machine:
+		say("it is near its data: on machine %s, as it should be", near)
+	default:
+		say("it should be near the data on machine %s, which had no room for it within %v, or was away", near, sigma.NearWait)
+	}
 	switch waited := t.Placed.Sub(t.Spawned); {
 	case p.State == sigma.ProcQueued:
 		say("it has waited %v for a machine", s.at.Sub(t.Spawned).Round(time.Millisecond))

@@ -21,16 +21,20 @@ func TestExplain(t *testing.T) {
 	placed.Placed, placed.Executed = at.Add(-time.Second), at.Add(-time.Second+time.Millisecond)
 	for what, c := range map[string]struct {
 		p    sigma.ProcInfo
+		near sigma.MachineID
 		want []string
 	}{
-		"best effort that waits": {sigma.ProcInfo{ID: "be", Realm: "a", Name: "job", Memory: 64 << 20, Times: times}, []string{"it has waited 3s", "2 procs of its realm wait, which ask for 128MiB", "1 of the 4 shares",
+		"best effort that waits": {sigma.ProcInfo{ID: "be", Realm: "a", Name: "job", Memory: 64 << 20, Times: times}, "", []string{"it has waited 3s", "2 procs of its realm wait, which ask for 128MiB", "1 of the 4 shares",
 			"m1: is full: 1MiB of 1GiB", "m2: is too small: it has 32MiB", "m3: is lost", "m4: takes nothing new", "m5: is large enough"}},
-		"latency critical that waits": {sigma.ProcInfo{ID: "lc", Realm: "a", Class: sigma.LatencyCritical, CPU: 2000, Memory: 64 << 20, Times: times}, []string{"reserves 2 cores", "lcsched: what is reserved leaves no machine", "m5: is too small: it has 1 cores"}},
-		"one that has ended": {sigma.ProcInfo{Realm: "a", Name: "job", Machine: "m2", State: sigma.ProcEnded, Status: sigma.Status{Code: sigma.StatusOOM, Msg: "too much"}, Times: placed}, []string{"it waited 2s until", "machine m2 had room",
+		"latency critical that waits": {sigma.ProcInfo{ID: "lc", Realm: "a", Class: sigma.LatencyCritical, CPU: 2000, Memory: 64 << 20, Times: times}, "", []string{"reserves 2 cores", "lcsched: what is reserved leaves no machine", "m5: is too small: it has 1 cores"}},
+		"one that has ended": {sigma.ProcInfo{Realm: "a", Name: "job", Machine: "m2", State: sigma.ProcEnded, Status: sigma.Status{Code: sigma.StatusOOM, Msg: "too much"}, Times: placed}, "", []string{"it waited 2s until", "machine m2 had room",
 			"started in 1ms", "it ended: oom: too much"}},
-		"one that was refused": {sigma.ProcInfo{Realm: "a", State: sigma.ProcEnded, Status: sigma.Status{Code: sigma.StatusError, Msg: "there is no machine with zone=b"}, Times: times}, []string{"never placed", "there is no machine with zone=b"}},
+		"one that is near its data":    {sigma.ProcInfo{Realm: "a", Machine: "m2", State: sigma.ProcRunning, Times: placed}, "m2", []string{"it is near its data: on machine m2"}},
+		"one that is not":              {sigma.ProcInfo{Realm: "a", Machine: "m2", State: sigma.ProcRunning, Times: placed}, "m1", []string{"it should be near the data on machine m1, which had no room for it within 100ms"}},
+		"one that waits to be near it": {sigma.ProcInfo{Realm: "a", Times: times}, "m1", []string{"it should be near the data on machine m1, which is preferred for 100ms"}},
+		"one that was refused":         {sigma.ProcInfo{Realm: "a", State: sigma.ProcEnded, Status: sigma.Status{Code: sigma.StatusError, Msg: "there is no machine with zone=b"}, Times: times}, "", []string{"never placed", "there is no machine with zone=b"}},
 	} {
-		got := strings.Join(s.explain(&c.p), "\n")
+		got := strings.Join(s.explain(&c.p, c.near), "\n")
 		for _, want := range c.want {
 			if !strings.Contains(got, want) {
 				t.Errorf("%s: %q is not in\n%s", what, want, got)

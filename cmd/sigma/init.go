@@ -92,6 +92,9 @@ func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, a
 	if r.Descriptor.Program, err = a.findProgram(ctx, c, args[0], local); err != nil {
 		return err
 	}
+	if r.Descriptor.Near, err = machineOf(ctx, c, o.near); err != nil {
+		return err
+	}
 	if err := c.Register(ctx, r); err != nil {
 		return err
 	}

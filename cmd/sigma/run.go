@@ -31,13 +31,14 @@ type runOptions struct {
 	lc      string
 	where   []string
 	spread  string
+	near    string
 	detach  bool
 }
 
 func newRunCommand(a *app) *cobra.Command {
 	var o runOptions
 	cmd := &cobra.Command{
-		Use:   "run [--name NAME] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [--view ENTRY]... [--lc CORES] [-d] PROGRAM [ARG...]",
+		Use:   "run [--name NAME] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [--view ENTRY]... [--lc CORES] [--near PATH] [-d] PROGRAM [ARG...]",
 		Short: "Run a program as a proc and show its output",
 		Long: `Run a program as an isolated proc, show what it writes, and exit with its code.
 
@@ -55,6 +56,10 @@ and its memory are not reserved by others, and keeps them for itself; best-effor
 give way. It waits while there is no such machine, and fails if there never can be. --where
 names labels that the machine must have. Procs of the same --name are spread over machines,
 or over the values of the label that --spread names.
+
+With --near the proc runs on the machine whose scratch storage PATH is in (as /ux/m2/in),
+if that has room for it within a tenth of a second, else anywhere. In a PATH that begins
+with /ux/~local it is the machine that sigma talks to.
 
 A proc gets no standard input in this version: reading it gives the end at once. Its
 environment is what -e says.
@@ -88,6 +93,7 @@ func (o *runOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.lc, "lc", "", "be latency-critical and reserve `CORES`, as in 0.5 (default: best-effort)")
 	f.StringArrayVar(&o.where, "where", nil, "`NAME=VALUE`, a label that the machine must have; with --lc; can be repeated")
 	f.StringVar(&o.spread, "spread", "", "`LABEL` whose values are failure domains, as in zone; with --lc (default: each machine is one)")
+	f.StringVar(&o.near, "near", "", "`PATH` of data in /ux, on whose machine the proc should run")
 	f.Lookup("mem").Hidden = true
 }
 
@@ -176,6 +182,9 @@ func (a *app) run(ctx context.Context, o runOptions, args []string) error {
 	if d.Program, err = a.findProgram(connecting, c, args[0], local); err != nil {
 		return in.cause(err)
 	}
+	if d.Near, err = machineOf(connecting, c, o.near); err != nil {
+		return in.cause(err)
+	}
 	if done(); in.first() != 0 {
 		return in.cause(nil)
 	}
@@ -187,6 +196,26 @@ func (a *app) run(ctx context.Context, o runOptions, args []string) error {
 		return a.printID(ids[0])
 	}
 	return a.attend(ctx, c, ids[0], d.Name, in)
+}
+
+// machineOf is the machine that has the data at a path; none of no path. Data that is not there yet is to be made there.
+func machineOf(ctx context.Context, c *sdk.Client, path string) (sigma.MachineID, error) {
+	if path == "" {
+		return "", nil
+	}
+	abs, err := c.AbsPath(ctx, path)
+	if sigma.KindOf(err) == sigma.KindNotFound {
+		abs, err = path, nil
+	}
+	if err != nil {
+		return "", err
+	}
+	rest, ok := strings.CutPrefix(abs, "/ux/")
+	name, _, _ := strings.Cut(rest, "/")
+	if id := sigma.MachineID(name); ok && id.Check() == nil {
+		return id, nil
+	}
+	return "", withCode(exitUsage, &sigma.Error{Op: "sigma.run", Path: path, Kind: sigma.KindInvalid, Msg: "is on no machine of its own", Hint: "name data in scratch storage, as in --near /ux/m2/in, or the machine's directory itself"})
 }
 
 func (a *app) printID(id sigma.ProcID) error {

@@ -57,6 +57,7 @@ It needs no running system.`,
 	f.StringVar(&o.memory, "memory", "2GiB", "`SIZE` of each machine's memory for procs; 2GiB,1GiB for different ones in turn")
 	f.Float64Var(&o.Load, "load", 0.9, "`PART` of all memory-time that procs ask for")
 	f.Float64Var(&o.LC, "lc", 0, "`PART` of the procs that are latency-critical")
+	f.Float64Var(&o.Near, "near", 0, "`PART` of the procs that should be near a machine's data")
 	f.DurationVar(&o.Run, "run", time.Second, "mean `TIME` that a proc runs")
 	f.Uint64Var(&o.Seed, "seed", 1, "`N` from which all chance comes")
 	f.IntVar(&o.seeds, "seeds", 1, "make `N` runs, with this and the next seeds")
@@ -104,8 +105,8 @@ func (a *app) sim(o simOptions) error {
 
 // fill checks the flags, and makes of them what is simulated.
 func (o *simOptions) fill() error {
-	if o.Machines < 1 || o.Realms < 1 || o.Procs < 1 || o.Shards < 1 || o.seeds < 1 || !(o.Load > 0) || !(o.LC >= 0 && o.LC <= 1) || o.Run <= 0 {
-		return usageError(nil, "--lc is from 0 to 1, all else more than 0", "there is nothing to simulate")
+	if o.Machines < 1 || o.Realms < 1 || o.Procs < 1 || o.Shards < 1 || o.seeds < 1 || !(o.Load > 0) || !(o.LC >= 0 && o.LC <= 1) || !(o.Near >= 0 && o.Near <= 1) || o.Run <= 0 {
+		return usageError(nil, "--lc and --near are from 0 to 1, all else more than 0", "there is nothing to simulate")
 	}
 	if err := o.sizes(); err != nil {
 		return err
@@ -185,6 +186,9 @@ func (o *simOptions) command(seed uint64) string {
 	if o.sized {
 		s += fmt.Sprintf(" --cores %s --memory %s", o.cores, o.memory)
 	}
+	if o.Near > 0 {
+		s += fmt.Sprintf(" --near %g", o.Near)
+	}
 	if o.Faults {
 		s += " --faults"
 	}
@@ -203,6 +207,9 @@ func printReport(w io.Writer, seed uint64, r *sim.Report, took time.Duration) {
 		fmt.Fprintf(w, "; Jain index of realms that waited: %.4f, the worst had %.1f %% of its part", r.Jain, 100*r.Worst)
 	}
 	fmt.Fprintln(w)
+	if r.Wished > 0 {
+		fmt.Fprintf(w, "  near their data: %d of %d that should be\n", r.Near, r.Wished)
+	}
 	if r.Recorded.Most > 0 {
 		fmt.Fprintf(w, "  recorded: %s\n  predicted: %s\n  difference: mean %s, p50 %s, p90 %s\n", waitsWords(r.Recorded), waitsWords(r.Predicted),
 			beside(r.Predicted.Mean, r.Recorded.Mean), beside(r.Predicted.P50, r.Recorded.P50), beside(r.Predicted.P90, r.Recorded.P90))
@@ -232,8 +239,10 @@ type simReport struct {
 	Virtual     float64   `json:"virtual_s"`
 	Took        float64   `json:"took_s"`
 	Utilisation float64   `json:"utilisation"`
-	Jain        float64   `json:"jain,omitempty"`  // none: no two realms waited at a time
-	Worst       float64   `json:"worst,omitempty"` // part of its ideal part that the worst served realm had
+	Jain        float64   `json:"jain,omitempty"`   // none: no two realms waited at a time
+	Worst       float64   `json:"worst,omitempty"`  // part of its ideal part that the worst served realm had
+	Wished      int       `json:"wished,omitempty"` // procs that should be near a machine's data, and started
+	Near        int       `json:"near,omitempty"`   // those of them that were
 	Placement   simWaits  `json:"placement"`
 	Start       simWaits  `json:"start"`
 	Recorded    *simWaits `json:"recorded,omitempty"` // of a trace with waits
@@ -252,7 +261,7 @@ func reportOf(seed uint64, r *sim.Report, took time.Duration) simReport {
 	waits := func(w sim.Waits) simWaits {
 		return simWaits{w.Mean.Seconds(), w.P50.Seconds(), w.P90.Seconds(), w.P99.Seconds(), w.Most.Seconds()}
 	}
-	out := simReport{Seed: seed, Procs: r.Procs, Lost: r.Lost, Unplaced: r.Unplaced, Faults: r.Faults, Virtual: r.Virtual.Seconds(), Took: took.Seconds(), Utilisation: r.Utilisation, Jain: r.Jain, Worst: r.Worst,
+	out := simReport{Seed: seed, Procs: r.Procs, Lost: r.Lost, Unplaced: r.Unplaced, Faults: r.Faults, Virtual: r.Virtual.Seconds(), Took: took.Seconds(), Utilisation: r.Utilisation, Jain: r.Jain, Worst: r.Worst, Wished: r.Wished, Near: r.Near,
 		Placement: waits(r.Placement), Start: waits(r.Start)}
 	if r.Recorded.Most > 0 {
 		recorded, predicted := waits(r.Recorded), waits(r.Predicted)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"time"
 
@@ -30,7 +29,8 @@ func newTraceRecordCommand(a *app) *cobra.Command {
 		Long: `Write to FILE (- is standard output) what is remembered of all procs of all realms that have
 started and ended, with the machines of the system and the realms' shares. With --for it
 goes on for a TIME, so that nothing is forgotten meanwhile: of each realm some thousand
-procs are remembered, for an hour. ^C ends it early; what was recorded is written.`,
+procs are remembered, for an hour. ^C ends it early; what was recorded is written. FILE is
+replaced as a whole in the end: until then it is what it was.`,
 		Example: `  sudo sigma trace record procs.trace
   sudo sigma trace record --for 10m procs.trace
   sigma sim --trace procs.trace`,
@@ -78,14 +78,14 @@ func (a *app) traceRecord(ctx context.Context, path string, length time.Duration
 			r.trace.Sizes = append(r.trace.Sizes, sim.Size{CPU: i.CPU, Memory: i.Memory})
 		}
 	}
-	out := a.out
-	if path != "-" { // before the time is spent
-		f, err := os.Create(path)
+	out, end := a.out, func() error { return nil }
+	if path != "-" {
+		f, err := newWhole(path) // before the time is spent
 		if err != nil {
 			return err
 		}
-		defer f.Close()
-		out = f
+		defer f.drop()
+		out, end = f, f.end
 	}
 	failed := false
 	for until := time.Now().Add(length); ; {
@@ -107,7 +107,7 @@ func (a *app) traceRecord(ctx context.Context, path string, length time.Duration
 		if err != nil && len(r.ended) == 0 {
 			return err
 		}
-		return cmp.Or(r.write(a, out, path, left), err)
+		return cmp.Or(r.write(a, out, end, path, left), err)
 	}
 }
 
@@ -177,7 +177,7 @@ func (r *recording) look(ctx context.Context, a *app) (left int, err error) {
 	return left, nil
 }
 
-func (r *recording) write(a *app, out io.Writer, path string, left int) error {
+func (r *recording) write(a *app, out io.Writer, end func() error, path string, left int) error {
 	if len(r.ended) == 0 {
 		return &sigma.Error{Op: "sigma.trace", Kind: sigma.KindNotFound, Msg: "no procs are remembered that have started and ended", Hint: "record for a while, with --for 1m"}
 	}
@@ -193,6 +193,9 @@ func (r *recording) write(a *app, out io.Writer, path string, left int) error {
 		r.trace.Arrivals = append(r.trace.Arrivals, ar)
 	}
 	if err := r.trace.Write(out); err != nil {
+		return explainWrite(path, err)
+	}
+	if err := end(); err != nil {
 		return explainWrite(path, err)
 	}
 	words := fmt.Sprintf("%d procs", len(r.ended))
