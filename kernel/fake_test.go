@@ -281,6 +281,10 @@ func (m *machine) launch(control *net.UnixConn) {
 			m.shares[string(b[18:])] = binary.LittleEndian.Uint32(b[4:])
 			m.quotas[string(b[18:])] = binary.LittleEndian.Uint32(b[8:])
 			m.mu.Unlock()
+		case 13:
+			m.mu.Lock()
+			delete(m.shares, string(b[6:]))
+			m.mu.Unlock()
 		case 12:
 			first := 6 + int(b[4])
 			m.mu.Lock()
@@ -340,8 +344,8 @@ func (m *machine) start(b, oob []byte) {
 	u16 := func(at int) int { return int(binary.LittleEndian.Uint16(b[at:])) }
 	p := &fakeProc{m: m, launch: binary.LittleEndian.Uint64(b[8:]), uid: binary.LittleEndian.Uint32(b[20:]), signal: make(chan syscall.Signal, 10)}
 	system := binary.LittleEndian.Uint32(b[16:]) == 1
-	argc, nfds, group := u16(52), u16(56), u16(58)
-	at := 60 + 4*nfds + group
+	argc, nfds, group := u16(48), u16(52), u16(54)
+	at := 56 + 4*nfds + group
 	if argc > 0 {
 		n := int(binary.LittleEndian.Uint32(b[at:]))
 		p.name = string(b[at+4 : at+4+n])
