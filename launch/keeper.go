@@ -171,6 +171,15 @@ func (k *Keeper) Ends(ctx context.Context) (*os.File, error) {
 
 // socket asks the keeper for an unconnected TCP socket of its network, which does not block, or for that of Ends.
 func (k *Keeper) socket(ctx context.Context, family int) (*os.File, error) {
+	q, err := k.ask(ctx, family)
+	if err != nil {
+		return nil, err
+	}
+	return k.await(ctx, q)
+}
+
+// ask sends the question of socket.
+func (k *Keeper) ask(ctx context.Context, family int) (*asking, error) {
 	const op = "launch.Connect"
 	k.begin.Do(func() { go k.read() })
 	select {
@@ -195,6 +204,11 @@ func (k *Keeper) socket(ctx context.Context, family int) (*os.File, error) {
 	if err != nil {
 		return nil, &sigma.Error{Op: op, Kind: sigma.KindLost, Msg: "the keeper is gone", Err: err}
 	}
+	return q, nil
+}
+
+// await waits for the answer, and gives it up with ctx.
+func (k *Keeper) await(ctx context.Context, q *asking) (*os.File, error) {
 	select {
 	case a := <-q.answer:
 		return a.file, a.err
@@ -211,6 +225,6 @@ func (k *Keeper) socket(ctx context.Context, family int) (*os.File, error) {
 			}
 		default:
 		}
-		return nil, sigma.Wrap(op, "", ctx.Err())
+		return nil, sigma.Wrap("launch.Connect", "", ctx.Err())
 	}
 }
