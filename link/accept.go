@@ -79,7 +79,13 @@ func (n *Node) accept(ctx context.Context, raw net.Conn, ready func()) {
 		n.refused(raw, sigma.Wrap("link.accept", "", err))
 		return
 	}
-	if string(begun) == directMagic {
+	switch string(begun) {
+	case followMagic:
+		if err := n.acceptFollowing(raw, stop); err != nil {
+			n.refused(raw, err)
+		}
+		return
+	case directMagic:
 		if err := n.acceptDirect(raw, ready, stop); err != nil {
 			n.refused(raw, err)
 		}

@@ -67,11 +67,12 @@ type Place interface {
 
 // directKey is what two machines know since they had a link of target ToDirect.
 type directKey struct {
-	name   [keyName]byte
-	key    [32]byte
-	link   *Link
-	parked []*net.TCPConn // Node.mu; that wait for their hello here, oldest first
-	over   bool           // Node.mu; the link has ended
+	name      [keyName]byte
+	key       [32]byte
+	link      *Link
+	parked    []*net.TCPConn // Node.mu; that wait for their hello here, oldest first
+	following []*following   // Node.mu; batches that do, the same
+	over      bool           // Node.mu; the link has ended
 }
 
 // exportKey takes the key from a link's TLS. Both sides get the same.
@@ -136,24 +137,38 @@ func (s *starting) Read(b []byte) (int, error) {
 type directHello struct {
 	From   sigma.Principal
 	Target Target
+	Batch  *Batch // nil = it is for one connection
 }
 
-func (h *directHello) code(c *sigmap.Coder) { codeAsk(c, &h.From, &h.Target) }
+func (h *directHello) code(c *sigmap.Coder) {
+	codeAsk(c, &h.From, &h.Target)
+	if c.Decoding() {
+		c.Last(func() { h.Batch = &Batch{} })
+	}
+	if h.Batch != nil {
+		h.Batch.code(c)
+	}
+}
 
-// ParseDirect decodes the hello of a direct connection. What it names is of a form that can be; nothing else was checked.
-func ParseDirect(payload []byte) (from sigma.Principal, target Target, err error) {
+// ParseDirect decodes the hello of a direct connection, or of a batch. What it names is of a form that can be; nothing else was checked.
+func ParseDirect(payload []byte) (from sigma.Principal, target Target, b *Batch, err error) {
 	const op = "link.ParseDirect"
 	var h directHello
 	if err := sigmap.Parse(payload, h.code); err != nil {
-		return from, target, sigma.Wrap(op, "", err)
+		return from, target, nil, sigma.Wrap(op, "", err)
 	}
 	if err := checkAsk(op, h.From, h.Target); err != nil {
-		return from, target, err
+		return from, target, nil, err
 	}
 	if h.Target.Kind != ToEndpoint && h.Target.Kind != ToService {
-		return from, target, sigma.Errorf(op, sigma.KindInvalid, "a direct connection cannot be made to a %s", h.Target)
+		return from, target, nil, sigma.Errorf(op, sigma.KindInvalid, "a direct connection cannot be made to a %s", h.Target)
 	}
-	return h.From, h.Target, nil
+	if h.Batch != nil {
+		if err := h.Batch.check(op); err != nil {
+			return from, target, nil, err
+		}
+	}
+	return h.From, h.Target, h.Batch, nil
 }
 
 // offersDirect says whether a peer may have a link of target ToDirect.
@@ -189,11 +204,14 @@ func (n *Node) forgetKey(k *directKey) {
 	if n.keys[k.name] == k {
 		delete(n.keys, k.name)
 	}
-	parked := k.parked
-	k.parked = nil
+	parked, following := k.parked, k.following
+	k.parked, k.following = nil, nil
 	n.mu.Unlock()
 	for _, c := range parked {
 		c.Close()
+	}
+	for _, f := range following {
+		f.close()
 	}
 }
 
@@ -269,7 +287,12 @@ func (n *Node) acceptDirect(raw net.Conn, ready func(), keep func() bool) error 
 	if err != nil {
 		return sigma.Wrap(op, "", err)
 	}
-	place, err := n.reserve(k, payload)
+	place, others, err := n.reserve(k, payload, conn)
+	defer func() {
+		for _, c := range others {
+			c.Close()
+		}
+	}()
 	a := &answer{Version: VersionMost, Clock: n.cfg.Identity.Now()}
 	if err != nil {
 		a = refusal(err, a.Clock)
@@ -282,6 +305,9 @@ func (n *Node) acceptDirect(raw net.Conn, ready func(), keep func() bool) error 
 		return err
 	}
 	conn.SetDeadline(time.Time{})
+	if place == nil { // a batch, which has been given away
+		return sigma.Wrap(op, "", cerr)
+	}
 	if cerr != nil || !keep() {
 		place.Close()
 		return sigma.Wrap(op, "", cerr)
@@ -291,19 +317,24 @@ func (n *Node) acceptDirect(raw net.Conn, ready func(), keep func() bool) error 
 	return nil
 }
 
-// reserve decides about the hello of a direct connection.
-func (n *Node) reserve(k *directKey, payload []byte) (Place, error) {
-	from, target, err := ParseDirect(payload)
+// reserve decides about the hello of a direct connection, or of a batch: then there is no place to take, and those that followed are the caller's.
+func (n *Node) reserve(k *directKey, payload []byte, hello *net.TCPConn) (Place, []*net.TCPConn, error) {
+	from, target, b, err := ParseDirect(payload)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if from.Machine != k.link.Peer.Machine {
-		return nil, sigma.Errorf("link.reserve", sigma.KindPermission, "machine %s speaks for a proc of machine %s", k.link.Peer.Machine, from.Machine)
+		return nil, nil, sigma.Errorf("link.reserve", sigma.KindPermission, "machine %s speaks for a proc of machine %s", k.link.Peer.Machine, from.Machine)
 	}
 	if err := n.standing(k.link.Peer, target); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return n.cfg.Reserve(Direct{k.link.Peer, from, target})
+	if b != nil {
+		conns, err := n.takeBatch(k, from, target, b, hello)
+		return nil, conns, err
+	}
+	p, err := n.cfg.Reserve(Direct{k.link.Peer, from, target})
+	return p, nil, err
 }
 
 // started is a connection whose dialler waits to say hello.

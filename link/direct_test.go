@@ -215,7 +215,7 @@ func TestDirectForged(t *testing.T) {
 	c.Close()
 	(<-m1.direct).conn.Close()
 	k := m2.keyOf("m1")
-	good := directHello{sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}, Target{ToService, "x"}}
+	good := directHello{sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}, Target{ToService, "x"}, nil}
 	other := &directKey{name: k.name, key: sha256.Sum256([]byte("guess"))}
 	var heard []byte // a hello that was answered, and its nonce
 	for _, test := range []struct {
@@ -336,7 +336,7 @@ func TestDirectRevoked(t *testing.T) {
 	defer at.conn.Close()
 	k := m2.keyOf("m1")
 	waits, nonce, _ := s.knock(k.name[:])
-	good := directHello{sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}, Target{ToService, "x"}}
+	good := directHello{sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}, Target{ToService, "x"}, nil}
 	s.do(machines.Remove{ID: "m2", Force: true})
 	await(t, "end of the key", func() bool {
 		m1.node.mu.Lock()
@@ -424,7 +424,7 @@ func TestDirectImpostor(t *testing.T) {
 }
 
 func FuzzParseDirect(f *testing.F) {
-	h := directHello{sigma.Principal{Realm: "default", Proc: "p", Machine: "m1"}, Target{ToEndpoint, "named"}}
+	h := directHello{sigma.Principal{Realm: "default", Proc: "p", Machine: "m1"}, Target{ToEndpoint, "named"}, nil}
 	payload, err := sigmap.Payload(h.code)
 	if err != nil {
 		f.Fatal(err)
@@ -434,11 +434,11 @@ func FuzzParseDirect(f *testing.F) {
 	k := &directKey{link: &Link{Peer: identity.Subject{Machine: "m1"}}}
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		k.hear(bytes.NewReader(payload), spokenByDialler, make([]byte, nonceBytes), nil)
-		from, to, err := ParseDirect(payload)
+		from, to, b, err := ParseDirect(payload)
 		if err != nil {
 			return
 		}
-		again, err := sigmap.Payload((&directHello{from, to}).code)
+		again, err := sigmap.Payload((&directHello{from, to, b}).code)
 		if err != nil || !bytes.Equal(again, payload) {
 			t.Errorf("%x became %x, %v", payload, again, err)
 		}

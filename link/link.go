@@ -18,6 +18,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -67,10 +68,14 @@ type Config struct {
 	// Reserve says whether a direct connection may be made, and holds a place for it; nil = this machine makes none, and its own links carry what is said. Its error is told to the peer, as Authorise's. It must not block for long.
 	Reserve func(d Direct) (Place, error)
 	Enrol   Enroller // nil = this machine takes none in
+	// Batch takes the connections of a batch, the hello's first, which stay the caller's; nil = this machine takes none. Its error is told to the peer. It must not block for long.
+	Batch func(d Direct, b Batch, conns []*net.TCPConn) error
 	// Connect makes the TCP connection; nil = a net.Dialer's. For tests.
 	Connect func(ctx context.Context, address string) (net.Conn, error)
-	Events  Events
-	Log     *slog.Logger
+	// ConnectAll makes several at once, BatchMost at most, as files that do not block; nil = Connect makes one after another.
+	ConnectAll func(ctx context.Context, address string, n int) ([]*os.File, error)
+	Events     Events
+	Log        *slog.Logger
 }
 
 // Events are called, where set, as things happen; none may block.
@@ -113,14 +118,15 @@ type Node struct {
 	slots      slots
 	enrolments chan struct{}
 
-	mu    sync.Mutex
-	links map[sigma.MachineID]map[*Link]bool // mu
-	dials map[sigma.MachineID]*dialling      // mu; machines that did not answer last time
-	turns map[sigma.MachineID]chan struct{}  // mu; dialsMost places for each machine that was dialled
-	keys  map[[keyName]byte]*directKey       // mu; of machines that may make direct connections here
-	warm  map[sigma.MachineID]*warmth        // mu; machines that direct connections are made to
-	life  context.Context                    // mu; while Watch runs
-	tasks sync.WaitGroup                     // Watch waits for them; begun under mu while life lasts
+	mu      sync.Mutex
+	links   map[sigma.MachineID]map[*Link]bool // mu
+	dials   map[sigma.MachineID]*dialling      // mu; machines that did not answer last time
+	turns   map[sigma.MachineID]chan struct{}  // mu; dialsMost places for each machine that was dialled
+	keys    map[[keyName]byte]*directKey       // mu; of machines that may make direct connections here
+	warm    map[sigma.MachineID]*warmth        // mu; machines that direct connections are made to
+	batches map[sigma.MachineID]chan struct{}  // mu; a place for each machine that batches were made to
+	life    context.Context                    // mu; while Watch runs
+	tasks   sync.WaitGroup                     // Watch waits for them; begun under mu while life lasts
 }
 
 // New checks the configuration. Nothing runs yet.
@@ -136,7 +142,11 @@ func New(cfg Config) (*Node, error) {
 			return (&net.Dialer{Timeout: connectMax}).DialContext(ctx, "tcp", address)
 		}
 	}
-	return &Node{cfg: cfg, slots: newSlots(), enrolments: make(chan struct{}, enrolmentsMax), links: map[sigma.MachineID]map[*Link]bool{}, dials: map[sigma.MachineID]*dialling{}, turns: map[sigma.MachineID]chan struct{}{}, keys: map[[keyName]byte]*directKey{}, warm: map[sigma.MachineID]*warmth{}}, nil
+	n := &Node{cfg: cfg, slots: newSlots(), enrolments: make(chan struct{}, enrolmentsMax), links: map[sigma.MachineID]map[*Link]bool{}, dials: map[sigma.MachineID]*dialling{}, turns: map[sigma.MachineID]chan struct{}{}, keys: map[[keyName]byte]*directKey{}, warm: map[sigma.MachineID]*warmth{}, batches: map[sigma.MachineID]chan struct{}{}}
+	if cfg.ConnectAll == nil {
+		n.cfg.ConnectAll = n.connectAll
+	}
+	return n, nil
 }
 
 // Watch closes the links of peers as soon as the roster no longer holds them, until ctx ends. It must run as long as the Node is used.

@@ -2,6 +2,7 @@ package link
 
 import (
 	"net"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,7 +22,7 @@ const (
 const priority = 6
 
 // Mark makes conn one of this kind, from now on. A network that does not know marks is none the worse, so a failure is passed over.
-func (t Traffic) Mark(conn *net.TCPConn) {
+func (t Traffic) Mark(conn syscall.Conn) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return

@@ -53,7 +53,7 @@ func (n *Node) DialDirect(ctx context.Context, m sigma.MachineID, target Target,
 	ctx, cancel := context.WithTimeout(ctx, connectMax+handshakeMax)
 	defer cancel()
 	from.Machine = n.cfg.Identity.Self().Machine
-	h := &directHello{from, target}
+	h := &directHello{From: from, Target: target}
 	var err error
 	for range directTries {
 		var k *directKey

@@ -41,6 +41,7 @@ type host_ struct {
 	address string
 	served  chan *Link
 	direct  chan taken
+	batches chan batched
 	stop    context.CancelFunc
 	offset  time.Duration
 }
@@ -96,7 +97,7 @@ func (s *system) listen() (*host_, net.Listener) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return &host_{key: identity.NewKey(), address: ln.Addr().String(), served: make(chan *Link, 16), direct: make(chan taken, 64)}, ln
+	return &host_{key: identity.NewKey(), address: ln.Addr().String(), served: make(chan *Link, 16), direct: make(chan taken, 64), batches: make(chan batched, 64)}, ln
 }
 
 // start runs a machine that has been granted its certificate.
@@ -107,7 +108,7 @@ func (s *system) start(h *host_, ln net.Listener, g *identity.Grant) {
 		s.t.Fatal(err)
 	}
 	h.id = id
-	h.node, err = New(Config{Identity: id, Enrol: s.registry, Reserve: h.reserve, Serve: func(ctx context.Context, l *Link) {
+	h.node, err = New(Config{Identity: id, Enrol: s.registry, Reserve: h.reserve, Batch: h.takeBatch, Serve: func(ctx context.Context, l *Link) {
 		select {
 		case h.served <- l:
 		default:
