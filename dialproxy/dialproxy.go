@@ -57,11 +57,11 @@ type listener struct {
 	reserved int                   // Proxy.mu; places of the backlog that are kept
 
 	// Of one that has a socket (arrivals.go).
-	out   *os.File               // Proxy.mu to set; nil = it has none
-	raw   syscall.RawConn        // of it
-	more  chan struct{}          // takes one: something waits
-	first *arrival               // Proxy.mu; that the socket had no room for
-	pools map[sigma.ProcID]*pool // Proxy.mu; by who dials
+	out   *os.File          // Proxy.mu to set; nil = it has none
+	raw   syscall.RawConn   // of it
+	more  chan struct{}     // takes one: something waits
+	first *arrival          // Proxy.mu; that the socket had no room for
+	pools map[dialler]*pool // Proxy.mu
 }
 
 type arrival struct {
@@ -74,7 +74,7 @@ type arrival struct {
 // New makes a machine's proxy.
 func New(machine sigma.MachineID) *Proxy {
 	x := &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}}, conns: newTable(),
-		pools: pools{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]map[*listener]*pool{}}, pushes: pushes{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]int{}}}
+		pools: pools{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]map[*listener]*pool{}, away: map[sigma.ProcID]map[sigma.EndpointID]*pool{}}, pushes: pushes{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]int{}}}
 	rand.Read(x.rings.key[:])
 	return x
 }
@@ -89,7 +89,7 @@ func (x *Proxy) Listen(p sigma.Principal, form sigma.ConnForm, public bool) (sig
 	}
 	var id [16]byte
 	rand.Read(id[:])
-	l := &listener{public: public, waiting: make(chan arrival, BacklogMax), closed: make(chan struct{}), from: map[sigma.RealmID]int{}, pools: map[sigma.ProcID]*pool{},
+	l := &listener{public: public, waiting: make(chan arrival, BacklogMax), closed: make(chan struct{}), from: map[sigma.RealmID]int{}, pools: map[dialler]*pool{},
 		endpoint: sigma.Endpoint{Realm: p.Realm, Machine: x.machine, Proc: p.Proc, ID: sigma.EndpointID(base64.RawURLEncoding.EncodeToString(id[:])), Form: form}}
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -26,20 +26,33 @@ const (
 	poolsAt     = 32   // at one listener
 )
 
+// dialler is a proc that dials, with its machine, which alone speaks for it.
+type dialler struct {
+	machine sigma.MachineID
+	proc    sigma.ProcID
+}
+
 // pool is what one proc has of connections to one listener that were made in advance.
 type pool struct {
 	number uint64
-	from   sigma.ProcID
-	line   int             // a duplicate of the dialler's end
-	ready  map[uint64]bool // connections that have not begun, as the dialler said last
+	from   dialler
+	line   int               // a duplicate of the dialler's end; of a pool with another machine, of the one that is here
+	ready  map[uint64]uint64 // connections that have not begun, as the dialler said last: its numbers, and those here
+	other  sigma.Life        // of the machine at the other end; zero: this one
+	realm  sigma.RealmID
+	asking bool // of one that is dialled from here: a batch is being made
 }
 
 // pools count them.
 type pools struct {
-	all  int                                  // Proxy.mu
-	of   map[sigma.RealmID]int                // Proxy.mu
-	from map[sigma.ProcID]map[*listener]*pool // Proxy.mu
+	all  int                                         // Proxy.mu
+	of   map[sigma.RealmID]int                       // Proxy.mu
+	from map[sigma.ProcID]map[*listener]*pool        // Proxy.mu
+	away map[sigma.ProcID]map[sigma.EndpointID]*pool // Proxy.mu; to endpoints of other machines (across.go)
 }
+
+// ofProc counts those that a proc of this machine dials with.
+func (c *pools) ofProc(id sigma.ProcID) int { return len(c.from[id]) + len(c.away[id]) }
 
 // Batch is what Pool makes. Files are the dialler's: its end of the line, if Grant.Line, and of each connection.
 type Batch struct {
@@ -143,7 +156,7 @@ func (x *Proxy) grantLocked(p sigma.Principal, l *listener, ask sigmap.PoolAsk, 
 		if line, err = unix.FcntlInt(ps[0].mine.Fd(), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 			return nil, sigma.Wrap("dialproxy.Pool", "", os.NewSyscallError("fcntl", err))
 		}
-		own = &pool{number: x.rings.last, from: p.Proc, line: line, ready: map[uint64]bool{}}
+		own = &pool{number: x.rings.last, from: dialler{x.machine, p.Proc}, line: line, ready: map[uint64]uint64{}, realm: p.Realm}
 	}
 	b, err := x.sendLocked(p, l, own, ps, fresh)
 	if err != nil {
@@ -160,7 +173,7 @@ func (x *Proxy) grantLocked(p sigma.Principal, l *listener, ask sigmap.PoolAsk, 
 	now := time.Now()
 	for i := range ps {
 		x.rings.last++
-		own.ready[x.rings.last] = true
+		own.ready[x.rings.last] = x.rings.last
 		c := &connection{Connection: Connection{Number: x.rings.last, Endpoint: l.endpoint, From: p, Transport: "unix", Began: now, Ready: true}}
 		c.ends[ring.Dialled] = end{proc: p.Proc, realm: p.Realm, inode: ps[i].inodes[0], since: now}
 		c.ends[ring.Accepted] = end{proc: l.endpoint.Proc, realm: l.endpoint.Realm, inode: ps[i].inodes[1], since: now}
@@ -192,8 +205,8 @@ func (x *Proxy) mayPoolLocked(p sigma.Principal, l *listener, own *pool, fresh b
 		return sigma.Errorf(op, sigma.KindBusy, "connections wait to be accepted there")
 	case fresh != (own == nil):
 		return sigma.Errorf(op, sigma.KindBusy, "the proc asks twice at a time")
-	case fresh && (x.pools.all >= PoolsMax || x.pools.of[p.Realm] >= PoolsOf || len(x.pools.from[p.Proc]) >= poolsOfProc || len(l.pools) >= poolsAt):
-		return sigma.Errorf(op, sigma.KindBusy, "%d procs have connections in advance there, this one at %d endpoints, its realm %d", len(l.pools), len(x.pools.from[p.Proc]), x.pools.of[p.Realm])
+	case fresh && (x.pools.all >= PoolsMax || x.pools.of[p.Realm] >= PoolsOf || x.pools.ofProc(p.Proc) >= poolsOfProc || len(l.pools) >= poolsAt):
+		return sigma.Errorf(op, sigma.KindBusy, "%d procs have connections in advance there, this one at %d endpoints, its realm %d", len(l.pools), x.pools.ofProc(p.Proc), x.pools.of[p.Realm])
 	}
 	return nil
 }
@@ -234,19 +247,27 @@ func (x *Proxy) sendLocked(p sigma.Principal, l *listener, own *pool, ps pairs, 
 // begunLocked notes which connections of a pool have begun, by which have not.
 func (x *Proxy) begunLocked(own *pool, unused []uint64) {
 	for number := range own.ready {
-		if slices.Contains(unused, number) {
-			continue
-		}
-		delete(own.ready, number)
-		if c := x.conns.all[number]; c != nil {
-			c.Ready, c.Began = false, time.Now()
-			x.eventLocked("dialled", c.Connection)
+		if !slices.Contains(unused, number) {
+			x.beganLocked(own, number)
 		}
 	}
 }
 
+// beganLocked notes that a connection has begun, by its dialler's number.
+func (x *Proxy) beganLocked(own *pool, number uint64) {
+	here, is := own.ready[number]
+	if !is {
+		return
+	}
+	delete(own.ready, number)
+	if c := x.conns.all[here]; c != nil {
+		c.Ready, c.Began = false, time.Now()
+		x.eventLocked("dialled", c.Connection)
+	}
+}
+
 func (x *Proxy) enterLocked(own *pool, l *listener, p sigma.Principal) {
-	l.pools[p.Proc] = own
+	l.pools[own.from] = own
 	if x.pools.from[p.Proc] == nil {
 		x.pools.from[p.Proc] = map[*listener]*pool{}
 	}
@@ -260,15 +281,26 @@ func (x *Proxy) leaveLocked(own *pool, l *listener) {
 	if l.pools[own.from] != own {
 		return
 	}
-	unix.Shutdown(own.line, unix.SHUT_RDWR) // for all who have it
-	unix.Close(own.line)
-	delete(l.pools, own.from)
-	if delete(x.pools.from[own.from], l); len(x.pools.from[own.from]) == 0 {
-		delete(x.pools.from, own.from)
+	how := unix.SHUT_RDWR // for all who have it
+	if own.other != (sigma.Life{}) {
+		how = unix.SHUT_WR // what is under way has begun: the listener's proc reads until the dialler has ended the other direction
 	}
+	x.endLocked(own, how)
+	delete(l.pools, own.from)
+	if of := x.pools.from[own.from.proc]; of[l] == own {
+		if delete(of, l); len(of) == 0 {
+			delete(x.pools.from, own.from.proc)
+		}
+	}
+}
+
+// endLocked ends a pool's line, and counts it no more.
+func (x *Proxy) endLocked(own *pool, how int) {
+	unix.Shutdown(own.line, how)
+	unix.Close(own.line)
 	x.pools.all--
-	if x.pools.of[l.endpoint.Realm]--; x.pools.of[l.endpoint.Realm] == 0 {
-		delete(x.pools.of, l.endpoint.Realm)
+	if x.pools.of[own.realm]--; x.pools.of[own.realm] == 0 {
+		delete(x.pools.of, own.realm)
 	}
 }
 
@@ -290,6 +322,9 @@ func (x *Proxy) closePools(id sigma.ProcID) {
 	defer x.mu.Unlock()
 	for l, own := range x.pools.from[id] {
 		x.leaveLocked(own, l)
+	}
+	for e, own := range x.pools.away[id] {
+		x.leaveAwayLocked(own, e)
 	}
 }
 

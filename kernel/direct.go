@@ -117,13 +117,17 @@ func (k *Kernel) dialDirect(ctx context.Context, who sigma.Principal, m sigma.Ma
 
 // markDirect has what a proc here says on a direct connection go before other traffic, if it is latency-critical. Its peer's answers go as the peer's class says.
 func (k *Kernel) markDirect(proc sigma.ProcID, conn *net.TCPConn) {
-	k.mu.Lock()
-	p := k.core.Find(proc)
-	urgent := p != nil && p.Class == sigma.LatencyCritical
-	k.mu.Unlock()
-	if urgent {
+	if k.isUrgent(proc) {
 		link.TrafficLatencyCritical.Mark(conn)
 	}
+}
+
+// isUrgent says whether a proc is one of this machine that is latency-critical.
+func (k *Kernel) isUrgent(proc sigma.ProcID) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p := k.core.Find(proc)
+	return p != nil && p.Class == sigma.LatencyCritical
 }
 
 // fileOf makes a socket one that can be passed, and closes conn.

@@ -56,8 +56,10 @@ type Config struct {
 	Labels   map[string]string // the machine's failure domain and whatever else its owner says of it
 	// Connect makes a TCP connection to an IP address with a port; nil = link's default.
 	Connect func(ctx context.Context, address string) (net.Conn, error)
-	Etcd    *sigmap.Etcd // where named keeps the names; nil = in an etcd of its own
-	Join    *Join        // how the machine becomes a member of a system; nil = it is one already, or founds one
+	// ConnectAll is link.Config's.
+	ConnectAll func(ctx context.Context, address string, n int) ([]*os.File, error)
+	Etcd       *sigmap.Etcd // where named keeps the names; nil = in an etcd of its own
+	Join       *Join        // how the machine becomes a member of a system; nil = it is one already, or founds one
 	// AllowWeaken lets an environment entry SIGMA_WEAKEN=bits of a descriptor take protections off that proc. The launcher must allow it too. Tests only.
 	AllowWeaken bool
 	// Rootless says that an ordinary user started the launcher: the admin sockets are also for the group of the data directory, by which that user reaches them.

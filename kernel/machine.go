@@ -200,7 +200,7 @@ func (k *Kernel) begin(g *identity.Grant, known bool) error {
 			return err
 		}
 	}
-	cfg := link.Config{Identity: id, Serve: k.serveLink, Authorise: k.authorise, Reserve: k.reserve, Enrol: enroller{k}, Connect: k.cfg.Connect, Log: k.cfg.Log}
+	cfg := link.Config{Identity: id, Serve: k.serveLink, Authorise: k.authorise, Reserve: k.reserve, Batch: k.takeBatch, Enrol: enroller{k}, Connect: k.cfg.Connect, ConnectAll: k.cfg.ConnectAll, Log: k.cfg.Log}
 	if k.cfg.Encrypt {
 		cfg.Reserve = nil
 	}

@@ -133,6 +133,7 @@ func (k *Kernel) registerPeerCalls() {
 		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount, peerCaps: k.peerCaps, peerLedger: k.peerLedger, peerLoad: k.peerLoad} {
 		k.peerCalls[name] = f
 	}
+	k.peerCalls[peerBegun] = k.peerBegun
 	k.peerCalls[peerInit], k.peerCalls[peerEvents] = k.peerInit, k.peerEvents
 }
 

@@ -155,6 +155,7 @@ func (k *Kernel) watchConnections(ctx context.Context) {
 		for _, m := range roster.Members() {
 			alive[sigma.Life{Machine: m.Machine, Incarnation: m.Incarnation}] = !m.Lost
 		}
+		k.sweepPools()
 		k.bounded(ctx, func(ctx context.Context) {
 			k.shut(ctx, k.proxy.Revoke("cut", func(c *dialproxy.Connection) bool { return !alive[c.Other] }))
 		})

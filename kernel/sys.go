@@ -272,7 +272,8 @@ func (r *root) endpointsCallable() sigma.File {
 	c.Prompt = func(method string, payload []byte) bool {
 		var e sigma.Endpoint
 		if method == sigmap.CallPool {
-			return true
+			var ask sigmap.PoolAsk
+			return sigmap.Parse(payload, func(c *sigmap.Coder) { c.PoolAsk(&ask) }) == nil && ask.Endpoint.Machine == r.tree.k.cfg.Machine
 		}
 		return method == sigmap.CallDial && r.tree.view == nil && sigmap.Parse(payload, func(c *sigmap.Coder) { c.Endpoint(&e); c.Last(func() { var rings bool; c.Bool(&rings) }) }) == nil && e.Machine == r.tree.k.cfg.Machine
 	}
@@ -396,7 +397,7 @@ func (r *root) listenCall(_ context.Context, payload []byte) ([]byte, []*os.File
 }
 
 // poolCall is the call pool.
-func (r *root) poolCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+func (r *root) poolCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	k, who := r.tree.k, r.tree.principal
 	who.Realm = r.realm
 	var ask sigmap.PoolAsk
@@ -405,6 +406,14 @@ func (r *root) poolCall(_ context.Context, payload []byte) ([]byte, []*os.File, 
 	}
 	if r.tree.view != nil { // it may change, and what was made in advance would not know
 		return nil, nil, sigma.Errorf("kernel.Pool", sigma.KindUnsupported, "for a proc with a view no connections are made in advance")
+	}
+	if ask.Endpoint.Machine != k.cfg.Machine {
+		grant, files, err := k.poolAway(ctx, who, ask)
+		if err != nil {
+			return nil, nil, err
+		}
+		reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.PoolGrant(grant) })
+		return reply, files, err
 	}
 	b, err := k.proxy.Pool(who, ask)
 	if err != nil {

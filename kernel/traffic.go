@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -233,8 +234,8 @@ func (x *traffic) crossed(now time.Time, realm sigma.RealmID, id sigma.ProcID, o
 }
 
 // follow counts a TCP connection from now on, of which a proc gets the end f. f stays the caller's.
-func (x *traffic) follow(realm sigma.RealmID, id sigma.ProcID, f *os.File) {
-	if f == nil || id == "" || realm == sigma.SystemRealm {
+func (x *traffic) follow(realm sigma.RealmID, id sigma.ProcID, f syscall.Conn) {
+	if id == "" || realm == sigma.SystemRealm {
 		return
 	}
 	cookie, info, inode := uint64(0), (*unix.TCPInfo)(nil), uint64(0)
@@ -343,6 +344,9 @@ func (x *traffic) ids() (out []sigma.ProcID) {
 
 // sampleTraffic looks at all meters, and at the TCP connections that are open.
 func (k *Kernel) sampleTraffic(ctx context.Context) {
+	if k.registered() {
+		k.sweepPools()
+	}
 	x, now := k.traffic, time.Now()
 	for _, id := range x.ids() {
 		k.mu.Lock()

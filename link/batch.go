@@ -19,7 +19,7 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A batch is several direct connections with one hello (docs/adr/0035): the dialler makes those that follow, each of which says for whom it is and no more, and then says hello for all of them on one that has waited.
+// A batch is several direct connections with one hello (docs/adr/0036): the dialler makes those that follow, each of which says for whom it is and no more, and then says hello for all of them on one that has waited.
 //
 //	dialler → "SGD2", 16 bytes name of a key, label (16 bytes), number in the batch (u8), MAC (32 bytes); nothing is answered
 //

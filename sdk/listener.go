@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"io"
 	"math"
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,6 +25,12 @@ import (
 
 // drainMax is how long those who dialled before a listener was closed can be accepted. Who serves until Accept says net.ErrClosed, as net/http does, needs a moment; who does not accept any more should not let them wait.
 const drainMax = 5 * time.Second
+
+// lineMax is how long a listener that is closed hears lines of other machines to their end: what their procs said before they knew is under way.
+const lineMax = time.Second
+
+// heldMost bounds connections that are held for a proc of another machine. What it has said may be late, so there can be more of them than it has.
+const heldMost = 4 * sigmap.PoolMost
 
 // hearMost is how much of one line is heard before others have their turn: all that can have begun of what is held and of the next batch. The epoll tells of the rest again.
 const hearMost = 2 * sigmap.PoolMost
@@ -42,8 +50,9 @@ type listener struct {
 	sock  int           // turn; sigmad's socket; -1 = it has ended
 	lines map[int]*line // turn; by descriptor
 	pools map[uint64]*line
-	oob   []byte // turn
-	buf   []byte // turn
+	oob   []byte      // turn
+	buf   []byte      // turn
+	late  atomic.Bool // lineMax has passed since the socket ended
 
 	mu     sync.Mutex
 	closed bool        // mu
@@ -55,6 +64,7 @@ type arrived struct {
 	files  []*os.File
 	from   sigma.Principal
 	ticket string
+	far    bool // it was made in advance with another machine
 }
 
 func (a *arrived) close() { session.CloseFiles(a.files) }
@@ -64,6 +74,8 @@ type line struct {
 	fd    int
 	pool  uint64
 	ready map[uint64]arrived // by number
+	far   bool               // it is a TCP connection
+	part  []byte             // of one, that came of a number
 }
 
 // Listen implements sigma.Endpoints.
@@ -161,6 +173,10 @@ func (l *listener) AcceptFrom(ctx context.Context) (net.Conn, sigma.Principal, e
 	if err != nil {
 		return nil, sigma.Principal{}, l.acceptError(ctx, err)
 	}
+	if a.far {
+		c, err := l.c.farStream(a.files[0], ring.Accepted, EndpointAddr{l.endpoint}, CallerAddr{a.from})
+		return c, a.from, err
+	}
 	c, err := l.c.streamOf(l.endpoint.Form, a.files, ring.Accepted, a.ticket, EndpointAddr{l.endpoint}, CallerAddr{a.from})
 	return c, a.from, err
 }
@@ -202,7 +218,10 @@ func (l *listener) next(ctx context.Context) (a arrived, err error) {
 			return a, nil
 		case ctx.Err() != nil:
 			return a, sigma.Wrap(op, "", ctx.Err())
-		case l.sock < 0:
+		case l.sock < 0 && l.late.Load():
+			l.dropAll()
+			return a, errEnded
+		case l.sock < 0 && len(l.lines) == 0:
 			return a, errEnded
 		}
 		if err := l.raw.Read(l.look); errors.Is(err, os.ErrDeadlineExceeded) { // perhaps that of a call before
@@ -216,7 +235,7 @@ func (l *listener) next(ctx context.Context) (a arrived, err error) {
 // onReady takes what has come. It reports whether there is anything for next.
 func (l *listener) onReady(epoll uintptr) bool {
 	var events [16]syscall.EpollEvent
-	for len(l.queue) == 0 && l.sock >= 0 {
+	for len(l.queue) == 0 && (l.sock >= 0 || len(l.lines) > 0) {
 		n := nowait.EpollWait(int(epoll), events[:])
 		if n == 0 {
 			return false
@@ -255,7 +274,7 @@ func (l *listener) receive() bool {
 	if a.Pool != 0 {
 		l.keep(&a, files)
 	} else if len(files) > 0 && len(a.Tickets) == 1 {
-		l.queue = append(l.queue, arrived{files, a.From, a.Tickets[0]})
+		l.queue = append(l.queue, arrived{files, a.From, a.Tickets[0], false})
 	} else {
 		session.CloseFiles(files)
 	}
@@ -286,10 +305,13 @@ func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
 	if a.Line && len(files) > 0 && of == nil {
 		fd, err := duplicate(files[0])
 		if err == nil {
+			err = nowait.SetNonblock(fd) // it is read so
+		}
+		if err == nil {
 			err = l.add(fd)
 		}
 		if err == nil {
-			of = &line{fd, a.Pool, map[uint64]arrived{}}
+			of = &line{fd: fd, pool: a.Pool, ready: map[uint64]arrived{}, far: a.From.Machine != l.endpoint.Machine}
 			l.lines[fd], l.pools[a.Pool] = of, of
 		} else if fd >= 0 {
 			nowait.Close(fd)
@@ -304,15 +326,19 @@ func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
 		return
 	}
 	for i := range n {
-		one := arrived{files[i : i+1 : i+1], a.From, a.Tickets[i]}
+		one := arrived{files[i : i+1 : i+1], a.From, a.Tickets[i], of.far}
 		if len(files) > n { // their memory is behind the sockets
 			one.files = append(one.files, files[n+i])
 		}
 		of.ready[a.First+uint64(i)] = one
 	}
-	if len(of.ready) > sigmap.PoolMost { // what has begun meanwhile is still on the line, perhaps some of these
+	most := sigmap.PoolMost
+	if of.far {
+		most = heldMost
+	}
+	if len(of.ready) > most { // what has begun meanwhile is still on the line, perhaps some of these
 		l.hear(of, hearMost)
-		if len(of.ready) > sigmap.PoolMost { // who dials keeps no count: it dials as others do
+		if len(of.ready) > most { // who dials keeps no count: it dials as others do
 			l.drop(of)
 		}
 	}
@@ -321,16 +347,14 @@ func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
 // hear takes what a line says: up to its end, or most numbers.
 func (l *listener) hear(from *line, most int) {
 	for range most {
-		var number [8]byte
-		n, err := nowait.Read(from.fd, number[:])
+		at, err := from.number()
 		if err == syscall.EAGAIN {
 			return
 		}
-		if n != len(number) || err != nil {
+		if err != nil {
 			l.drop(from)
 			return
 		}
-		at := binary.LittleEndian.Uint64(number[:])
 		a, known := from.ready[at]
 		for !known && l.receive() { // sigmad gave it to us before its dialler
 			a, known = from.ready[at]
@@ -345,6 +369,25 @@ func (l *listener) hear(from *line, most int) {
 	}
 }
 
+// number reads the next one that a line says: EAGAIN if there is none, io.EOF at its end or if it is none.
+func (of *line) number() (uint64, error) {
+	var b [8]byte
+	had := copy(b[:], of.part)
+	n, err := nowait.Read(of.fd, b[had:])
+	switch {
+	case err != nil:
+		return 0, err
+	case had+n < len(b):
+		if !of.far || n == 0 {
+			return 0, io.EOF
+		}
+		of.part = append(of.part, b[had:had+n]...)
+		return 0, syscall.EAGAIN // the epoll tells of the rest
+	}
+	of.part = of.part[:0]
+	return binary.LittleEndian.Uint64(b[:]), nil
+}
+
 // drop ends a line, and what has not begun.
 func (l *listener) drop(of *line) {
 	if of == nil || l.lines[of.fd] != of {
@@ -352,13 +395,17 @@ func (l *listener) drop(of *line) {
 	}
 	delete(l.lines, of.fd)
 	delete(l.pools, of.pool)
+	if of.far {
+		syscall.Shutdown(of.fd, syscall.SHUT_RDWR) // sigmad has it, too; so closing it does not take it out of the epoll
+		l.raw.Control(func(epoll uintptr) { syscall.EpollCtl(int(epoll), syscall.EPOLL_CTL_DEL, of.fd, nil) })
+	}
 	nowait.Close(of.fd) // which takes it out of the epoll
 	for _, a := range of.ready {
 		l.refuse(a)
 	}
 }
 
-// end notes that nothing comes from sigmad any more. What had begun by then is still accepted: sigmad has ended the lines before.
+// end notes that nothing comes from sigmad any more. What had begun by then is still accepted: sigmad has ended the lines before, of those to other machines our direction. These are heard until the dialler has ended the other, for lineMax at most.
 func (l *listener) end() {
 	if l.sock < 0 {
 		return
@@ -366,7 +413,24 @@ func (l *listener) end() {
 	nowait.Close(l.sock)
 	l.sock = -1
 	for _, of := range l.lines {
+		if of.far {
+			syscall.Shutdown(of.fd, syscall.SHUT_WR)
+			continue
+		}
 		l.hear(of, math.MaxInt)
+		l.drop(of)
+	}
+	if len(l.lines) > 0 {
+		time.AfterFunc(lineMax, func() {
+			l.late.Store(true)
+			l.wait.SetReadDeadline(time.Now())
+		})
+	}
+}
+
+// dropAll ends what there still is.
+func (l *listener) dropAll() {
+	for _, of := range l.lines {
 		l.drop(of)
 	}
 }
@@ -377,6 +441,7 @@ func (l *listener) abandon() {
 	l.turn <- struct{}{}
 	defer func() { <-l.turn }()
 	l.end()
+	l.dropAll()
 	for _, a := range l.queue {
 		l.refuse(a)
 	}

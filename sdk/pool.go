@@ -27,6 +27,7 @@ const (
 	poolIdle    = 10 * time.Second // after the last dial those that are left are closed
 	poolTick    = time.Second      // sigmad is told so often, at least, which have begun
 	poolAgain   = time.Second      // after sigmad said no it is asked again
+	poolNever   = 10 * time.Second // the same, if it said that there are none
 	poolAsking  = 5 * time.Second
 	dialledMost = 64 // endpoints whose dials are counted; with more, those that were not dialled lately are forgotten
 )
@@ -89,7 +90,7 @@ func isGone(socket syscall.RawConn) (gone bool) {
 // begin gives a connection to e that was made in advance; nil if there is none.
 func (c *Client) begin(ctx context.Context, e sigma.Endpoint) net.Conn {
 	who := &c.info.Principal
-	if e.Form != sigma.FormStream || who.Proc == "" || who.System || who.Realm != e.Realm || who.Machine != e.Machine || ctx.Err() != nil {
+	if e.Form != sigma.FormStream || who.Proc == "" || who.System || who.Realm != e.Realm || ctx.Err() != nil {
 		return nil
 	}
 	p := c.pools.find(c, e)
@@ -100,15 +101,32 @@ func (c *Client) begin(ctx context.Context, e sigma.Endpoint) net.Conn {
 	if !ok {
 		return nil
 	}
-	files := []*os.File{m.file}
-	if m.memory != nil {
-		files = append(files, m.memory)
+	var conn net.Conn
+	var err error
+	if p.far() {
+		conn, err = c.farStream(m.file, ring.Dialled, CallerAddr{*who}, EndpointAddr{e})
+	} else {
+		files := []*os.File{m.file}
+		if m.memory != nil {
+			files = append(files, m.memory)
+		}
+		conn, err = c.streamOf(e.Form, files, ring.Dialled, m.ticket, CallerAddr{*who}, EndpointAddr{e})
 	}
-	conn, err := c.streamOf(e.Form, files, ring.Dialled, m.ticket, CallerAddr{*who}, EndpointAddr{e})
 	if err != nil {
 		return nil
 	}
 	return conn
+}
+
+// farStream makes a connection of one that was made in advance with another machine.
+func (c *Client) farStream(f *os.File, side ring.Side, local, remote net.Addr) (net.Conn, error) {
+	sock := ring.FileStream(f)
+	r, err := c.rings.New(sock, side, nil, nil)
+	if err != nil {
+		sock.Close()
+		return nil, err
+	}
+	return &Conn{r, local, remote}, nil
 }
 
 func (ps *pools) find(c *Client, e sigma.Endpoint) *pool {
@@ -158,7 +176,7 @@ func (p *pool) take(now time.Time) (m made, ok bool) {
 			m.close(p.c)
 			continue
 		}
-		if ok = p.sayLocked(m.number); !ok {
+		if ok = !(p.far() && isGone(p.raw)) && p.sayLocked(m.number); !ok { // TCP takes what nobody reads any more
 			m.close(p.c)
 			p.dropLocked()
 		}
@@ -172,6 +190,9 @@ func (p *pool) take(now time.Time) (m made, ok bool) {
 	}
 	return m, ok
 }
+
+// far says that the listener is on another machine.
+func (p *pool) far() bool { return p.c != nil && p.e.Machine != p.c.info.Principal.Machine }
 
 // sayLocked tells the listener that a connection begins.
 func (p *pool) sayLocked(number uint64) (ok bool) {
@@ -219,11 +240,17 @@ func (p *pool) ask() {
 		p.dropLocked()
 		p.line, files = files[0], files[1:]
 		p.raw, err = p.line.SyscallConn()
+		if p.far() {
+			go p.follow(p.line)
+		}
 	}
 	n := len(grant.Tickets)
 	if err != nil || p.line == nil || n == 0 || len(files) != n && len(files) != 2*n {
 		session.CloseFiles(files)
 		p.not = time.Now().Add(poolAgain)
+		if sigma.KindOf(err) == sigma.KindUnsupported {
+			p.not = time.Now().Add(poolNever)
+		}
 		p.had = p.had || p.line == nil // sigmad may have made a line of which the answer did not come
 		return
 	}
@@ -239,6 +266,17 @@ func (p *pool) ask() {
 		p.tick = time.AfterFunc(poolTick, p.look)
 	}
 	if p.c.pools.over.Load() {
+		p.dropLocked()
+	}
+}
+
+// follow waits for the end of a line to another machine, where the listener waits for ours when it closes.
+func (p *pool) follow(line *os.File) {
+	var b [1]byte
+	line.Read(b[:]) // nothing is said
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.line == line {
 		p.dropLocked()
 	}
 }

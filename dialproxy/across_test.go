@@ -1,0 +1,274 @@
+package dialproxy
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+var (
+	farClient = sigma.Principal{Realm: "a", Proc: "far", Machine: "n"}
+	farLife   = sigma.Life{Machine: "n", Incarnation: 3}
+	hereLife  = sigma.Life{Machine: "m", Incarnation: 2}
+)
+
+// tcpPairs are connections over the loopback; of each both ends do not block.
+func tcpPairs(t *testing.T, n int) (mine, theirs []*os.File) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	for range n {
+		a, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []struct {
+			conn net.Conn
+			to   *[]*os.File
+		}{{a, &mine}, {b, &theirs}} {
+			fd, _, err := descriptor(c.conn.(*net.TCPConn))
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.conn.Close()
+			*c.to = append(*c.to, os.NewFile(uintptr(f), "connection"))
+		}
+	}
+	t.Cleanup(func() { session.CloseFiles(mine); session.CloseFiles(theirs) })
+	return mine, theirs
+}
+
+func conns(fs []*os.File) (out []syscall.Conn) {
+	for _, f := range fs {
+		out = append(out, f)
+	}
+	return out
+}
+
+// across makes a batch of farClient's between the proxies of two machines. It gives the dialler's ends; the listener's are closed here, as sigmad does.
+func across(t *testing.T, there, here *Proxy, ask sigmap.PoolAsk) ([]*os.File, *sigmap.PoolGrant, error) {
+	t.Helper()
+	a, err := there.AskAway(farClient, ask)
+	if err != nil || a.Count == 0 {
+		return nil, nil, err
+	}
+	n := a.Count
+	if a.Line {
+		n++
+	}
+	mine, theirs := tcpPairs(t, n)
+	here.BegunFrom(farClient, ask.Endpoint.ID, a.Begun)
+	err = here.PoolFrom(farClient, ask.Endpoint, farLife, a.First, a.Line, conns(theirs))
+	session.CloseFiles(theirs)
+	if err != nil {
+		there.TakeAway(t.Context(), farClient, ask.Endpoint, hereLife, a, nil)
+		return nil, nil, err
+	}
+	g, err := there.TakeAway(t.Context(), farClient, ask.Endpoint, hereLife, a, mine)
+	return mine, g, err
+}
+
+// ended waits until a socket says that it has; what it says before is passed over.
+func ended(t *testing.T, f *os.File) {
+	t.Helper()
+	f.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.Copy(io.Discard, f); os.IsTimeout(err) {
+		t.Error("a line goes on")
+	}
+}
+
+func ready(x *Proxy) (ready, begun int) {
+	cs, _ := x.Connections(func(*Connection) bool { return true })
+	for _, c := range cs {
+		if c.Ready {
+			ready++
+		} else {
+			begun++
+		}
+	}
+	return ready, begun
+}
+
+// Connections in advance between machines: both procs get the same ones, a number on the line is the listener's to read, and both machines list them as begun when they are told.
+func TestPoolAcross(t *testing.T) {
+	here, there := New("m"), New("n")
+	e, conn := pushed(t, here, server)
+	mine, g, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, theirs := receive(t, conn)
+	if !g.Line || !a.Line || len(mine) != 4 || len(theirs) != 4 || a.From != farClient || a.First != g.First || len(a.Tickets) != 3 || len(g.Tickets) != 3 {
+		t.Fatalf("got %+v and %+v", g, a)
+	}
+	var b [8]byte
+	mine[0].Write(binary.LittleEndian.AppendUint64(nil, g.First+1))
+	if _, err := io.ReadFull(theirs[0], b[:]); err != nil || binary.LittleEndian.Uint64(b[:]) != g.First+1 {
+		t.Errorf("the line says %x, %v", b, err)
+	}
+	mine[2].Write([]byte("x"))
+	if n, err := theirs[2].Read(b[:]); n != 1 || err != nil {
+		t.Errorf("the connection says %d, %v", n, err)
+	}
+	if _, g, err = across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 2, Unused: []uint64{a.First, a.First + 2}}); err != nil || g.Line {
+		t.Fatal(g, err)
+	}
+	again, _ := receive(t, conn)
+	if again.Line || again.Pool != a.Pool || again.First != g.First || len(again.Tickets) != 2 {
+		t.Errorf("the second batch: %+v", again)
+	}
+	for _, x := range []*Proxy{here, there} {
+		if r, begun := ready(x); r != 4 || begun != 1 {
+			t.Errorf("%s lists %d as ready, %d as begun", x.machine, r, begun)
+		}
+		if n := len(x.Events(func(*Connection) bool { return true })); n != 1 {
+			t.Errorf("%s knows of %d dials", x.machine, n)
+		}
+	}
+	left, err := there.AskAway(farClient, sigmap.PoolAsk{Endpoint: e, Over: true, Unused: []uint64{a.First}})
+	if err != nil || left.Count != 0 || len(left.Begun) != 3 {
+		t.Errorf("the end: %+v, %v", left, err)
+	}
+	ended(t, theirs[0])
+	here.SweepPools(func(sigma.Life) bool { return false })
+	if here.Pools("a") != 0 || there.Pools("a") != 0 {
+		t.Errorf("%d and %d pools are left", here.Pools("a"), there.Pools("a"))
+	}
+}
+
+// Who may not dial gets none, and one machine's proc has no part in the pool of another's; what nobody takes note of is bounded.
+func TestPoolAcrossRefused(t *testing.T) {
+	here, there := New("m"), New("n")
+	e, conn := pushed(t, here, server)
+	if _, _, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 2}); err != nil {
+		t.Fatal(err)
+	}
+	first, _ := receive(t, conn)
+	forged := e
+	forged.Realm = other.Realm
+	plain, public := listen(t, here, server, false), listen(t, here, server, true)
+	thief := farClient
+	thief.Machine = "o"
+	stranger := sigma.Principal{Realm: other.Realm, Proc: "s", Machine: "n"}
+	for name, c := range map[string]struct {
+		by   sigma.Principal
+		to   sigma.Endpoint
+		life sigma.Life
+		line bool
+		want sigma.Kind
+	}{
+		"another realm":                        {stranger, e, farLife, true, sigma.KindPermission},
+		"another realm with its own name":      {stranger, forged, farLife, true, sigma.KindPermission},
+		"another realm at a public one":        {stranger, public, farLife, true, sigma.KindUnsupported},
+		"a changed endpoint":                   {farClient, forged, farLife, true, sigma.KindUnavailable},
+		"a program outside":                    {sigma.Principal{Realm: "a", Machine: "n"}, e, farLife, true, sigma.KindUnsupported},
+		"the provider":                         {sigma.Principal{Realm: "a", Proc: "p", Machine: "n", System: true}, e, farLife, true, sigma.KindUnsupported},
+		"a proc of this machine":               {client, e, hereLife, true, sigma.KindUnsupported},
+		"another machine than it says":         {farClient, e, sigma.Life{Machine: "o"}, true, sigma.KindUnsupported},
+		"more for a line that is not there":    {sigma.Principal{Realm: "a", Proc: "q", Machine: "n"}, e, farLife, false, sigma.KindUnavailable},
+		"more for the line of another machine": {thief, e, sigma.Life{Machine: "o"}, false, sigma.KindUnavailable},
+		"a listener that asks for each dial":   {farClient, plain, farLife, true, sigma.KindUnsupported},
+	} {
+		_, theirs := tcpPairs(t, 2)
+		if err := here.PoolFrom(c.by, c.to, c.life, 90, c.line, conns(theirs)); sigma.KindOf(err) != c.want || err == nil {
+			t.Errorf("%s: got %v, want %v", name, err, c.want)
+		}
+	}
+	here.BegunFrom(thief, e.ID, []uint64{first.First})
+	here.BegunFrom(sigma.Principal{Realm: other.Realm, Proc: farClient.Proc, Machine: "n"}, e.ID, []uint64{first.First})
+	if _, begun := ready(here); begun != 0 {
+		t.Error("another's word that a connection has begun is taken")
+	}
+	here.BegunFrom(farClient, e.ID, []uint64{first.First})
+	if _, begun := ready(here); begun != 1 {
+		t.Error("its own is not")
+	}
+	for name, p := range map[string]sigma.Principal{"another machine's": {Realm: "a", Proc: "p", Machine: "m"}, "a program outside": {Realm: "a", Machine: "n"}, "another realm": stranger} {
+		if _, err := there.AskAway(p, sigmap.PoolAsk{Endpoint: e, Count: 1}); sigma.KindOf(err) != sigma.KindUnsupported {
+			t.Errorf("%s asks: %v", name, err)
+		}
+	}
+	var err error
+	for i := uint64(0); err == nil && i < 2*heldMost; i += 8 {
+		_, theirs := tcpPairs(t, 8)
+		err = here.PoolFrom(farClient, e, farLife, 100+i, false, conns(theirs))
+		if err == nil {
+			receive(t, conn)
+		}
+	}
+	if sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("more than can be held: %v", err)
+	}
+}
+
+// Whatever ends a pool between machines ends its line on both: the listener that closes its direction, everything else both.
+func TestPoolAcrossOver(t *testing.T) {
+	for what, end := range map[string]func(here, there *Proxy, e sigma.Endpoint) error{
+		"closed":          func(here, _ *Proxy, e sigma.Endpoint) error { return here.Close(server, e.ID) },
+		"taken back":      func(here, _ *Proxy, e sigma.Endpoint) error { return here.Withdraw(server, e) },
+		"listener killed": func(here, _ *Proxy, _ sigma.Endpoint) error { here.CloseListeners(server.Proc); return nil },
+		"listener gone":   func(here, _ *Proxy, _ sigma.Endpoint) error { here.CloseProc(server.Proc); return nil },
+		"dialler gone":    func(_, there *Proxy, _ sigma.Endpoint) error { there.CloseProc(farClient.Proc); return nil },
+		"life over": func(here, there *Proxy, _ sigma.Endpoint) error {
+			here.SweepPools(func(l sigma.Life) bool { return l == farLife })
+			there.SweepPools(func(l sigma.Life) bool { return l == hereLife })
+			return nil
+		},
+	} {
+		here, there := New("m"), New("n")
+		e, conn := pushed(t, here, server)
+		mine, g, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, theirs := receive(t, conn)
+		mine[0].Write(binary.LittleEndian.AppendUint64(nil, g.First))
+		if err := end(here, there, e); err != nil {
+			t.Fatal(err)
+		}
+		if what != "dialler gone" { // the listener has ended its direction at least
+			ended(t, mine[0])
+		}
+		if what != "life over" { // what was said before is there
+			var b [8]byte
+			if _, err := io.ReadFull(theirs[0], b[:]); err != nil {
+				t.Errorf("%s: what was said is lost: %v", what, err)
+			}
+		}
+		if what != "dialler gone" {
+			mine[0].Close()
+		}
+		there.SweepPools(func(sigma.Life) bool { return false })
+		ended(t, theirs[0])
+		here.SweepPools(func(sigma.Life) bool { return false })
+		if here.Pools("a") != 0 || there.Pools("a") != 0 {
+			t.Errorf("%s: %d and %d pools are left", what, here.Pools("a"), there.Pools("a"))
+		}
+		if what == "dialler gone" {
+			if r, _ := ready(there); r != 0 {
+				t.Errorf("%s: %d connections are listed", what, r)
+			}
+		}
+	}
+}
