@@ -72,6 +72,7 @@ type Conn struct {
 	closed atomic.Bool            // mu to set
 	placed bool                   // mu; it was seen whether the meter has a slot
 	place  *slot                  // mu
+	meter  *meter                 // mu; whose slot that is
 
 	spun                  atomic.Int64 // nanoseconds
 	promotions, demotions atomic.Uint64

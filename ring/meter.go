@@ -170,7 +170,7 @@ func (c *Conn) settleLocked() {
 		return
 	}
 	if m != nil && !c.placed {
-		c.place = m.take(c.inode())
+		c.place, c.meter = m.take(c.inode()), m
 	}
 	c.placed = true
 	if s := c.place; s != nil {
@@ -198,7 +198,7 @@ func (t *tally) copy(from *tally) {
 func (c *Conn) unmeter() {
 	c.mu.Lock()
 	all := c.carried()
-	s := c.place
+	s, m := c.place, c.meter
 	c.placed, c.place = true, nil
 	for _, k := range []*counter{&c.out.counter, &c.in.counter} {
 		if t := k.at.Load(); t != nil {
@@ -208,7 +208,7 @@ func (c *Conn) unmeter() {
 		k.settled.Store(true)
 	}
 	c.mu.Unlock()
-	c.set.ended(c, s, all)
+	c.set.ended(c, m, s, all)
 }
 
 // carried is what a connection has carried until now.
@@ -230,8 +230,12 @@ func (c *Conn) inode() uint64 {
 	return st.Ino
 }
 
-// ended counts a connection that is over.
-func (s *Set) ended(conn *Conn, at *slot, c Carried) {
+// ended counts a connection that is over, which has a slot of its meter own if at is not nil.
+func (s *Set) ended(conn *Conn, own *meter, at *slot, c Carried) {
+	if at != nil { // perhaps not the one of now (Renew)
+		own.end(at, c)
+		c = Carried{}
+	}
 	s.mu.Lock()
 	m := s.meter.Load()
 	if m == nil && !s.meterless.Load() {
@@ -239,9 +243,26 @@ func (s *Set) ended(conn *Conn, at *slot, c Carried) {
 	}
 	delete(s.unmetered, conn)
 	s.mu.Unlock()
-	if m != nil && (at != nil || c != Carried{}) {
-		m.end(at, c)
+	if m != nil && c != (Carried{}) {
+		m.end(nil, c)
 	}
+}
+
+// Renew has a new meter asked for, of a machine that has begun anew and knows nothing of the one before. Connections that count there go on doing so; of those to come, and of those that have no place yet, the machine hears again.
+func (s *Set) Renew() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.over:
+		return
+	default:
+	}
+	if s.meter.Load() == nil && !s.meterless.Load() || s.cfg.Meter == nil { // none was there yet
+		return
+	}
+	s.meter.Store(nil)
+	s.meterless.Store(false)
+	s.tasks.Go(s.askMeter)
 }
 
 // wantMeter has a new connection counted in the meter, which is asked for in the background, once.
@@ -275,7 +296,7 @@ func (s *Set) askMeter() {
 		s.meterless.Store(true)
 	}
 	early, waiting := s.early, s.unmetered
-	s.unmetered = map[*Conn]bool{}
+	s.unmetered, s.early = map[*Conn]bool{}, Carried{}
 	s.mu.Unlock()
 	for c := range waiting { // also of those that sleep
 		c.mu.Lock()

@@ -164,3 +164,36 @@ func FuzzReadMeter(f *testing.F) {
 		}
 	})
 }
+
+// After a machine has begun anew its meter is another: what connections carry that are made from then on is there, also of those that end before it comes; older ones go on in theirs, and end there.
+func TestMeterRenewed(t *testing.T) {
+	first, second := newMeter(t), newMeter(t)
+	files := make(chan *os.File, 2)
+	files <- first
+	set := NewSet(Config{Meter: func(context.Context) (*os.File, error) { return dup(t, <-files), nil }})
+	t.Cleanup(set.Close)
+	old, peer := metered(t, set)
+	set.tasks.Wait()
+	say(t, old, peer, "before")
+	set.Renew()
+	set.Renew() // it is being asked for
+	short, other := metered(t, set)
+	say(t, short, other, "abc")
+	short.Close()
+	young, its := metered(t, set)
+	say(t, young, its, "after")
+	files <- second
+	set.tasks.Wait()
+	say(t, old, peer, "later")
+	old.Close()
+	say(t, young, its, "again")
+	for _, c := range []struct {
+		f    *os.File
+		want Carried
+		open int
+	}{{first, Carried{Sent: 11, Writes: 2}, 0}, {second, Carried{Sent: 13, Writes: 3}, 1}} {
+		if all, open, err := ReadMeter(c.f); err != nil || all != c.want || len(open) != c.open {
+			t.Errorf("got %+v, %d open, %v, want %+v, %d", all, len(open), err, c.want, c.open)
+		}
+	}
+}

@@ -179,12 +179,16 @@ func (c *Client) do(ctx context.Context, file, method string, encode, decode fun
 func (c *Client) wellKnown(ctx context.Context, name string) (sigma.Caller, error) {
 	epoch := c.session.Epoch()
 	c.mu.Lock()
-	if c.epoch != epoch { // sigmad died and was started again
+	fresh := c.epoch != epoch
+	if fresh { // sigmad died and was started again
 		c.epoch = epoch
 		clear(c.files)
 	}
 	f := c.files[name]
 	c.mu.Unlock()
+	if fresh && c.rings != nil {
+		c.rings.Renew()
+	}
 	if f != nil {
 		return f, nil
 	}
