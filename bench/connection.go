@@ -27,7 +27,8 @@ func endpointBench() Bench {
 // dialBench: how long does it take to be connected? From the call of Dial until the first byte of a server that sends one when it has accepted; the endpoint is known, as the address of the peers is. Arms as in endpointBench.
 // Expected: slower than connect(2) by the way through sigmad, which passes each side its socket.
 func dialBench() Bench {
-	return Bench{Name: "dial", Question: "how long does it take to connect to a proc, beside plain connect and accept?", Metrics: []string{"dial_p50_us", "dial_p99_us", "machines_dial_p50_us", "machines_dial_p99_us"}, run: runDial}
+	return Bench{Name: "dial", Question: "how long does it take to connect to a proc, beside plain connect and accept?", Metrics: []string{"dial_p50_us", "dial_p99_us", "machines_dial_p50_us", "machines_dial_p99_us", "machines_dial_cpu_us",
+		"revoke_ms", "revoke_far_ms", "encrypted_dial_p50_us", "encrypted_rtt_us", "encrypted_bytes_per_s"}, run: runDial}
 }
 
 // ours are the networks that are endpoints on one machine, with the name of each in metrics.
@@ -47,6 +48,9 @@ type connections struct {
 	turn    int                  // of the last client
 	ends    []func()             // of servers and what they run in
 	figures map[figure][]float64 // one for each block
+
+	at, from *system // machines of servers and clients, the same or two
+	path     string  // the program there
 }
 
 func (a *connections) end() {
@@ -339,12 +343,17 @@ func runDial(ctx context.Context, r *Run) error {
 	if err := b.measure(ctx, blocks/2, dials, dials, "dial", free, microseconds("dial_p50_us", "dial_p99_us")); err != nil {
 		return err
 	}
-	for _, metric := range []string{"dial_p50_us", "dial_p99_us"} {
+	for _, metric := range []string{"dial_p50_us", "dial_p99_us", "dial_cpu_us"} {
 		if err := b.print("sigma", free, metric, "machines_"+metric, "us", false, dials, betweenHosts...); err != nil {
 			return err
 		}
 	}
-	return nil
+	if err := r.revocations(ctx, a, b); err != nil {
+		return err
+	}
+	b.end()
+	b.ends = nil
+	return r.encrypted(ctx, a.local)
 }
 
 // buildConnection makes the program that is server and client.

@@ -59,6 +59,7 @@ func (r *Run) newConnections(ctx context.Context, own ...string) (a *connections
 	if err != nil {
 		return a, err
 	}
+	a.at, a.from, a.path = s, s, path
 	for _, network := range own {
 		if err := a.proc(ctx, s, s, network, network, path); err != nil {
 			return a, err
@@ -142,6 +143,7 @@ func (r *Run) newMachines(ctx context.Context, local string) (a *connections, er
 		}
 	}()
 	m1, m2, err := r.bootTwo(ctx, "machines")
+	a.at, a.from = m1, m2
 	if err != nil {
 		return a, err
 	}
@@ -150,6 +152,7 @@ func (r *Run) newMachines(ctx context.Context, local string) (a *connections, er
 	if err != nil {
 		return a, err
 	}
+	a.path = path
 	if err := a.proc(ctx, m1, m2, "sigma", "sigma", path); err != nil {
 		return a, err
 	}
@@ -228,11 +231,11 @@ func (a *connections) docker(ctx context.Context) error {
 }
 
 // bootTwo starts a system of two machines on this host, and connects to each.
-func (r *Run) bootTwo(ctx context.Context, dir string) (m1, m2 *system, err error) {
+func (r *Run) bootTwo(ctx context.Context, dir string, options ...string) (m1, m2 *system, err error) {
 	data := filepath.Join(r.dir, dir)
 	r.note("booting a system of two machines in %s", data)
 	whole := &system{r: r, data: data}
-	if err := whole.command(ctx, "up", "--detach", "--machines", "2"); err != nil {
+	if err := whole.command(ctx, append([]string{"up", "--detach", "--machines", "2"}, options...)...); err != nil {
 		return nil, nil, err
 	}
 	open := func(i int) *system {

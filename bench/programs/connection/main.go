@@ -1,7 +1,8 @@
 // Command connection is both sides of the benches dial and endpoint, over an endpoint as a proc, and over a UNIX or TCP socket as an ordinary process:
 //
-//	connection serve sigma|socket|ring|unix|tcp ADDRESS
-//	connection dial|echo|first|stream|many sigma|socket|ring|unix|tcp ADDRESS COUNT [PLACED]
+//	connection serve sigma|socket|ring|unix|tcp|tls ADDRESS
+//	connection dial|echo|first|stream|many sigma|socket|ring|unix|tcp|tls ADDRESS COUNT [PLACED]
+//	connection serve-revoked|revoked sigma ADDRESS [COUNT]
 //
 // socket and ring are sigma with a transport forced. The address of all three is a path. With a last word, by which the bench finds it, a client waits until it has been placed on a processor. A server prints where it listens. A client prints nanoseconds: one figure for each dial or round
 // trip; of first those from dialling until each of the first COUNT answers was there, the medians of some connections; of a stream those that COUNT blocks took; of many those of each round of a message on each of COUNT connections. At last it prints the processor time of both sides.
@@ -56,15 +57,24 @@ func main() {
 }
 
 func run(ctx context.Context, what, network, address string) error {
-	if what == "serve" {
+	switch what {
+	case "serve":
 		return serve(ctx, network, address)
+	case "serve-revoked":
+		return serveRevoked(ctx, address)
 	}
 	count, err := strconv.Atoi(os.Args[4])
 	if err != nil {
 		return err
 	}
+	if what == "revoked" {
+		return revoked(ctx, address, count)
+	}
 	c := &client{count: count, out: bufio.NewWriter(os.Stdout), dial: func() (net.Conn, error) { return net.Dial(network, address) }}
 	defer c.out.Flush()
+	if network == "tls" {
+		c.dial = func() (net.Conn, error) { return dialTLS(address) }
+	}
 	if transport, ours := transports[network]; ours {
 		sys, err := sdk.Open(ctx)
 		if err != nil {
@@ -298,7 +308,12 @@ func serve(ctx context.Context, network, address string) error {
 			return err
 		}
 		l = own
-	} else if l, err = net.Listen(network, address); err != nil {
+	} else if network == "tls" {
+		l, err = listenTLS(address)
+	} else {
+		l, err = net.Listen(network, address)
+	}
+	if err != nil {
 		return err
 	}
 	fmt.Println(l.Addr())
