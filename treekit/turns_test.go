@@ -123,6 +123,7 @@ func TestTurnsOld(t *testing.T) {
 		if err := turns.enter(brief, false); err != nil || !begun(brief) {
 			t.Errorf("a brief one: %v", err)
 		}
+		synctest.Wait() // the tick is over
 		a.inFlight += inFlightOfRealm
 		if err := turns.enter(&turn{of: a}, false); sigma.KindOf(err) != sigma.KindBusy {
 			t.Errorf("too much in flight: %v", err)
@@ -131,10 +132,12 @@ func TestTurnsOld(t *testing.T) {
 		for _, x := range append(all, commit, brief) {
 			turns.exit(x)
 		}
+		synctest.Wait()
 		if turns.held != 0 || a.held != 0 || a.inFlight != 0 || turns.holders.next != &turns.holders {
 			t.Errorf("%d turns are held, %d of a, %d in flight", turns.held, a.held, a.inFlight)
 		}
 		<-time.After(2 * turnTick)
+		synctest.Wait()
 		if turns.ticking {
 			t.Error("it ticks though nobody waits")
 		}
