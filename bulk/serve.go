@@ -18,6 +18,13 @@ type Config struct {
 	File sigma.File // open
 	// Check says whether its handle may read, or write.
 	Check func(write bool) error
+	Meter Meter // nil: nobody counts
+}
+
+// Meter is told of each piece of a stream: Begin before it is worked on, and End, by the same goroutine, with the bytes that came and that were sent.
+type Meter interface {
+	Begin()
+	End(in, out int)
 }
 
 // server is one stream.
@@ -27,6 +34,7 @@ type server struct {
 	raw  syscall.RawConn // of conn; nil = it has none
 	file *os.File        // nil = none is passed
 	over bool            // none will be asked for (again)
+	sent int             // of the present piece, but for its answer's beginning
 	buf  []byte
 }
 
@@ -52,15 +60,24 @@ func Serve(ctx context.Context, conn net.Conn, cfg Config) {
 		if err != nil {
 			return
 		}
-		if r.op == opRead {
-			err = s.read(ctx, r)
-		} else {
-			err = s.write(ctx, r)
-		}
-		if err != nil {
+		if err = s.piece(ctx, r); err != nil {
 			return
 		}
 	}
+}
+
+// piece answers one request.
+func (s *server) piece(ctx context.Context, r request) (err error) {
+	in := headSize
+	if s.sent = 0; s.Meter != nil {
+		s.Meter.Begin()
+		defer func() { s.Meter.End(in, headSize+s.sent) }()
+	}
+	if r.op == opRead {
+		return s.read(ctx, r)
+	}
+	in += int(r.count)
+	return s.write(ctx, r)
 }
 
 // room gives a buffer of n bytes, the same each time, with room for the beginning of an answer before it.
@@ -125,6 +142,7 @@ func (s *server) read(ctx context.Context, r request) error {
 		if err != nil {
 			return s.refuse(err)
 		}
+		s.sent = n
 		answer{count: uint32(n), version: st.ID.Version}.encode(b)
 		_, err = s.conn.Write(b[:headSize+n])
 		return err
@@ -139,6 +157,7 @@ func (s *server) read(ctx context.Context, r request) error {
 		_, err := s.conn.Write(head[:])
 		return err
 	}
+	s.sent = int(n)
 	return s.send(head[:], int64(r.offset), int(n))
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/bulk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -174,4 +175,42 @@ func (s *server) recalled(tag uint16, m sigmap.Message, r *request, size int) (b
 	sent, err := s.answer(tag, reply, nil)
 	s.done(r, m.Type(), size, sent, began)
 	return true, err
+}
+
+// streamMeter counts the pieces of a stream, as requests by which the stream was asked for.
+type streamMeter struct {
+	turns   *Turns
+	of      *account
+	pieces  uint64 // since one was measured
+	began   time.Duration
+	sampled bool
+}
+
+// streamMeter makes the meter of a stream of f; nil where nobody counts.
+func (s *server) streamMeter(f *fid) bulk.Meter {
+	if s.own == nil {
+		return nil
+	}
+	m := &streamMeter{turns: s.cfg.Turns, of: s.own, pieces: rand.Uint64() % sampleEach}
+	if f.of != nil { // not changed
+		m.of = f.of.account
+	}
+	return m
+}
+
+// Begin implements bulk.Meter.
+func (m *streamMeter) Begin() {
+	m.pieces++
+	if m.sampled = m.pieces%sampleEach == 0; m.sampled {
+		m.began, m.sampled = m.turns.weights.begin()
+	}
+}
+
+// End implements bulk.Meter.
+func (m *streamMeter) End(in, out int) {
+	class := classOf((&sigmap.Tbulk{}).Type(), in+out)
+	if m.sampled {
+		m.turns.weights.end(class, m.began, true)
+	}
+	m.of.work.count(class, in, out)
 }

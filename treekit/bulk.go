@@ -80,7 +80,7 @@ func (s *server) stream(f *fid) func(net.Conn) {
 			return
 		}
 		defer s.streams.Done()
-		bulk.Serve(ctx, conn, bulk.Config{File: f.file, Check: check})
+		bulk.Serve(ctx, conn, bulk.Config{File: f.file, Check: check, Meter: s.streamMeter(f)})
 		s.mu.Lock()
 		s.bulks--
 		s.mu.Unlock()

@@ -63,7 +63,8 @@ func TestBulk(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(tree.Close)
-	root := attach(t, tree, treekit.Config{})
+	turns := treekit.NewTurns()
+	root := attach(t, tree, treekit.Config{Turns: turns})
 	data := bytes.Repeat([]byte("0123456789abcdef"), 100_000)
 	f, err := root.Create(ctx, "f", sigma.OpenHidden|sigma.OpenWrite, 0o644)
 	if err != nil {
@@ -104,6 +105,9 @@ func TestBulk(t *testing.T) {
 	got := make([]byte, len(data))
 	if n, err := c.ReadAt(got, 0); n != len(data) || err != nil || !bytes.Equal(got, data) {
 		t.Errorf("other bytes are read than were written: %d, %v", n, err)
+	}
+	if w := turns.Work(); len(w) != 1 || w[0].Realm != "r" || int(w[0].In) < len(data) || int(w[0].Out) < len(data)-256<<10 { // the last piece may not be counted yet
+		t.Errorf("the work is %+v", w)
 	}
 	if _, err := c.WriteAt(data[:9], 0, false); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("a write by what was opened for reading: %v", err)

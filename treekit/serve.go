@@ -142,7 +142,7 @@ type request struct {
 type fid struct {
 	file sigma.File
 	uses int     // server.mu
-	of   *asking // server.mu; for whom it is, if not for the session's own realm
+	of   *asking // for whom it is, if not for the session's own realm; not changed
 
 	bulks   sync.WaitGroup     // its streams
 	bulkCtx context.Context    // server.mu; of them

@@ -2,6 +2,7 @@ package treekit
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -62,6 +63,7 @@ type turn struct {
 	brief      bool          // it only takes a turn to begin
 	ready      chan struct{} // closed when it may begin; nil: it did not wait
 	holds      bool          // Turns.mu
+	lined      bool          // Turns.mu; it is in line
 	old        bool          // Turns.mu; it held its turn at the last tick
 	prev, next *turn         // Turns.mu; in holders
 }
@@ -105,7 +107,7 @@ func (t *Turns) leave(a *account) {
 // enter asks for a turn. If x.ready is not nil after it, the request may begin when that is closed. An error says that too much is in flight, unless the request is to have a turn all the same (gives); then it has none. exit ends it in any other case.
 func (t *Turns) enter(x *turn, gives bool) error {
 	a := x.of
-	x.ready, x.holds, x.old = nil, false, false
+	x.ready, x.holds, x.lined, x.old = nil, false, false, false
 	if a.realm == sigma.SystemRealm {
 		return nil
 	}
@@ -119,7 +121,7 @@ func (t *Turns) enter(x *turn, gives bool) error {
 		t.grantLocked(x)
 		return nil
 	}
-	x.ready = make(chan struct{})
+	x.ready, x.lined = make(chan struct{}), true
 	if a.line = append(a.line, x); len(a.line) == 1 {
 		t.waiting = append(t.waiting, a)
 	}
@@ -148,16 +150,14 @@ func (t *Turns) exit(x *turn) {
 		t.nextLocked()
 		return
 	}
-	for i, y := range a.line {
-		if y == x {
-			t.outLocked(a, i)
-			return
-		}
+	if x.lined {
+		t.outLocked(a, slices.Index(a.line, x))
 	}
 }
 
 // outLocked takes the i-th out of an account's line.
 func (t *Turns) outLocked(a *account, i int) {
+	a.line[i].lined = false
 	copy(a.line[i:], a.line[i+1:])
 	a.line[len(a.line)-1] = nil
 	if a.line = a.line[:len(a.line)-1]; len(a.line) > 0 {
