@@ -228,6 +228,9 @@ func (c *Core) listed(now time.Time, all map[Key]Versioned) {
 		e := c.entries[k]
 		if e == nil {
 			e = &entry{begun: now, due: now, pause: pauseMin}
+			if waited := min(v.Record.Pause, pauseMax); waited > 0 { // under a leader before
+				e.due, e.pause = now.Add(waited), min(2*waited, pauseMax)
+			}
 			c.entries[k] = e
 		}
 		if e.busy {
@@ -243,14 +246,16 @@ func (c *Core) listed(now time.Time, all map[Key]Versioned) {
 
 // ended notes the end of the present instance and when the next is due: at once if it was lost, which is no fault of the proc's, unless that goes on.
 func (c *Core) ended(now time.Time, e *entry, s sigma.Status) {
+	begun := e.Record.Present().Begun // by the clock of the leader that began it
 	e.Record.end(s, now)
-	if now.Sub(e.begun) >= healthy {
+	if now.Sub(e.begun) >= healthy || now.Sub(begun) >= healthy {
 		e.pause = pauseMin
 	}
-	e.due = now.Add(e.pause)
+	e.Record.Pause = e.pause
 	if s.Code == sigma.StatusLost && e.pause == pauseMin {
-		e.due = now
+		e.Record.Pause = 0
 	}
+	e.due = now.Add(e.Record.Pause)
 	e.pause = min(2*e.pause, pauseMax)
 }
 

@@ -166,6 +166,37 @@ func TestPausesGrowAndAreForgotten(t *testing.T) {
 	}
 }
 
+// Pauses outlive the leader: the next one waits as long as the last would have, goes on from there, and starts at once what had run well under the one before.
+func TestPausesOutliveTheLeader(t *testing.T) {
+	d := newDesk(t)
+	k := d.add("web", sigma.RestartAlways, 0)
+	for pause := pauseMin; pause < 8*pauseMin; pause *= 2 {
+		d.end(k, sigma.StatusError)
+		d.wait(pause)
+	}
+	d.end(k, sigma.StatusError)
+	d.lead()
+	if at := d.c.Wakes(); !at.Equal(d.now.Add(8 * pauseMin)) {
+		t.Errorf("under the next leader it is due in %v", at.Sub(d.now))
+	}
+	d.wait(8 * pauseMin)
+	d.state(k, "running")
+	d.lead()
+	d.end(k, sigma.StatusError)
+	if at := d.c.Wakes(); !at.Equal(d.now.Add(16 * pauseMin)) {
+		t.Errorf("when it has failed under the next leader it is due in %v", at.Sub(d.now))
+	}
+	d.wait(16 * pauseMin)
+	d.wait(healthy)
+	d.lead()
+	delete(d.procs, d.running(k)) // with its machine
+	d.look()
+	d.state(k, "running")
+	if p := d.files[k].Record.Pause; p != 0 {
+		t.Errorf("a proc that was lost after it had run well waited %v", p)
+	}
+}
+
 // Policies: on-failure ends with ok and not before; most bounds the starts; the history is bounded.
 func TestPolicies(t *testing.T) {
 	d := newDesk(t)

@@ -51,6 +51,7 @@ type Record struct {
 	Added        time.Time
 	Removed      bool // its proc is to end, and then this record is to go
 	Starts       uint64
+	Pause        time.Duration    `json:",omitempty"` // after the last end, before the next start; a later leader, whose clock may be another, waits that long anew
 	History      []sigma.Instance // oldest first; the last is the present one if it has not ended
 }
 
