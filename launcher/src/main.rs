@@ -10,6 +10,7 @@ mod error;
 mod factory;
 mod filter;
 mod fuse;
+mod homes;
 mod init;
 mod keeper;
 mod landlock;

@@ -238,7 +238,11 @@ impl Supervisor {
     /// From now on, or until sigmad says it anew.
     fn on_yield(&mut self, first: &[u8], second: &[u8]) {
         if let Some(mut before) = self.yielding.take() {
-            before.let_off();
+            let cgroups = &self.factory.cgroups;
+            let leaves = self.procs.values().map(Proc::leaf);
+            let threads = leaves.filter(|leaf| is_within(cgroups.group_of(leaf), before.first()));
+            let threads: Vec<i32> = threads.flat_map(|leaf| cgroups.threads(leaf).unwrap_or_default()).collect();
+            before.end(&threads);
         }
         let mut yielding = match self.factory.cgroups.open_rivals(first, second) {
             Ok(rivals) => Yielding::new(first, second, rivals),

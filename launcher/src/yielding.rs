@@ -2,15 +2,17 @@
 //! class, so that a thread of the first that wakes has the processor at once, and finds one that runs only the second's as
 //! good as free. Not always, since among itself the idle class is placed worse: streams between its procs lose some 7 %.
 //!
-//! What that does not prevent is that threads of the first wait while the second computes, on that processor or
-//! another. A loop looks every few milliseconds, while both compute, and then bounds what the second may use; it lets it
-//! off step by step.
+//! What that does not prevent is that threads of the first wait while the second computes on another processor. A loop
+//! looks every few milliseconds, while both compute, and gives threads of the first processors of their own (homes.rs).
+//! Only if they go on waiting it bounds what the second may use, and lets it off step by step: a bound takes more from
+//! the second than the first gains.
 //!
 //! Only waiting that goes along with the second group's computing is blamed on it: when the first group has more to do
 //! than there are processors, its threads wait for one another.
 
 use crate::cgroup::rivals::{Looked, PERIOD_US, Rivals};
 use crate::error::log;
+use crate::homes::{Between, Homes};
 use crate::sys;
 
 const MS: u64 = 1_000_000;
@@ -19,11 +21,16 @@ const TICK: u64 = 3 * MS;
 /// Between looks while one of them does not.
 const REST: u64 = 20 * MS;
 /// How long the list of threads is taken to be right.
-const THREADS_TIME: u64 = 100 * MS;
+const THREADS_TIME: u64 = 20 * MS;
 /// The loop's own processor time is at most this part of one processor's: who costs more looks less often.
 const COST_PART: u64 = 128;
 /// Waiting, and computing, below this part of the time passed do not count.
 const SOME_PART: u64 = 16;
+/// Who waits for this part of the time is given a processor.
+const WAIT_PART: u64 = 64;
+/// Who waits for this part of the time in so many looks in a row has others bounded.
+const LONG_PART: u64 = 4;
+const LONG_LOOKS: u32 = 8;
 /// What the second group keeps in any case, in microseconds of each period: the least that the kernel takes.
 const LEAST_US: u64 = 1000;
 /// From the least bound to none in so many looks.
@@ -46,12 +53,14 @@ struct Pace {
     /// All processors for a period, in microseconds.
     most: u64,
     bound: u64,
+    /// Looks in a row after which there was long waiting.
+    long: u32,
 }
 
 impl Pace {
     fn new(processors: u64) -> Pace {
         let most = processors.max(1) * PERIOD_US;
-        Pace { most, bound: most }
+        Pace { most, bound: most, long: 0 }
     }
 
     fn is_bound(&self) -> bool {
@@ -61,8 +70,9 @@ impl Pace {
     /// What bound to set: none if it stays, Some(None) for no bound any more.
     fn step(&mut self, s: &Sample) -> Option<Option<u64>> {
         let before = self.bound;
-        let least = s.over / SOME_PART;
-        if s.waited > least && s.second > least {
+        let long = s.waited > s.over / LONG_PART && s.second > s.over / SOME_PART;
+        self.long = if long { (self.long + 1).min(LONG_LOOKS) } else { 0 };
+        if self.long == LONG_LOOKS {
             // A bound above what it uses would change nothing.
             let used = s.second * PERIOD_US / s.over.max(1);
             self.bound = (self.bound.min(used) / 2).max(LEAST_US).min(before);
@@ -77,7 +87,8 @@ impl Pace {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sums {
     pub looks: u64,
-    /// Looks after which the second group had to yield more.
+    /// Looks after which the second group had to yield more: a processor where a thread of the first was placed, or
+    /// time.
     pub pushes: u64,
     pub waited_ns: u64,
     /// Of the loop itself.
@@ -88,6 +99,9 @@ pub struct Yielding {
     first: String,
     second: String,
     rivals: Rivals,
+    homes: Homes,
+    /// The kernel lets us place nobody.
+    unplaced: bool,
     pace: Pace,
     /// Procs in each of the groups.
     procs: [usize; 2],
@@ -105,12 +119,14 @@ pub struct Yielding {
 
 impl Yielding {
     pub fn new(first: &[u8], second: &[u8], rivals: Rivals) -> Yielding {
-        let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+        let processors = rivals.processors();
         Yielding {
             first: String::from_utf8_lossy(first).into_owned(),
             second: String::from_utf8_lossy(second).into_owned(),
             rivals,
-            pace: Pace::new(processors),
+            homes: Homes::new(processors),
+            unplaced: false,
+            pace: Pace::new(processors as u64),
             procs: [0; 2],
             idle: false,
             refused: false,
@@ -134,7 +150,11 @@ impl Yielding {
         for (count, name) in self.procs.iter_mut().zip([&self.first, &self.second]) {
             *count += is_within(group, name) as usize;
         }
-        self.set_idle(self.next_look().is_some());
+        self.set_idle(self.both());
+    }
+
+    fn both(&self) -> bool {
+        self.procs.iter().all(|count| *count > 0)
     }
 
     /// A proc has left a group. When one group is empty the other is free.
@@ -142,18 +162,27 @@ impl Yielding {
         for (count, name) in self.procs.iter_mut().zip([&self.first, &self.second]) {
             *count = count.saturating_sub(is_within(group, name) as usize);
         }
-        if self.next_look().is_none() {
+        if !self.both() {
             self.let_off();
         }
     }
 
-    /// Ends every bound.
-    pub fn let_off(&mut self) {
+    /// Ends every bound. Threads of the first group are free after some more looks.
+    fn let_off(&mut self) {
         self.last = None;
         self.set_idle(false);
         if self.pace.is_bound() {
             self.pace.bound = self.pace.most;
             self.bind(None);
+        }
+    }
+
+    /// Ends every bound, and frees all threads.
+    pub fn end(&mut self, threads: &[i32]) {
+        self.let_off();
+        self.rivals.follow(threads);
+        for tid in threads {
+            let _ = self.rivals.place(*tid, None);
         }
     }
 
@@ -172,13 +201,14 @@ impl Yielding {
 
     /// When `look` is due, on the clock of sys::monotonic_ns. None: as long as no other proc starts.
     pub fn next_look(&self) -> Option<u64> {
-        self.procs.iter().all(|count| *count > 0).then_some(self.next)
+        (self.both() || self.homes.held()).then_some(self.next)
     }
 
     /// Looks, and acts on it. `threads` lists those of the first group. Returns what sigmad is to be told.
     pub fn look(&mut self, now: u64, threads: impl FnOnce() -> Vec<i32>) -> Option<Sums> {
         let began = sys::thread_cpu_ns();
-        if self.rivals.counts_threads() && now >= self.threads_until {
+        let listed = now >= self.threads_until;
+        if listed {
             self.rivals.follow(&threads());
             self.threads_until = now + THREADS_TIME;
         }
@@ -190,8 +220,10 @@ impl Yielding {
             second: looked.second.saturating_sub(before.second),
             waited: looked.waited.saturating_sub(before.waited),
         };
+        let placed = self.place(&sample, listed);
         let bound = self.pace.bound;
         if !self.refused
+            && self.both()
             && let Some(bound) = self.pace.step(&sample)
         {
             self.bind(bound);
@@ -201,7 +233,7 @@ impl Yielding {
         let wait = if both || self.pace.is_bound() { TICK } else { REST };
         self.next = now + wait.max(spent * COST_PART);
         self.sums.looks += 1;
-        self.sums.pushes += (self.pace.bound < bound) as u64;
+        self.sums.pushes += (placed || self.pace.bound < bound) as u64;
         self.sums.waited_ns += sample.waited;
         self.sums.cpu_ns += spent;
         let (at, told) = self.told;
@@ -210,6 +242,29 @@ impl Yielding {
         }
         self.told = (now + TELL, self.sums);
         Some(self.sums)
+    }
+
+    /// Whether a thread of the first group was given a processor.
+    fn place(&mut self, sample: &Sample, listed: bool) -> bool {
+        let between = Between {
+            over: sample.over,
+            waited: sample.waited > sample.over / WAIT_PART,
+            beside: self.both() && sample.second > sample.over / SOME_PART,
+        };
+        if self.unplaced {
+            return false;
+        }
+        let mut placed = false;
+        for one in self.homes.step(&between, listed, &self.rivals.ran()) {
+            placed |= one.to.is_some();
+            if let Err(errno) = self.rivals.place(one.tid, one.to) {
+                log(&format!("cannot place threads of the group {}: {errno}", self.first));
+                self.unplaced = true;
+                self.homes = Homes::default();
+                return false;
+            }
+        }
+        placed
     }
 
     fn set_idle(&mut self, on: bool) {
@@ -254,12 +309,22 @@ mod tests {
         Sample { over: 4 * MS, first: MS, second: second_ms * MS, waited: waited_ms * MS }
     }
 
-    #[test]
-    fn who_waits_beside_work_pushes_it_aside_at_once() {
+    /// Of two processors beside which threads have waited for long.
+    fn pressed() -> Pace {
         let mut pace = Pace::new(2);
+        for _ in 1..LONG_LOOKS {
+            assert_eq!(pace.step(&sample(2, 7)), None, "not yet for long");
+        }
+        pace
+    }
+
+    #[test]
+    fn who_waits_for_long_beside_work_has_it_bounded() {
+        let mut pace = pressed();
         assert_eq!(pace.step(&sample(0, 7)), None, "nobody waits");
-        assert_eq!(pace.step(&sample(1, 7)), Some(Some(8750)), "half of what it used");
-        assert_eq!(pace.step(&sample(1, 4)), Some(Some(4375)));
+        let mut pace = pressed();
+        assert_eq!(pace.step(&sample(2, 7)), Some(Some(8750)), "half of what it used");
+        assert_eq!(pace.step(&sample(2, 4)), Some(Some(4375)));
         assert_eq!(pace.step(&sample(3, 2)), Some(Some(2187)));
         for _ in 0..3 {
             pace.step(&sample(3, 2));
@@ -270,8 +335,8 @@ mod tests {
 
     #[test]
     fn it_is_let_off_in_steps() {
-        let mut pace = Pace::new(2);
-        pace.step(&sample(1, 7));
+        let mut pace = pressed();
+        pace.step(&sample(2, 7));
         let steps: Vec<_> = (0..8).map(|_| pace.step(&sample(0, 3))).collect();
         let some = |us| Some(Some(us));
         let expected = [some(10750), some(12750), some(14750), some(16750), some(18750), Some(None), None, None];
@@ -280,7 +345,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_its_own_like_blames_nobody() {
-        let mut pace = Pace::new(2);
+        let mut pace = pressed();
         assert_eq!(pace.step(&sample(8, 0)), None, "nobody else computes");
         assert_eq!(pace.step(&Sample::default()), None, "no time has passed");
         assert!(!pace.is_bound());
@@ -292,8 +357,8 @@ mod tests {
         // SAFETY: no pointers are involved; the descriptor is nobody else's.
         let refusing = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) };
         let mut yielding = Yielding::new(b"lc", b"be", Rivals::for_test(Version::V1, refusing));
-        let busy = |yielding: &mut Yielding| yielding.pace.step(&sample(1, 7)).unwrap();
-        let bound = busy(&mut yielding);
+        yielding.pace = pressed();
+        let bound = yielding.pace.step(&sample(2, 7)).unwrap();
         yielding.bind(bound);
         assert!(yielding.refused && !yielding.pace.is_bound());
         yielding.make_way("lc/one");
@@ -307,7 +372,8 @@ mod tests {
         let held = |version, group| {
             let nothing = sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_WRONLY).unwrap();
             let mut yielding = Yielding::new(b"lc", b"be", Rivals::for_test(version, nothing));
-            let bound = yielding.pace.step(&sample(1, 7)).unwrap();
+            yielding.pace = pressed();
+            let bound = yielding.pace.step(&sample(2, 7)).unwrap();
             yielding.bind(bound);
             assert!(!yielding.refused && yielding.pace.is_bound());
             yielding.make_way(group);

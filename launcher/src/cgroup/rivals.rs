@@ -3,6 +3,7 @@
 use super::{Cgroups, Controller, Leaf, Version, path_in, value_of, write_file};
 use crate::error::Errno;
 use crate::plan::check_group;
+use crate::sys::processors::{affinity, set_affinity};
 use crate::sys::{self, Result};
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -26,8 +27,28 @@ pub struct Rivals {
     weight: (OwnedFd, String),
     /// v2, where the kernel counts pressure: the time that any thread of the first has waited.
     pressure: Option<OwnedFd>,
-    /// Else each thread's own account, and what it said last. None before the first look.
-    threads: HashMap<i32, (OwnedFd, Option<u64>)>,
+    threads: HashMap<i32, Thread>,
+    /// Sum of what threads waited, where there is no pressure.
+    waited: u64,
+    /// The processors that there are.
+    processors: Vec<usize>,
+}
+
+/// A thread of the first group.
+struct Thread {
+    /// Its own account, and what that said last: None before the first look.
+    file: OwnedFd,
+    before: Option<Account>,
+    /// Between the last two looks.
+    ran: u64,
+    /// The processor that `place` left to it, by its place among all.
+    home: Option<usize>,
+}
+
+/// From a thread's schedstat, in nanoseconds: how long it ran, and how long it could have and did not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Account {
+    ran: u64,
     waited: u64,
 }
 
@@ -77,6 +98,7 @@ impl Cgroups {
             pressure,
             threads: HashMap::new(),
             waited: 0,
+            processors: affinity(0).unwrap_or_default(),
         };
         rivals.bind(None)?;
         if self.version == Version::V1 {
@@ -93,9 +115,9 @@ impl Cgroups {
 }
 
 impl Rivals {
-    /// Whether `follow` must be told who the threads are.
-    pub fn counts_threads(&self) -> bool {
-        self.pressure.is_none()
+    /// How many processors threads can be placed on.
+    pub fn processors(&self) -> usize {
+        self.processors.len()
     }
 
     /// From now on these threads of the first group are watched.
@@ -104,7 +126,8 @@ impl Rivals {
         for tid in threads.iter().take(THREADS_MAX) {
             let known = before.remove(tid).or_else(|| {
                 let path = std::ffi::CString::new(format!("/proc/{tid}/schedstat")).ok()?;
-                Some((sys::openat(libc::AT_FDCWD, &path, libc::O_RDONLY).ok()?, None))
+                let file = sys::openat(libc::AT_FDCWD, &path, libc::O_RDONLY).ok()?;
+                Some(Thread { file, before: None, ran: 0, home: None })
             });
             if let Some(known) = known {
                 self.threads.insert(*tid, known);
@@ -113,20 +136,51 @@ impl Rivals {
     }
 
     pub fn look(&mut self) -> Looked {
-        match &self.pressure {
-            Some(file) => self.waited = stalled(file).unwrap_or(self.waited),
-            None => {
-                for (file, before) in self.threads.values_mut() {
-                    let Some(now) = text_of(file, delay) else { continue };
-                    self.waited += now - before.replace(now).unwrap_or(now).min(now);
-                }
-            }
+        let mut waited = 0;
+        for thread in self.threads.values_mut() {
+            let Some(now) = text_of(&thread.file, account) else { continue };
+            let before = thread.before.replace(now).unwrap_or(now);
+            thread.ran = now.ran.saturating_sub(before.ran);
+            waited += now.waited.saturating_sub(before.waited);
         }
+        self.waited = match &self.pressure {
+            Some(file) => stalled(file).unwrap_or(self.waited),
+            None => self.waited + waited,
+        };
         let used = |file| match self.version {
             Version::V1 => text_of(file, |text| text.trim().parse().ok()),
             Version::V2 => text_of(file, |text| value_of(text, "usage_usec ")).map(|us: u64| us * 1000),
         };
         Looked { first: used(&self.first).unwrap_or(0), second: used(&self.second).unwrap_or(0), waited: self.waited }
+    }
+
+    /// Each thread's processor time between the last two looks, in nanoseconds.
+    pub fn ran(&self) -> Vec<(i32, u64)> {
+        self.threads.iter().map(|(tid, thread)| (*tid, thread.ran)).collect()
+    }
+
+    /// Leaves a thread one processor, by its place among all, or all of them again. One that has chosen for itself
+    /// keeps its choice.
+    pub fn place(&mut self, tid: i32, to: Option<usize>) -> Result<()> {
+        let Some(thread) = self.threads.get_mut(&tid) else { return Ok(()) };
+        let now = match affinity(tid) {
+            Err(Errno(libc::ESRCH)) => return Ok(()),
+            now => now?,
+        };
+        let ours = match (thread.home, to) {
+            (Some(home), _) => now[..] == self.processors[home..=home],
+            (None, Some(_)) => now == self.processors,
+            (None, None) => now.len() == 1, // as inherited
+        };
+        if !ours {
+            return Ok(());
+        }
+        thread.home = to;
+        let place = to.map_or(&self.processors[..], |to| &self.processors[to..=to]);
+        match set_affinity(tid, place) {
+            Err(Errno(libc::ESRCH)) => Ok(()),
+            result => result,
+        }
     }
 
     /// Whether the second group runs only where nothing else of its parent wants to.
@@ -157,9 +211,9 @@ fn bound_text(version: Version, us: Option<u64>) -> String {
     }
 }
 
-/// From a thread's schedstat: for how long it could have run and did not, in nanoseconds.
-fn delay(schedstat: &str) -> Option<u64> {
-    schedstat.split_whitespace().nth(1)?.parse().ok()
+fn account(schedstat: &str) -> Option<Account> {
+    let mut fields = schedstat.split_whitespace().map(|field| field.parse().ok());
+    Some(Account { ran: fields.next()??, waited: fields.next()?? })
 }
 
 /// From a group's cpu.pressure: for how long some thread of it waited, in nanoseconds.
@@ -193,6 +247,7 @@ impl Rivals {
             pressure: None,
             threads: HashMap::new(),
             waited: 0,
+            processors: affinity(0).unwrap(),
         }
     }
 }
@@ -203,8 +258,8 @@ mod tests {
 
     #[test]
     fn what_the_kernel_says_of_waiting() {
-        assert_eq!(delay("1000 77 3\n"), Some(77));
-        assert_eq!(delay("1000"), None);
+        assert_eq!(account("1000 77 3\n"), Some(Account { ran: 1000, waited: 77 }));
+        assert_eq!(account("1000"), None);
         let pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total=12\nfull avg10=0.00 avg60=0.00 total=9\n";
         assert_eq!(some(pressure), Some(12_000));
         assert_eq!(some("full total=9\n"), None);
@@ -214,5 +269,31 @@ mod tests {
     fn a_bound_as_each_version_takes_it() {
         assert_eq!([None, Some(2500)].map(|us| bound_text(Version::V1, us)), ["-1", "2500"]);
         assert_eq!([None, Some(2500)].map(|us| bound_text(Version::V2, us)), ["max 10000", "2500 10000"]);
+    }
+    #[test]
+    fn a_thread_is_placed_and_freed_unless_it_chose_for_itself() {
+        let nothing = sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_WRONLY).unwrap();
+        let mut rivals = Rivals::for_test(Version::V1, nothing);
+        // On a thread of its own, so that no other test runs on one processor.
+        std::thread::spawn(move || {
+            // SAFETY: there are no arguments.
+            let tid = unsafe { libc::gettid() };
+            rivals.follow(&[tid]);
+            let (all, last) = (rivals.processors.clone(), rivals.processors() - 1);
+            rivals.place(tid, Some(last)).unwrap();
+            assert_eq!(affinity(0).unwrap(), all[last..]);
+            rivals.place(tid, None).unwrap();
+            assert_eq!(affinity(0).unwrap(), all);
+            if all.len() > 1 {
+                set_affinity(0, &all[..1]).unwrap();
+                rivals.place(tid, Some(last)).unwrap();
+                assert_eq!(affinity(0).unwrap(), all[..1], "its own choice");
+            }
+            rivals.place(tid, None).unwrap();
+            assert_eq!(affinity(0).unwrap(), all, "who is new may have inherited");
+            rivals.place(-1, Some(0)).unwrap();
+        })
+        .join()
+        .unwrap();
     }
 }
