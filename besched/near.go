@@ -44,14 +44,19 @@ func (a *aside) remove(id sigma.ProcID) {
 
 // knows reports whether a job is here.
 func (c *Core) knows(id sigma.ProcID) bool {
-	_, aside := c.aside.jobs[id]
-	return aside || c.where[id] != nil
+	if c.where[id] != nil {
+		return true
+	}
+	return len(c.aside.jobs) > 0 && c.Expecting(id)
 }
 
 // expects reports whether a job is to wait for the machine that it should be near: one that attends and is large enough.
 func (c *Core) expects(j *Job) bool {
+	if j.Near == "" {
+		return false
+	}
 	m := c.machines[j.Near]
-	return j.Near != "" && m != nil && m.memory >= j.Memory && (m.kept != nil || m.roomAt(j.Memory) == nil)
+	return m != nil && m.memory >= j.Memory && (m.kept != nil || m.roomAt(j.Memory) == nil)
 }
 
 // Expecting reports whether a job is aside; the shell tells Hurry of it after sigma.NearWait.
@@ -121,7 +126,10 @@ func (c *Core) asideQueues(of map[sigma.RealmID]*Queued) {
 
 // near is the credit of the machine that a job should be near, if it has room.
 func (c *Core) near(j *Job) *credit {
-	if m := c.machines[j.Near]; j.Near != "" && m != nil && m.kept == nil {
+	if j.Near == "" {
+		return nil
+	}
+	if m := c.machines[j.Near]; m != nil && m.kept == nil {
 		return m.roomAt(j.Memory)
 	}
 	return nil

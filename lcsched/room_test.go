@@ -30,6 +30,9 @@ func checkRooms(t *testing.T, c *Core) {
 		if aside != m.aside || pieced != m.pieced || held != (Amount{m.heldCPU, m.heldMem}) {
 			t.Fatalf("%s: %v of %v are aside, not %v of %v; %v held", m.life.Machine, m.aside, m.pieced, aside, pieced, held)
 		}
+		if taken := held.plus(aside); taken.CPU > m.cpu || taken.Memory > m.memory {
+			t.Fatalf("%s: %v held, %v aside for minima, of %v and %v", m.life.Machine, held, aside, m.cpu, m.memory)
+		}
 		if m.listed != m.left.IsZero() || m.listed && !slices.Contains(c.rooms.byRoom, m) {
 			t.Fatalf("%s is listed: %v", m.life.Machine, m.listed)
 		}
