@@ -179,7 +179,9 @@ func TestFarLines(t *testing.T) {
 	})
 	shut()
 	m.out.Close()
-	p.line.Close()
+	p.mu.Lock()
+	p.dropLocked()
+	p.mu.Unlock()
 	if n := m.accepted(nil); n != 0 {
 		t.Errorf("%d are accepted", n)
 	}

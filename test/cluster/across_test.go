@@ -155,7 +155,7 @@ func (w *wire) close() {
 	w.done.Wait()
 }
 
-// Goal: with --encrypt nothing that procs say to those of another machine, or write there, can be read on the network: neither by a connection that is dialled, nor by many after one another, a call, or a file's bytes. Without it, all can, which is the control.
+// Goal: with --encrypt nothing that procs say to those of another machine, or read of files there, can be read on the network: neither by a connection that is dialled, nor by many after one another, a call, or a file's bytes. Without it, all can, which is the control; of a file what is read, as large writes go by links in any case.
 // Method: words that nothing else has, sent both ways, are looked for in every frame of a machine's network.
 func TestWire(t *testing.T) {
 	whats := []string{"once", "answer", "often", "often answer", "call", "call answer", "file"}

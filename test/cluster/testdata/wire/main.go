@@ -129,9 +129,15 @@ func talk(ctx context.Context, c *sdk.Client, path, seed string) error {
 	if _, err := c.Put(ctx, file, body, sigma.PutOptions{}); err != nil {
 		return err
 	}
-	if got, _, err := c.Get(ctx, file); err != nil || !bytes.Equal(got, body) {
-		return fmt.Errorf("%d bytes of the file, %v", len(got), err)
+	h, err := c.Open(ctx, file, sigma.OpenRead)
+	if err != nil {
+		return err
 	}
+	got := make([]byte, len(body)) // at once, so that they come on a stream
+	if _, err := io.ReadFull(h, got); err != nil || !bytes.Equal(got, body) {
+		return fmt.Errorf("what was read is not what was written: %v", err)
+	}
+	h.Close()
 	if err := c.Started(ctx); err != nil {
 		return err
 	}
