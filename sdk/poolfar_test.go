@@ -66,7 +66,6 @@ func (m *machine) farPool(number uint64, n int) (p *pool, shut func()) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	go p.follow(mine)
 	a, files := sigmap.Arrival{Pool: number, From: sigma.Principal{Realm: "r", Proc: "p", Machine: "there"}, First: m.last + 1, Line: true}, []*os.File{theirs}
 	for range n {
 		mine, theirs := m.far()
@@ -75,6 +74,7 @@ func (m *machine) farPool(number uint64, n int) (p *pool, shut func()) {
 		a.Tickets, files = append(a.Tickets, ""), append(files, theirs)
 	}
 	m.send(a, files...)
+	go p.follow(p.line)
 	return p, sync.OnceFunc(func() {
 		syscall.Shutdown(held, syscall.SHUT_WR)
 		nowait.Close(held)
