@@ -50,6 +50,9 @@ func (k *Kernel) listenAdmin() error {
 			k.acceptAdmin(l, network == "unixpacket")
 		})
 	}
+	if l := k.cfg.RealmSocket; l != nil {
+		k.sessions.Go(func() { k.acceptGuests(k.ctx, l) })
+	}
 	return nil
 }
 

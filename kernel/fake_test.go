@@ -23,18 +23,19 @@ import (
 
 // machine is a Kernel whose launcher is this test: system services are goroutines that serve trees in memory, procs are sessions that the test talks through.
 type machine struct {
-	t        *testing.T
-	k        *Kernel
-	keeper   *net.UnixConn // the keeper's end
-	realms   *memRealms    // named's
-	objects  *memRealms    // s3d's
-	procs    chan *fakeProc
-	leads    func() bool // whether its named answers; nil = it does
-	down     context.CancelFunc
-	over     chan error // closed when Run has returned
-	end      func()     // ends Run, and returns when all is over
-	machined sigma.Tree // nil = there is none
-	adopt    [][]byte   // records of what an earlier sigmad has started
+	credentials keptCredentials
+	t           *testing.T
+	k           *Kernel
+	keeper      *net.UnixConn // the keeper's end
+	realms      *memRealms    // named's
+	objects     *memRealms    // s3d's
+	procs       chan *fakeProc
+	leads       func() bool // whether its named answers; nil = it does
+	down        context.CancelFunc
+	over        chan error // closed when Run has returned
+	end         func()     // ends Run, and returns when all is over
+	machined    sigma.Tree // nil = there is none
+	adopt       [][]byte   // records of what an earlier sigmad has started
 
 	mu      sync.Mutex
 	control *net.UnixConn        // mu; of the launcher that lives
@@ -458,7 +459,7 @@ func (p *fakeProc) serve() {
 	var tree sigma.Tree
 	switch p.name {
 	case serviceNamed:
-		tree = standby{treekit.Admin{Tree: p.m.realms, Realms: p.m.realms}, p.m}
+		tree = withCredentials{standby{treekit.Admin{Tree: p.m.realms, Realms: p.m.realms}, p.m}, &p.m.credentials}
 	case serviceS3:
 		tree = treekit.Admin{Tree: p.m.objects, Realms: p.m.objects}
 	case serviceMachined:

@@ -53,7 +53,9 @@ type Config struct {
 	// Listener is where other machines connect to this one, and Address what they are told of it; nil and "" = there are no others.
 	Listener net.Listener
 	Address  string
-	Labels   map[string]string // the machine's failure domain and whatever else its owner says of it
+	// RealmSocket is where programs with a credential of a realm connect; nil = nowhere. Run closes it.
+	RealmSocket *net.UnixListener
+	Labels      map[string]string // the machine's failure domain and whatever else its owner says of it
 	// Connect makes a TCP connection to an IP address with a port; nil = link's default.
 	Connect func(ctx context.Context, address string) (net.Conn, error)
 	// ConnectAll is link.Config's.
@@ -118,6 +120,7 @@ type Kernel struct {
 	down      context.CancelFunc // ends Run
 	ctx       context.Context    // Run's
 	sessions  sync.WaitGroup
+	guests    *guests
 	links     *links
 	holders   *holders
 	scratch   *scratch
@@ -222,6 +225,8 @@ func New(cfg Config) (*Kernel, error) {
 		return nil, sigma.Wrap("kernel.New", "", err)
 	}
 	k.links, k.peerCalls, k.directServices = newLinks(), map[string]peerCall{}, map[string]directService{directFiles: k.serveFiles}
+	k.guests = newGuests()
+	k.peerCalls[peerCredentials] = k.peerCredentials
 	k.tickets.open = map[[ticketSize]byte]*ticket{}
 	k.peerCalls[callService], k.peerCalls[callServiceOver] = k.serviceCall, k.serviceOverCall
 	k.peerCalls[callServiceUnused] = k.serviceUnusedCall
@@ -296,6 +301,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.sessions.Go(func() { k.reserved.run(ctx) })
 	k.sessions.Go(func() { k.followRoster(ctx) })
 	k.sessions.Go(func() { k.watchShares(ctx) })
+	k.sessions.Go(func() { k.watchGuests(ctx) })
 	k.sessions.Go(func() { k.keepLedger(ctx) })
 	k.sessions.Go(k.ready.Run)
 	context.AfterFunc(ctx, k.ready.Close)

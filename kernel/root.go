@@ -16,8 +16,9 @@ import (
 type tree struct {
 	k         *Kernel
 	principal sigma.Principal
-	view      *viewer // of a proc that does not see all of its realm; nil = it does
-	far       bool    // another machine's sigmad asks: it is shown only what is of this machine (attachFar)
+	view      *viewer  // of a proc that does not see all of its realm; nil = it does
+	granted   *granted // of a guest; nil = the session was not begun with a credential
+	far       bool     // another machine's sigmad asks: it is shown only what is of this machine (attachFar)
 
 	quota  *quota                 // nil = the session is not counted
 	end    context.CancelFunc     // ends the session

@@ -23,6 +23,9 @@ func (r *root) sysDir() sigma.File {
 		open: func(_ context.Context, name string) (sigma.File, error) {
 			if slices.Contains(r.sysNames(), name) {
 				if f := r.sysFile(name); f != nil {
+					if g := r.tree.granted; g != nil {
+						f = &roleFile{f, name, g.role}
+					}
 					return f, nil
 				}
 			}
@@ -33,7 +36,7 @@ func (r *root) sysDir() sigma.File {
 // sysNames are the files of /sys that the session sees: of a proc with a view, what it needs of itself, and no more.
 func (r *root) sysNames() []string {
 	names := append(make([]string, 0, 16), sigmap.FileProcs, sigmap.FileSelf, sigmap.FileEndpoints, nameVersion)
-	if r.tree.view == nil {
+	if r.tree.view == nil || r.tree.granted != nil {
 		names = append(names, sigmap.FileInit, sigmap.FileEvents)
 		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameLoad, nameUsage, nameUsageProcs, nameLimits, nameConnections)
 	}
@@ -42,6 +45,12 @@ func (r *root) sysNames() []string {
 	}
 	if r.tree.principal.System {
 		names = append(names, nameMetrics)
+	}
+	if r.mayOwn() {
+		names = append(names, sigmap.FileCredentials)
+	}
+	if g := r.tree.granted; g != nil {
+		names = slices.DeleteFunc(names, func(n string) bool { return !mayUse(g.role, n) })
 	}
 	return names
 }
@@ -60,6 +69,8 @@ func (r *root) sysFile(name string) sigma.File {
 		return r.machinesFile()
 	case sigmap.FileRealms:
 		return r.realmsFile()
+	case sigmap.FileCredentials:
+		return r.credentialsFile()
 	case sigmap.FileNames:
 		return r.namesFile()
 	case sigmap.FileInit:
@@ -180,6 +191,9 @@ func (r *root) spawn(ctx context.Context, payload []byte) ([]byte, []*os.File, e
 	k := r.tree.k
 	by := r.tree.principal
 	by.Realm = r.realm
+	if r.tree.granted != nil { // nothing that is spawned is a guest's own
+		by.Proc = ""
+	}
 	views, err := r.viewsOf(ctx, ds)
 	if err != nil {
 		return nil, nil, err
@@ -214,6 +228,9 @@ func (r *root) selfCalls() map[string]handler {
 		sigmap.CallInfo: func(context.Context, []byte) ([]byte, []*os.File, error) {
 			p := who
 			p.Realm = r.realm
+			if r.tree.granted != nil {
+				p.Proc = ""
+			}
 			info := sigmap.Info{Principal: p, Version: Version}
 			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Info(&info) })
 			return reply, nil, err

@@ -263,7 +263,7 @@ func (t *tree) settle(ctx context.Context, realm sigma.RealmID, path string) (st
 // viewsOf makes the tables of what is to be spawned, and makes programs of a proc that has a view paths of the realm. nil = none has a view. The descriptors' own are taken out: they are the tables' now.
 func (r *root) viewsOf(ctx context.Context, ds []sigma.Descriptor) ([]*view.Table, error) {
 	var own *view.Table
-	if v := r.tree.view; v != nil {
+	if v := r.tree.view; v != nil && r.tree.granted == nil { // a guest that may spawn sees all of the realm, and so does what it spawns
 		own = v.table
 	} else if !slices.ContainsFunc(ds, func(d sigma.Descriptor) bool { return d.View != nil }) {
 		return nil, nil

@@ -47,6 +47,9 @@ func (f *viewFile) path() string {
 }
 
 func (f *viewFile) refuse(op, name string) error {
+	if g := f.v.tree.granted; g != nil {
+		return &sigma.Error{Op: "kernel.view." + op, Path: name, Kind: sigma.KindPermission, Msg: "the credential's role " + g.role.String() + " does not allow it", Hint: "a developer may change names and files; ask an owner of the realm"}
+	}
 	msg := "the proc's view does not allow it"
 	if f.entry != nil {
 		msg = "the proc's view gives " + f.entry.Rights.String() + " at " + sigma.JoinPath(f.entry.Path...)
@@ -419,7 +422,7 @@ func (f *viewFile) Call(ctx context.Context, method string, payload []byte, file
 // PassBulk implements sigma.BulkPasser. What can be done by it is what the file was opened for.
 func (f *viewFile) PassBulk(ctx context.Context) (*os.File, error) {
 	p, ok := f.inner.(sigma.BulkPasser)
-	if !ok {
+	if !ok || f.v.tree.granted != nil { // it would outlive a guest's credential
 		return nil, treekit.Unsupported("a stream")
 	}
 	ctx, err := f.v.fenced(ctx)
@@ -432,7 +435,7 @@ func (f *viewFile) PassBulk(ctx context.Context) (*os.File, error) {
 // PassFile implements sigma.FilePasser. What is passed was opened for reading only, unless the proc made the file; a server of a tenant's might say so and pass another.
 func (f *viewFile) PassFile(ctx context.Context) (*os.File, error) {
 	p, ok := f.inner.(sigma.FilePasser)
-	if !ok {
+	if !ok || f.v.tree.granted != nil { // as for PassBulk
 		return nil, treekit.Unsupported("passing a file descriptor")
 	}
 	ctx, err := f.v.fenced(ctx)

@@ -13,7 +13,7 @@ func (v *viewer) allProcs() sigma.Rights { return v.table.Grants([]string{sigma.
 
 // kin are the ancestors with views of what the session's proc spawns: itself, if it has a view, and its own.
 func (t *tree) kin() []sigma.ProcID {
-	if t.view == nil {
+	if t.view == nil || t.granted != nil {
 		return nil
 	}
 	kin := append([]sigma.ProcID{t.principal.Proc}, t.view.kin...)

@@ -9,12 +9,15 @@ package sdk
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"sigmaos.dev/namespace"
@@ -79,7 +82,59 @@ const transportVariable = "SIGMA_TRANSPORT"
 
 // Connect connects a program outside to a realm through the admin socket at addr, which only root may open.
 func Connect(ctx context.Context, addr string, realm sigma.RealmID) (*Client, error) {
-	dir, err := os.Open(filepath.Dir(addr)) // socket paths are limited to 107 bytes; going through the directory makes any path short
+	c, err := dialSocket(addr)
+	if err != nil {
+		return nil, err
+	}
+	s, err := session.Dial(ctx, session.NewPacketConn(c, true))
+	if err != nil {
+		return nil, err
+	}
+	return start(ctx, s, string(realm))
+}
+
+// ConnectAs connects a program outside to the realm that it has a credential of, through the realm socket at addr, which every user may open. What the program may do is what the credential's role says; the Client ends when it is
+// revoked or expires. KindPermission: it is not good; KindBusy: too many were wrong, or too many programs connect; KindUnavailable: nobody answers, or credentials cannot be checked now.
+func ConnectAs(ctx context.Context, addr, credential string) (*Client, error) {
+	greeting := sigmap.Greeting(strings.TrimSpace(credential))
+	if greeting == nil {
+		return nil, sigma.Errorf("sdk.ConnectAs", sigma.KindInvalid, "this is not a credential")
+	}
+	c, err := dialSocket(addr)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Now()) })
+	answer := make([]byte, sigmap.GreetingMax+1)
+	n := 0
+	if _, err = c.Write(greeting); err == nil {
+		n, err = c.Read(answer)
+	}
+	switch {
+	case !stop():
+		err = sigma.Wrap("sdk.ConnectAs", "", ctx.Err())
+	case err != nil || n == 0:
+		err = &sigma.Error{Op: "sdk.ConnectAs", Kind: sigma.KindBusy, Msg: "sigmaOS closed the connection before it answered", Hint: "try again in a moment", Err: err}
+	default:
+		err = sigmap.ParseWelcome(answer[:n])
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	s, err := session.Dial(ctx, session.NewPacketConn(c, true))
+	if err != nil {
+		return nil, err
+	}
+	return start(ctx, s, "")
+}
+
+// pathOnly is Linux's O_PATH: the directory may be one that this user can pass through and not list.
+const pathOnly = 0x200000
+
+// dialSocket connects to a socket of sigmad's.
+func dialSocket(addr string) (*net.UnixConn, error) {
+	dir, err := os.OpenFile(filepath.Dir(addr), pathOnly|syscall.O_DIRECTORY, 0) // socket paths are limited to 107 bytes; going through the directory makes any path short
 	if err != nil {
 		return nil, connectError(addr, err)
 	}
@@ -89,17 +144,13 @@ func Connect(ctx context.Context, addr string, realm sigma.RealmID) (*Client, er
 	if err != nil {
 		return nil, connectError(addr, err)
 	}
-	s, err := session.Dial(ctx, session.NewPacketConn(c, true))
-	if err != nil {
-		return nil, err
-	}
-	return start(ctx, s, string(realm))
+	return c, nil
 }
 
 func connectError(addr string, err error) error {
 	e := &sigma.Error{Op: "sdk.Connect", Kind: sigma.KindUnavailable, Msg: "no sigmaOS answers at " + addr, Hint: "start it with: sigma up --detach", Err: err}
-	if os.IsPermission(err) {
-		e.Kind, e.Msg, e.Hint = sigma.KindPermission, "may not use "+addr, "run as root, or with sudo"
+	if errors.Is(err, os.ErrPermission) {
+		e.Kind, e.Msg, e.Hint = sigma.KindPermission, "may not use "+addr, "run as root, or with sudo; or name a credential of a realm with: --credential FILE"
 	}
 	return e
 }

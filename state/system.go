@@ -87,6 +87,24 @@ func OfRealm(r sigma.RealmInfo) Realm {
 
 func cores(c sigma.MilliCPU) float64 { return float64(c) / 1000 }
 
+// Credential is a line of /sys/credentials, and an object of "sigma realm credential ls --json".
+type Credential struct {
+	Realm   string     `json:"realm"`
+	Name    string     `json:"name"`
+	Role    string     `json:"role"` // viewer, developer or owner
+	Created time.Time  `json:"created"`
+	Expires *time.Time `json:"expires,omitempty"` // none: it does not
+}
+
+// OfCredential describes a realm's credential.
+func OfCredential(realm sigma.RealmID, c sigma.Credential) Credential {
+	out := Credential{Realm: string(realm), Name: c.Name, Role: c.Role.String(), Created: c.Created}
+	if !c.Expires.IsZero() {
+		out.Expires = &c.Expires
+	}
+	return out
+}
+
 // Queue is a line of /sys/queues: what of a realm waits at the scheduler for a machine with room.
 type Queue struct {
 	Realm   string `json:"realm"`

@@ -103,6 +103,13 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 		args = append(args, "--hold-fd", "5")
 		files = append(files, p.network.hub)
 	}
+	realms, err := listenRealms(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer realms.Close()
+	args = append(args, "--realm-fd", fmt.Sprint(3+len(files)))
+	files = append(files, realms)
 	if user != nil {
 		args = append(args, user.argument(3+len(files))...)
 		files = append(files, user.theirs)

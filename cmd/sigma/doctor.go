@@ -65,6 +65,7 @@ func (a *app) doctor(ctx context.Context) error {
 	findings := []finding{m.platform(), m.kernel(), m.root(), rootlessFinding(), m.landlock(), m.seccomp(), m.cgroups(), m.namespaces(), m.memory(), a.disk(), programsFinding(), a.active(m)}
 	findings = append(findings, mountFindings()...)
 	findings = append(findings, a.uplinkFindings()...)
+	findings = append(findings, a.realmSocketFindings()...)
 	findings = append(findings, a.memberFindings(ctx)...)
 	findings = append(findings, a.storeFindings(ctx)...)
 	findings = append(findings, m.hardening()...)

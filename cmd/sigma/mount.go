@@ -127,6 +127,13 @@ func (a *app) again(dir, at string, o mountOptions, flag string) (*exec.Cmd, err
 		return nil, sigma.Wrap("sigma.mount", "", err)
 	}
 	args := []string{"mount", flag, "--realm", a.realm, "--addr", a.socket()}
+	if a.credential != "" {
+		credential := a.credential
+		if abs, err := filepath.Abs(credential); err == nil && credential[0] != '@' {
+			credential = abs
+		}
+		args = append(args, "--credential", credential)
+	}
 	if o.allowOther {
 		args = append(args, "--allow-other")
 	}

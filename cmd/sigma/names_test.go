@@ -186,7 +186,7 @@ func TestWatcher(t *testing.T) {
 	f := newFake(t)
 	f.ok("mkdir", "-p", "/p/d")
 	f.with([]byte("1"), "put", "-", "/p/d/f")
-	a := &app{addr: f.addr, realm: string(sigma.DefaultRealm)}
+	a := &app{addr: f.addr, realm: string(sigma.DefaultRealm), getenv: func(string) string { return "" }}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := a.connect(ctx)

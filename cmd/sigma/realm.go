@@ -9,14 +9,16 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
 )
 
 func newRealmCommand(a *app) *cobra.Command {
 	return a.group("realm", "Make, list, change and remove realms (tenants)", `A realm is a tenant: one tree of names, one set of procs, separated from all others.
 The realm "default" exists as soon as the system is up.`,
-		newRealmCreateCommand(a), newRealmLsCommand(a), newRealmInspectCommand(a), newRealmSetCommand(a), newRealmRmCommand(a))
+		newRealmCreateCommand(a), newRealmLsCommand(a), newRealmInspectCommand(a), newRealmSetCommand(a), newRealmRmCommand(a), newCredentialCommand(a))
 }
 
 func newRealmCreateCommand(a *app) *cobra.Command {
@@ -241,18 +243,14 @@ shares; with --json also what limits their names.`,
 }
 
 func (a *app) realmLs(ctx context.Context, quiet bool) error {
-	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	c, err := a.connectTo(ctx, a.whole())
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	realms, err := c.Realms().List(ctx)
+	list, err := realmList(ctx, c)
 	if err != nil {
 		return err
-	}
-	list := make([]state.Realm, len(realms))
-	for i, r := range realms {
-		list[i] = state.OfRealm(r)
 	}
 	switch {
 	case quiet:
@@ -268,6 +266,19 @@ func (a *app) realmLs(ctx context.Context, quiet bool) error {
 		t.row(r.ID, ago(r.Created), r.Procs, r.Shares)
 	}
 	return t.print()
+}
+
+// realmList lists all realms; a guest's own.
+func realmList(ctx context.Context, c *sdk.Client) ([]state.Realm, error) {
+	if !c.Info().Principal.System {
+		return lines[state.Realm](ctx, c, "/sys/"+sigmap.FileRealms)
+	}
+	realms, err := c.Realms().List(ctx)
+	list := make([]state.Realm, len(realms))
+	for i, r := range realms {
+		list[i] = state.OfRealm(r)
+	}
+	return list, err
 }
 
 func newRealmRmCommand(a *app) *cobra.Command {

@@ -73,8 +73,10 @@ func (a *app) realmInspect(ctx context.Context, name string) error {
 			r.Quotas = append(r.Quotas, quotaJSON{l.Limit, l.Max, l.Used})
 		}
 	}
-	if r.Leader, err = namesLeader(ctx, c); err != nil {
-		return err
+	if c.Info().Principal.System { // who leads is not a tenant's to know
+		if r.Leader, err = namesLeader(ctx, c); err != nil {
+			return err
+		}
 	}
 	if a.json {
 		return a.printJSON(r)

@@ -51,7 +51,7 @@ What runs counts until some seconds ago. A realm that is removed takes its usage
 
 // usageLines reads a file of usage; what is missing is remarked upon.
 func usageLines[T any](ctx context.Context, a *app, file string) ([]T, error) {
-	c, err := a.connectTo(ctx, sigma.SystemRealm)
+	c, err := a.connectTo(ctx, a.whole())
 	if err != nil {
 		return nil, err
 	}

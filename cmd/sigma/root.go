@@ -34,6 +34,8 @@ type app struct {
 	data  string // DATA
 	realm string
 	json  bool
+
+	credential string // FILE or @VARIABLE; "" = what the environment says
 }
 
 // connect opens the realm that the flags name. The caller closes the client.
@@ -44,6 +46,9 @@ func (a *app) connect(ctx context.Context) (*sdk.Client, error) {
 func (a *app) connectTo(ctx context.Context, realm sigma.RealmID) (*sdk.Client, error) {
 	if err := realm.Check(); err != nil {
 		return nil, err
+	}
+	if c, guest, err := a.connectAs(ctx, realm); guest {
+		return c, err
 	}
 	c, err := sdk.Connect(ctx, a.socket(), realm)
 	var e *sigma.Error
@@ -75,6 +80,9 @@ func (a *app) socket() string {
 	if a.addr != "" {
 		return a.addr
 	}
+	if _, is := a.guest(); is {
+		return filepath.Join(homeOf(a.data), realmSocket)
+	}
 	return filepath.Join(homeOf(a.data), adminSocket)
 }
 
@@ -102,7 +110,8 @@ func (a *app) root() *cobra.Command {
 isolated procs, and reads and writes a realm's files.
 
 Everything but "sigma version", "sigma doctor" and "sigma help" needs root, because
-the admin socket is root's, unless the system was started with "sigma up --rootless".`,
+the admin socket is root's, unless the system was started with "sigma up --rootless".
+Who has a credential of a realm (sigma realm credential) works in it as any user.`,
 		Example: `  sudo sigma up --detach           # start sigmaOS on this machine
   sudo sigma run ./hello           # run a static executable as a proc
   sudo sigma mkdir /s3/in          # make a bucket
@@ -121,6 +130,7 @@ the admin socket is root's, unless the system was started with "sigma up --rootl
 	f := root.PersistentFlags()
 	f.StringVar(&a.addr, "addr", a.getenv("SIGMA_ADDR"), "admin `SOCKET` of the system (env SIGMA_ADDR; default DATA/"+adminSocket+")")
 	f.StringVar(&a.data, "data", orElse(a.getenv("SIGMA_DATA"), a.defaultData()), "`DIR` that holds all state of the system (env SIGMA_DATA)")
+	f.StringVar(&a.credential, "credential", "", "`FILE` with a credential of a realm, or @VARIABLE of the environment, to work as its role allows, without root (env SIGMA_CREDENTIAL: the credential, or a FILE)")
 	f.BoolVar(&a.json, "json", false, "print JSON instead of text")
 	root.SetUsageTemplate(usageTemplate)
 	a.addCommands(root)

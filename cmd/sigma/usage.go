@@ -161,6 +161,7 @@ func (a *app) before(cmd *cobra.Command, _ []string) error {
 		context.AfterFunc(ctx, stop)
 		cmd.SetContext(ctx)
 	}
+	a.guestRealm(cmd)
 	return nil
 }
 

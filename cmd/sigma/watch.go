@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
 
@@ -168,7 +169,28 @@ func (a *app) watch(ctx context.Context, paths []string, o watchOptions) error {
 			a.remark("%s does not exist yet; waiting for it", a.shown(p))
 		}
 	}
-	return a.watchAll(ctx, ws, o)
+	return untilLost(ctx, c, func(ctx context.Context) error { return a.watchAll(ctx, ws, o) })
+}
+
+// untilLost runs what would look on without an end, until it ends or the session does, which nothing brings back.
+func untilLost(ctx context.Context, c *sdk.Client, run func(context.Context) error) error {
+	lost := &sigma.Error{Op: "sigma.watch", Kind: sigma.KindLost, Msg: "the session with sigmaOS has ended", Hint: "sigmad was started again, or the credential is no longer good: try again"}
+	running, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		select {
+		case <-c.Done():
+			cancel(lost)
+		case <-over:
+		}
+	}()
+	err := run(running)
+	if ctx.Err() == nil && context.Cause(running) == error(lost) {
+		return lost
+	}
+	return err
 }
 
 // watchAll prints what changes from what the watchers saw last.

@@ -60,6 +60,7 @@ func run(log *slog.Logger) error {
 	rootless := flag.Uint("rootless", 0, "run by an ordinary user, in a user namespace with so many uids from 1 on (0 = by root)")
 	fuse := flag.Int("fuse", 0, "number of the file descriptor of binfs's FUSE device; the next one is the root of its mount (0 = there is none)")
 	listen := flag.Int("listen", 0, "number of the file descriptor of a TCP socket that listens for other machines (0 = there is none)")
+	realmSocket := flag.Int("realm-socket", 0, "number of the file descriptor of a Unix socket that listens for programs with a credential of a realm (0 = there is none)")
 	address := flag.String("address", "", "IP address and port that other machines are told of it")
 	cpu := flag.Uint("cpu", 0, "thousandths of a core that this machine offers (0 = the host's)")
 	memory := flag.Uint64("memory", 0, "bytes of memory that this machine offers (0 = the host's)")
@@ -97,6 +98,13 @@ func run(log *slog.Logger) error {
 	}
 	if err == nil && *listen > 0 {
 		cfg.Listener, err = listener(*listen)
+	}
+	if err == nil && *realmSocket > 0 {
+		var l net.Listener
+		if l, err = listener(*realmSocket); err == nil {
+			cfg.RealmSocket = l.(*net.UnixListener)
+			cfg.RealmSocket.SetUnlinkOnClose(false) // the next sigmad has it too
+		}
 	}
 	if err != nil {
 		say("error: " + err.Error())

@@ -22,6 +22,14 @@ pub fn bounds(config: &Config) -> Bounds {
     }
 }
 
+/// The sockets that listen for others than this machine's own programs.
+pub struct Listening<'a> {
+    /// For other machines.
+    pub machines: Option<&'a TcpListener>,
+    /// For programs with a credential of a realm.
+    pub realm: Option<&'a OwnedFd>,
+}
+
 /// The plan for sigmad and its descriptors in the order of a START, among them the socket from which it takes its
 /// control sockets, and the one on which it says that the system is ready. How many deaths there were of late it
 /// tells on.
@@ -31,7 +39,7 @@ pub fn sigmad(
     keeper: OwnedFd,
     ready: OwnedFd,
     fuse: Option<&Fuse>,
-    listener: Option<&TcpListener>,
+    listening: Listening,
     deaths: u32,
 ) -> Result<(Plan, Vec<OwnedFd>), Error> {
     let data = open_data(config).map_err(Error::Data)?;
@@ -82,10 +90,16 @@ pub fn sigmad(
         argv.extend([CString::from(c"--fuse"), CString::new(next.to_string()).unwrap_or_default()]);
         next += 2;
     }
-    if let Some(listener) = listener {
+    if let Some(listener) = listening.machines {
         fds.push(copy(listener).map_err(Error::Listen)?);
         targets.push(next);
         argv.extend([CString::from(c"--listen"), CString::new(next.to_string()).unwrap_or_default()]);
+        next += 1;
+    }
+    if let Some(realm) = listening.realm {
+        fds.push(copy(realm).map_err(Error::Listen)?);
+        targets.push(next);
+        argv.extend([CString::from(c"--realm-socket"), CString::new(next.to_string()).unwrap_or_default()]);
     }
     Ok((plan::sigmad(bounds, config.sigmad() as u32, targets, binfs, argv), fds))
 }

@@ -44,6 +44,8 @@ pub struct Config {
     pub share: Share,
     /// Kept open, so that what it is the last handle of lives as long as the system.
     pub hold_fd: Option<RawFd>,
+    /// A listening socket for programs that have a credential of a realm, which sigmad is handed.
+    pub realm_fd: Option<RawFd>,
     pub programs: Vec<Program>,
 }
 
@@ -63,6 +65,7 @@ impl Config {
             told: Vec::new(),
             share: Share::default(),
             hold_fd: None,
+            realm_fd: None,
             programs: Vec::new(),
         };
         let mut args = args.map(OsString::into_vec);
@@ -91,6 +94,7 @@ impl Config {
                     config.tell(&flag, value);
                 }
                 b"--hold-fd" => config.hold_fd = Some(descriptor(&value)?),
+                b"--realm-fd" => config.realm_fd = Some(descriptor(&value)?),
                 b"--program" => config.programs.push(program(&value)?),
                 _ => return Err(Error::Usage("unknown flag")),
             }
@@ -208,7 +212,9 @@ mod tests {
         let told = [c"--address", c"10.0.0.1:7000", c"--cpu", c"500", c"--memory", c"1048576"];
         assert_eq!(config.told, told.map(CString::from));
         assert_eq!(config.share, Share { milli_cpu: Some(500), memory: Some(1 << 20) });
-        assert_eq!(parse(&format!("{GOOD} --program sigmad=/s")).unwrap().listen, None);
+        let alone = parse(&format!("{GOOD} --program sigmad=/s")).unwrap();
+        assert_eq!((alone.listen, alone.realm_fd), (None, None));
+        assert_eq!(parse(&format!("{GOOD} --program sigmad=/s --realm-fd 6")).unwrap().realm_fd, Some(6));
     }
 
     #[test]
@@ -236,6 +242,7 @@ mod tests {
             format!("{GOOD} --program sigmad=/s --memory 1G"),
             format!("{GOOD} --program sigmad=/s --instance 0000040A"),
             format!("{GOOD} --program sigmad=/s --lock-fd 2"),
+            format!("{GOOD} --program sigmad=/s --realm-fd x"),
             "--program sigmad=/s".to_string(),
             format!("{GOOD} --program"),
         ];

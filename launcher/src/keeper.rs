@@ -65,6 +65,8 @@ struct Keeper<'a> {
     fuse: Option<Fuse>,
     /// As is this.
     listener: Option<TcpListener>,
+    /// And this, on which programs with a credential come.
+    realm: Option<OwnedFd>,
     sigmad: Option<Proc>,
     to_sigmad: Option<OwnedFd>,
     launcher: Option<Launcher>,
@@ -147,6 +149,7 @@ impl<'a> Keeper<'a> {
             ready,
             fuse,
             listener: boot::listen(config)?,
+            realm: config.realm_fd.map(boot::claim).transpose()?,
             sigmad: None,
             to_sigmad: None,
             launcher: None,
@@ -174,7 +177,7 @@ impl<'a> Keeper<'a> {
             from,
             ready,
             self.fuse.as_ref(),
-            self.listener.as_ref(),
+            boot::Listening { machines: self.listener.as_ref(), realm: self.realm.as_ref() },
             self.deaths.count(),
         )?;
         let sigmad = self.factory.start(plan, &[], fds, sys::monotonic_ns())?;

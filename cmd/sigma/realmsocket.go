@@ -1,0 +1,62 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"sigmaos.dev/sigma"
+)
+
+// realmSocket is where programs with a credential of a realm connect, below DATA. All users may; what they get is what their credential says.
+const realmSocket = "realm.sock"
+
+// listenRealms makes the socket, which the launcher hands to sigmad, on DATA, which is locked.
+func listenRealms(dir string) (*os.File, error) {
+	const op = "sigma.boot"
+	path := filepath.Join(dir, realmSocket)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, sigma.Wrap(op, path, err)
+	}
+	d, err := os.Open(dir) // socket paths are limited to 107 bytes; going through the directory makes any path short
+	if err != nil {
+		return nil, explainWrite(dir, err)
+	}
+	defer d.Close()
+	short := filepath.Join("/proc/self/fd", strconv.Itoa(int(d.Fd())), realmSocket)
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: short, Net: "unixpacket"})
+	if err != nil {
+		return nil, sigma.Wrap(op, path, err)
+	}
+	defer l.Close()
+	l.SetUnlinkOnClose(false)
+	if err := os.Chmod(path, 0o666); err != nil {
+		return nil, sigma.Wrap(op, path, err)
+	}
+	f, err := l.File()
+	if err != nil {
+		return nil, sigma.Wrap(op, path, err)
+	}
+	return f, nil
+}
+
+// realmSocketFindings say whether programs with a credential can connect to the system that runs here; none if none does.
+func (a *app) realmSocketFindings() []finding {
+	const check = "realm socket"
+	dir := homeOf(a.data)
+	if _, held, err := running(dir); err != nil || !held {
+		return nil
+	}
+	path := filepath.Join(dir, realmSocket)
+	st, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return []finding{weak(check, path+" is not there", "who has a credential of a realm cannot connect: start the system again, by sigma down and sigma up")}
+	case st.Mode().Perm()&0o006 != 0o006:
+		return []finding{weak(check, path+" is not for all users", "who has a credential of a realm cannot connect: chmod 666 "+path)}
+	}
+	return []finding{ok(check, path+" takes programs with a credential of a realm")}
+}

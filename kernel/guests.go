@@ -1,0 +1,315 @@
+package kernel
+
+import (
+	"context"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/treekit"
+)
+
+// Guests are programs outside that have a credential of a realm. They come by a socket that every user of the host may connect to, say what they have (sigmap.Greeting), and then have a session that is bound to the realm and to
+// their role. A guest has a ProcID that no proc has, so that it counts as one of the realm wherever procs are counted or asked who they are.
+
+const (
+	greetingTime = 5 * time.Second // for a greeting to come, and its answer to go
+	greetingsMax = 256             // that are under way
+	greetingsOf  = 16              // of one user
+	refusalsMax  = 64              // that are told why at a time; others are cut off
+	refusalTime  = time.Second     // for that
+	guestsMax    = 2048            // sessions at this machine
+	guestsOf     = 128             // of one realm: other realms' owners are not kept out
+	guessesMax   = 10              // wrong credentials of one user within guessesTime; then all of that user's are refused until it is over
+	guessesTime  = 10 * time.Second
+	guessersMax  = 1024 // users that are remembered; others share one account
+)
+
+// granted is what a guest's session was begun with.
+type granted struct {
+	role      sigma.Role
+	presented sigmap.Presented
+	ctx       context.Context    // of the session
+	end       context.CancelFunc // ends it
+}
+
+// guests are those of this machine.
+type guests struct {
+	poke     chan struct{} // something was revoked
+	refusing chan struct{} // takes one for each program that is being told why it is not heard
+
+	mu       sync.Mutex
+	sessions map[*tree]bool        // mu
+	of       map[sigma.RealmID]int // mu; sessions
+	greeting map[uint32]int        // mu; greetings under way of each user
+	under    int                   // mu; all greetings under way
+	guesses  guesses               // mu
+}
+
+func newGuests() *guests {
+	return &guests{poke: make(chan struct{}, 1), refusing: make(chan struct{}, refusalsMax), sessions: map[*tree]bool{}, of: map[sigma.RealmID]int{}, greeting: map[uint32]int{}, guesses: guesses{}}
+}
+
+// guesses counts wrong credentials of users.
+type guesses map[uint32]*guessing
+
+type guessing struct {
+	since time.Time
+	wrong int
+}
+
+// other is the account of users beyond guessersMax.
+const other = ^uint32(0)
+
+// wait is how long a user has to wait before another credential is looked at.
+func (g guesses) wait(now time.Time, uid uint32) time.Duration {
+	a := g[uid]
+	if a == nil && len(g) >= guessersMax {
+		a = g[other]
+	}
+	if a == nil || a.wrong < guessesMax {
+		return 0
+	}
+	return max(0, guessesTime-now.Sub(a.since))
+}
+
+// count notes a wrong one.
+func (g guesses) count(now time.Time, uid uint32) {
+	if g[uid] == nil && len(g) >= guessersMax {
+		for id, a := range g {
+			if now.Sub(a.since) >= guessesTime {
+				delete(g, id)
+			}
+		}
+		if len(g) >= guessersMax {
+			uid = other
+		}
+	}
+	a := g[uid]
+	if a == nil || now.Sub(a.since) >= guessesTime {
+		a = &guessing{since: now}
+		g[uid] = a
+	}
+	a.wrong++
+}
+
+// greet makes room for a user's greeting, until done is called.
+func (g *guests) greet(uid uint32, now time.Time) (done func(), err error) {
+	const op = "kernel.guests"
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if wait := g.guesses.wait(now, uid); wait > 0 {
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "too many credentials that are not good came from user " + strconv.FormatUint(uint64(uid), 10), Hint: "wait " + (wait.Truncate(time.Second) + time.Second).String() + ", then try one that is"}
+	}
+	if g.under >= greetingsMax || g.greeting[uid] >= greetingsOf {
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "too many programs begin to connect at once", Hint: "try again in a moment"}
+	}
+	g.under++
+	g.greeting[uid]++
+	return sync.OnceFunc(func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.under--
+		if g.greeting[uid]--; g.greeting[uid] == 0 {
+			delete(g.greeting, uid)
+		}
+	}), nil
+}
+
+// refuse answers a program that is not heard. Its greeting is taken before the socket is closed, since the kernel would drop the answer otherwise.
+func (g *guests) refuse(k *Kernel, c *net.UnixConn, err error) {
+	select {
+	case g.refusing <- struct{}{}:
+	default:
+		c.Close()
+		return
+	}
+	k.sessions.Go(func() {
+		defer func() { <-g.refusing }()
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(refusalTime))
+		if _, rerr := c.Read(make([]byte, sigmap.GreetingMax)); rerr == nil {
+			c.Write(sigmap.Welcome(err))
+		}
+	})
+}
+
+// enter counts a session, until leave is called for it.
+func (g *guests) enter(t *tree) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if realm := t.principal.Realm; len(g.sessions) >= guestsMax || g.of[realm] >= guestsOf {
+		return &sigma.Error{Op: "kernel.guests", Kind: sigma.KindBusy, Msg: "this machine has as many sessions with credentials as it takes: " + strconv.Itoa(guestsOf) + " of a realm", Hint: "end some, or use another machine"}
+	}
+	g.sessions[t] = true
+	g.of[t.principal.Realm]++
+	return nil
+}
+
+func (g *guests) leave(t *tree) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.sessions, t)
+	if g.of[t.principal.Realm]--; g.of[t.principal.Realm] == 0 {
+		delete(g.of, t.principal.Realm)
+	}
+}
+
+// list gives the sessions that can be ended.
+func (g *guests) list() (all []*tree) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for t := range g.sessions {
+		all = append(all, t)
+	}
+	return all
+}
+
+// acceptGuests serves the realm socket until ctx ends.
+func (k *Kernel) acceptGuests(ctx context.Context, l *net.UnixListener) {
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			k.cfg.Log.Error("realm socket failed", "err", err)
+			select {
+			case <-time.After(acceptAgain):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		uid, err := peerUID(c)
+		if err != nil {
+			c.Close()
+			continue
+		}
+		done, err := k.guests.greet(uid, time.Now())
+		if err != nil {
+			k.guests.refuse(k, c, err)
+			continue
+		}
+		k.sessions.Go(func() { k.receive(ctx, c, uid, done) })
+	}
+}
+
+// receive hears a guest's greeting, and serves it if the credential is good.
+func (k *Kernel) receive(ctx context.Context, c *net.UnixConn, uid uint32, done func()) {
+	defer done()
+	c.SetDeadline(time.Now().Add(greetingTime))
+	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Now()) })
+	defer stop()
+	first, err := peek(c)
+	if err != nil {
+		c.Close()
+		return
+	}
+	if !sigmap.IsGreeting(first) {
+		k.sendAway(ctx, c)
+		return
+	}
+	buf := make([]byte, sigmap.GreetingMax+1)
+	n, err := c.Read(buf)
+	if err != nil {
+		c.Close()
+		return
+	}
+	greeting, cancel := context.WithTimeout(ctx, greetingTime)
+	text, err := sigmap.ParseGreeting(buf[:n])
+	var g *granted
+	if err == nil {
+		g, err = k.admit(greeting, text)
+	}
+	cancel()
+	if kind := sigma.KindOf(err); err != nil && (kind == sigma.KindPermission || kind == sigma.KindInvalid) {
+		k.guests.mu.Lock()
+		k.guests.guesses.count(time.Now(), uid)
+		k.guests.mu.Unlock()
+	}
+	var t *tree
+	if err == nil {
+		g.ctx, g.end = context.WithCancel(ctx)
+		defer g.end()
+		t, err = k.guestTree(g)
+	}
+	if err != nil {
+		if k.mayLog() {
+			k.cfg.Log.Warn("a credential was refused", "uid", uid, "err", err)
+		}
+		c.Write(sigmap.Welcome(err))
+		c.Close()
+		return
+	}
+	defer k.guests.leave(t)
+	if _, err := c.Write(sigmap.Welcome(nil)); err != nil {
+		c.Close()
+		return
+	}
+	done()
+	if !stop() {
+		c.Close()
+		return
+	}
+	c.SetDeadline(time.Time{})
+	k.cfg.Log.Debug("a session begins with a credential", "uid", uid, "realm", g.presented.Realm, "name", g.presented.Name, "role", g.role.String())
+	k.serveAs(g.ctx, session.NewPacketConn(c, false), t, false)
+	k.traffic.end(time.Now(), t.principal.Proc)
+}
+
+// guestTree makes what a guest's session serves, and counts it.
+func (k *Kernel) guestTree(g *granted) (*tree, error) {
+	table, err := roleView(g.role)
+	if err != nil {
+		return nil, err
+	}
+	t := &tree{k: k, granted: g, principal: sigma.Principal{Realm: g.presented.Realm, Proc: sigma.NewProcID(), Machine: k.cfg.Machine}}
+	t.view = &viewer{tree: t, table: table, read: map[string]bool{}, entered: map[string]*entered{}}
+	if err := k.guests.enter(t); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// peek waits for the first record and gives the beginning of it; it stays to be read.
+func peek(c *net.UnixConn) (b []byte, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	b = make([]byte, 64)
+	n := 0
+	var rerr error
+	err = raw.Read(func(fd uintptr) bool {
+		n, _, rerr = unix.Recvfrom(int(fd), b, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		return rerr != unix.EAGAIN && rerr != unix.EINTR
+	})
+	if err == nil {
+		err = rerr
+	}
+	return b[:max(n, 0)], err
+}
+
+// noTree is what a program without a credential sees.
+type noTree struct{}
+
+// Attach implements sigma.Tree.
+func (noTree) Attach(context.Context, sigma.Principal, string) (sigma.File, error) {
+	return nil, &sigma.Error{Op: "kernel.guests", Kind: sigma.KindPermission, Msg: "this socket is for programs that have a credential of a realm", Hint: "name it with: sigma --credential FILE; the provider uses the admin socket, as root"}
+}
+
+// sendAway tells a program that speaks sigmaP at once, without a credential, what it lacks.
+func (k *Kernel) sendAway(ctx context.Context, c *net.UnixConn) {
+	ctx, cancel := context.WithTimeout(ctx, greetingTime)
+	defer cancel()
+	c.SetDeadline(time.Now().Add(greetingTime))
+	treekit.Serve(ctx, session.NewPacketConn(c, false), treekit.Config{Tree: noTree{}})
+}

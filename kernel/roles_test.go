@@ -1,0 +1,162 @@
+package kernel
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+)
+
+// callNames are the methods that a file of Go declares as constants named Call... .
+func callNames(t *testing.T, path string) (out []string) {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast.Inspect(f, func(n ast.Node) bool {
+		if v, ok := n.(*ast.ValueSpec); ok && len(v.Values) == 1 && len(v.Names) == 1 && len(v.Names[0].Name) > 4 && v.Names[0].Name[:4] == "Call" {
+			if l, ok := v.Values[0].(*ast.BasicLit); ok {
+				name, err := strconv.Unquote(l.Value)
+				if err != nil {
+					t.Fatal(err)
+				}
+				out = append(out, name)
+			}
+		}
+		return true
+	})
+	if len(out) < 3 {
+		t.Fatalf("%s declares %d methods", path, len(out))
+	}
+	return out
+}
+
+// Goal: every file of /sys has its row in the table of permissions, and every method of a file that a credential shows at all. What is in no row is refused: of machines, names and the machine nothing is allowed.
+func TestRolesTable(t *testing.T) {
+	r := &root{tree: &tree{k: &Kernel{cfg: Config{Machine: "m"}}, principal: sigma.Principal{Realm: "default", System: true}}, realm: "default"}
+	for _, name := range r.sysNames() {
+		if _, known := permissions[name]; !known {
+			t.Errorf("/sys/%s has no row in permissions (kernel/roles.go): decide who may use it", name)
+		}
+	}
+	elsewhere := []string{ // methods of other files than those of /sys, or of files of which no method is allowed
+		sigmap.CallStatus, sigmap.CallDown, sigmap.CallServer, sigmap.CallSetStore, sigmap.CallStores, sigmap.CallChanges, sigmap.CallHash}
+	for _, path := range []string{"../sigmap/calls.go", "../initd/calls.go"} {
+		for _, method := range callNames(t, filepath.FromSlash(path)) {
+			found := slices.Contains(elsewhere, method)
+			for _, row := range permissions {
+				_, is := row[method]
+				found = found || is
+			}
+			if !found {
+				t.Errorf("the method %s of %s has no row in permissions (kernel/roles.go): decide who may call it", method, path)
+			}
+		}
+	}
+	for file, handlers := range map[string]map[string]handler{sigmap.FileProcs: r.procsCalls(), sigmap.FileSelf: r.selfCalls(), sigmap.FileEndpoints: r.endpointCalls(), sigmap.FileMachine: r.machineCalls()} {
+		for method := range handlers {
+			if _, known := permissions[file][method]; !known && file != sigmap.FileMachine {
+				t.Errorf("%s of /sys/%s has no row in permissions (kernel/roles.go)", method, file)
+			}
+			if file == sigmap.FileMachine && allows(sigma.RoleOwner, file, method) {
+				t.Errorf("an owner may %s the machine", method)
+			}
+		}
+	}
+	for file, row := range permissions {
+		for method, need := range row {
+			if need < sigma.RoleViewer || need > nobody {
+				t.Errorf("%s of /sys/%s is for %v", method, file, need)
+			}
+			for role := sigma.RoleNone; role <= sigma.RoleOwner; role++ {
+				if got := allows(role, file, method); got != (role >= need) {
+					t.Errorf("%v may %s %s: %v", role, method, file, got)
+				}
+			}
+		}
+		if allows(sigma.RoleOwner, file, "what is new") {
+			t.Errorf("a method of %s that nobody thought of is allowed", file)
+		}
+	}
+	if allows(sigma.RoleOwner, "new", reading) || mayUse(sigma.RoleOwner, sigmap.FileMachine) || mayUse(sigma.RoleOwner, nameMetrics) || mayUse(sigma.RoleOwner, sigmap.FileNames) {
+		t.Error("an owner sees what is the provider's")
+	}
+	changes := []struct{ file, method string }{{sigmap.FileProcs, sigmap.CallSpawn}, {sigmap.FileProcs, sigmap.CallKill}, {sigmap.FileProcs, sigmap.CallEvict}, {sigmap.FileProcs, sigmap.CallFreeze}, {sigmap.FileInit, sigmap.CallInitAdd}, {sigmap.FileCredentials, sigmap.CallCreate}}
+	for _, c := range changes {
+		if allows(sigma.RoleViewer, c.file, c.method) {
+			t.Errorf("a viewer may %s %s", c.method, c.file)
+		}
+	}
+	for _, role := range []sigma.Role{sigma.RoleViewer, sigma.RoleDeveloper, sigma.RoleOwner} {
+		v, err := roleView(role)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, _, ok := v.Lookup([]string{"any", "where"})
+		if !ok || (e.Rights&sigma.RightWrite != 0) != (role >= sigma.RoleDeveloper) || e.Rights&sigma.RightRead == 0 {
+			t.Errorf("a %v has %v", role, e.Rights)
+		}
+	}
+}
+
+// Goal: wrong credentials are counted for each user: one who guesses is kept off for a while and no other is, however many users guess.
+func TestGuesses(t *testing.T) {
+	g := newGuests()
+	now := time.Unix(1_700_000_000, 0)
+	for i := range guessesMax {
+		if _, err := g.greet(7, now); err != nil {
+			t.Fatalf("after %d guesses: %v", i, err)
+		}
+		g.guesses.count(now, 7)
+		g.under, g.greeting[7] = 0, 0
+	}
+	if _, err := g.greet(7, now.Add(guessesTime-1)); sigma.KindOf(err) != sigma.KindBusy || sigma.HintOf(err) == "" {
+		t.Errorf("a guesser is heard: %v", err)
+	}
+	if done, err := g.greet(8, now); err != nil {
+		t.Errorf("another user is not heard: %v", err)
+	} else {
+		done()
+	}
+	if done, err := g.greet(7, now.Add(guessesTime)); err != nil {
+		t.Errorf("a guesser is never heard again: %v", err)
+	} else {
+		done()
+	}
+	for uid := range uint32(3 * guessersMax) {
+		g.guesses.count(now, 1000+uid)
+	}
+	if len(g.guesses) > guessersMax+1 {
+		t.Errorf("%d users are remembered", len(g.guesses))
+	}
+	if g.guesses.count(now.Add(2*guessesTime), 5); len(g.guesses) > 2 {
+		t.Errorf("%d users are remembered for ever", len(g.guesses))
+	}
+	var dones []func()
+	for range greetingsOf {
+		done, err := g.greet(9, now.Add(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		dones = append(dones, done)
+	}
+	if _, err := g.greet(9, now.Add(time.Hour)); sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("one user begins to connect without an end: %v", err)
+	}
+	if _, err := g.greet(10, now.Add(time.Hour)); err != nil {
+		t.Errorf("so another cannot: %v", err)
+	}
+	dones[0]()
+	dones[0]()
+	if _, err := g.greet(9, now.Add(time.Hour)); err != nil {
+		t.Error(err)
+	}
+}
