@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 
 mod freezer;
 mod gauges;
+#[cfg(test)]
+mod knobs_test;
 pub mod meter;
 mod place;
 pub mod rivals;

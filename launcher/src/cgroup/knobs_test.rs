@@ -1,0 +1,115 @@
+//! What is written to which files of a group that stands aside, in directories that only look like cgroups: so version 2
+//! is tested where the machine has version 1.
+
+use super::*;
+use crate::protocol::GroupShare;
+use rivals::Looked;
+
+/// Ends with its directory.
+struct Fake {
+    dir: PathBuf,
+    cgroups: Cgroups,
+}
+
+impl Fake {
+    fn new(version: Version) -> Fake {
+        let dir = std::env::temp_dir().join(format!("sigma-knobs-{}-{version:?}", sys::getpid()));
+        let files: &[&str] = match version {
+            Version::V1 => &["cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpuacct.usage"],
+            Version::V2 => &["cpu.weight", "cpu.max", "cpu.stat", "cpu.pressure", "io.weight", "io.bfq.weight"],
+        };
+        for group in ["lc", "be"] {
+            let group = dir.join("sigma-fake").join(group);
+            std::fs::create_dir_all(&group).unwrap();
+            for file in files.iter().chain(&["cpu.idle"]) {
+                std::fs::write(group.join(file), "").unwrap();
+            }
+        }
+        use Controller::{Accounting, Cpu, Memory, Pids};
+        let hierarchies = vec![Hierarchy { path: dir.clone(), controllers: vec![Memory, Pids, Cpu, Accounting] }];
+        let name = "sigma-fake".to_string();
+        let groups = HashMap::new();
+        let doomed = Default::default();
+        Fake { dir, cgroups: Cgroups { version, hierarchies, freezer: None, name, groups, named: 0, doomed } }
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.dir.join("sigma-fake").join(file)
+    }
+
+    /// All that was written since `clear`, one behind the other.
+    fn written(&self, file: &str) -> String {
+        std::fs::read_to_string(self.path("be").join(file)).unwrap()
+    }
+
+    fn clear(&self, file: &str) {
+        std::fs::write(self.path("be").join(file), "").unwrap();
+    }
+
+    fn share(&mut self) {
+        let share = GroupShare { cpu_shares: 2, quota_milli: 500, idle: 0, group: b"be".to_vec() };
+        self.cgroups.share_group(&share).unwrap();
+    }
+
+    /// Has it stand aside, be bounded, and be free again.
+    fn aside(&mut self) -> Looked {
+        let mut rivals = self.cgroups.open_rivals(b"lc", b"be").unwrap();
+        rivals.set_idle(true).unwrap();
+        rivals.bind(Some(2500)).unwrap();
+        rivals.bind(None).unwrap();
+        rivals.set_idle(false).unwrap();
+        rivals.look()
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+#[test]
+fn version_1() {
+    let mut fake = Fake::new(Version::V1);
+    fake.share();
+    let want = [("cpu.shares", "2"), ("cpu.idle", "0"), ("cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", "50000")];
+    for (file, value) in want {
+        assert_eq!(fake.written(file), value, "{file}");
+    }
+    for file in ["cpu.idle", "cpu.cfs_period_us", "cpu.cfs_quota_us"] {
+        fake.clear(file);
+    }
+    std::fs::write(fake.path("be/cpuacct.usage"), "7000\n").unwrap();
+    assert_eq!(fake.aside(), Looked { first: 0, second: 7000, waited: 0 });
+    let want =
+        [("cpu.shares", "2"), ("cpu.idle", "10"), ("cpu.cfs_period_us", "10000"), ("cpu.cfs_quota_us", "-12500-1")];
+    for (file, value) in want {
+        assert_eq!(fake.written(file), value, "{file}");
+    }
+}
+
+#[test]
+fn version_2() {
+    let mut fake = Fake::new(Version::V2);
+    fake.share();
+    let want = [
+        ("cpu.weight", "1"),
+        ("cpu.idle", "0"),
+        ("cpu.max", "50000 100000"),
+        ("io.weight", "1"),
+        ("io.bfq.weight", "1"),
+    ];
+    for (file, value) in want {
+        assert_eq!(fake.written(file), value, "{file}");
+    }
+    for file in ["cpu.idle", "cpu.max"] {
+        fake.clear(file);
+    }
+    std::fs::write(fake.path("be/cpu.stat"), "usage_usec 7\nuser_usec 5\n").unwrap();
+    std::fs::write(fake.path("lc/cpu.pressure"), "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n").unwrap();
+    assert_eq!(fake.aside(), Looked { first: 0, second: 7000, waited: 5000 });
+    let want = [("cpu.weight", "1"), ("cpu.idle", "10"), ("cpu.max", "max 100002500 10000max 10000")];
+    for (file, value) in want {
+        assert_eq!(fake.written(file), value, "{file}");
+    }
+}
