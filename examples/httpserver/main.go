@@ -53,7 +53,7 @@ func run(ctx context.Context, dir string) error {
 		}
 		mux.ServeHTTP(w, r)
 	})
-	server := &http.Server{Handler: handler, Protocols: new(http.Protocols)}
+	server := &http.Server{Handler: handler, Protocols: new(http.Protocols), IdleTimeout: idle}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetUnencryptedHTTP2(true)
 	var open sync.WaitGroup // connections
@@ -90,8 +90,12 @@ func run(ctx context.Context, dir string) error {
 	return c.Exited(ctx, sigma.Status{Code: sigma.StatusOK})
 }
 
-// straggling is how long a connection may take to bring its next request.
-const straggling = 3 * time.Second
+const (
+	// straggling is how long a connection may take to bring its next request.
+	straggling = 3 * time.Second
+	// idle is how long a connection that brings none lasts. It and the second that net/http gives HTTP/2 clients to hear that a connection ends are over before straggling is: Shutdown closes idle connections without a word, and a request that a client begins on one at that moment fails.
+	idle = 1500 * time.Millisecond
+)
 
 // end shuts the server down, whose answers close their connections by now. Shutdown alone drops a request that it has not begun to handle, such as the first one of a client that connected just before; so connections are first
 // given the time to end with the request that comes next.
