@@ -17,6 +17,7 @@ use crate::supervisor::{self, EXIT_PROTOCOL, EXIT_START};
 use crate::sys::{self, Epoll, Waited, cred, socket};
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 const SECOND: u64 = 1_000_000_000;
 /// How long sigmad may take to end after SIGTERM.
@@ -111,6 +112,11 @@ pub fn run(config: &Config) -> Result<i32, Error> {
         log(&chain(&error));
     }
     see_off();
+    if config.realm_fd.is_some() {
+        // Nobody listens any more. That it is gone already is no fault.
+        let data = std::path::Path::new(std::ffi::OsStr::from_bytes(config.data.as_bytes()));
+        let _ = std::fs::remove_file(data.join("realm.sock"));
+    }
     drop(lock);
     result
 }
