@@ -238,6 +238,33 @@ func TestFairByShares(t *testing.T) {
 	}
 }
 
+// Goal: when shares change, the new ones hold within a second, whatever the realms used under the old ones: one that had all for a while pays for it no longer, and one that waited is owed nothing.
+func TestSharesChange(t *testing.T) {
+	for seed := range uint64(8) {
+		p := newPlant(t, seed, 4, &tenant{shares: 1, length: 10 * time.Millisecond, memory: 1}, &tenant{shares: 1, length: 500 * time.Millisecond, memory: 1}, &tenant{shares: 1, length: 50 * time.Millisecond, memory: 1})
+		p.run(2 * time.Second)
+		for i, debt := range []time.Duration{0, 60 * time.Second, -60 * time.Second} { // as if the machines had been far from the ratio
+			p.c.Charge([]Charge{{Realm: p.tenants[i].realm, Used: debt}})
+		}
+		p.run(3 * time.Second)
+		shares := map[sigma.RealmID]uint32{}
+		for i, tn := range p.tenants {
+			tn.shares = 1 << i
+			shares[tn.realm] = tn.shares
+		}
+		p.c.Shares(shares)
+		p.run(9 * time.Second)
+		for w := 4 * window; w < 8*window; w += window {
+			if j := p.jain(w, w+window); j < 0.97 {
+				t.Errorf("seed %d: Jain's index %.4f from %v", seed, j, w)
+			}
+		}
+		if j := p.jain(4*window, 8*window); j < 0.99 {
+			t.Errorf("seed %d: Jain's index %.4f of four windows", seed, j)
+		}
+	}
+}
+
 // Goal: a newcomer starts even with those who were there, who had all for a long time: it neither waits for what they did not need, nor keeps them from running.
 func TestNewcomer(t *testing.T) {
 	old, young := &tenant{length: 20 * time.Millisecond, memory: 1}, &tenant{length: 20 * time.Millisecond, memory: 1, from: 60 * time.Second}

@@ -123,10 +123,24 @@ func (t *turns) tidy() {
 	t.many = max(accountsMax, 2*len(t.accounts))
 }
 
+// setShares makes all even if a share is another than before: what was used under other shares is held against nobody, and owed to nobody.
 func (t *turns) setShares(of map[sigma.RealmID]uint32) {
 	t.shares = of
+	changed := false
 	for realm, q := range t.accounts {
-		q.shares = float64(max(1, of[realm]))
+		now := float64(max(1, of[realm]))
+		changed = changed || q.shares != now
+		q.shares = now
+	}
+	if !changed {
+		return
+	}
+	t.settle()
+	for _, q := range t.accounts {
+		q.used, q.floor = t.now, t.now
+	}
+	for _, c := range t.classes {
+		heap.Init(&c.heap)
 	}
 }
 

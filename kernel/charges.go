@@ -29,6 +29,7 @@ type tracked struct {
 	given    time.Time
 	prepaid  time.Duration // not reported yet
 	reported time.Duration // of its cost
+	since    time.Time     // its cost when nobody waited, before this, is in reported
 }
 
 const (
@@ -123,7 +124,7 @@ func (c *charges) ended(p *schedd.Proc, cpu sigma.MilliCPU, memory sigma.Bytes) 
 	}
 	whole := costOf(p, p.Usage, p.Times.Ended, cpu, memory)
 	used := whole
-	if before := since.Sub(p.Times.Placed); before > 0 { // when nobody waited
+	if before := since.Sub(p.Times.Placed); before > 0 && !t.since.Equal(*since) { // when nobody waited
 		held := max(1, p.Times.Ended.Sub(p.Times.Placed))
 		used = time.Duration(float64(whole) * max(0, 1-float64(before)/float64(held)))
 	}
@@ -156,6 +157,19 @@ func (c *charges) take(shard besched.Shard) (out []besched.Charge) {
 	}
 	clear(c.owed[shard])
 	return out
+}
+
+// begin has a proc charged for that ran before somebody waited: as time passes, without what it has cost until now, and not all at its end, when its realm would pay at once for what it had in many seconds.
+func (c *charges) begin(realm sigma.RealmID, id sigma.ProcID, since time.Time, cost time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := c.jobs[id]
+	if t == nil {
+		t = &tracked{realm: realm, given: since}
+		c.jobs[id] = t
+		c.tracked.Store(int64(len(c.jobs)))
+	}
+	t.since, t.reported = since, max(t.reported, cost)
 }
 
 // old lists some of the jobs that were given long ago.
@@ -206,15 +220,29 @@ func (s *scheduler) endedLocked(realm sigma.RealmID, id sigma.ProcID) {
 func (s *scheduler) watchUse(ctx context.Context) {
 	every := time.NewTicker(chargeEvery)
 	defer every.Stop()
+	var since time.Time        // when it was that somebody began to wait
+	var earlier []sigma.ProcID // that ran before, and are not charged for yet
 	for {
 		select {
 		case <-every.C:
 		case <-ctx.Done():
 			return
 		}
-		if s.charges.contended.Load() == nil {
+		contended := s.charges.contended.Load()
+		if contended == nil {
 			continue
 		}
+		if !since.Equal(*contended) {
+			since = *contended
+			s.k.mu.Lock()
+			earlier = s.k.core.PlacedBefore(since)
+			s.k.mu.Unlock()
+		}
+		some := earlier[:min(len(earlier), chargeEach)]
+		for _, id := range some {
+			s.useBefore(ctx, since, id)
+		}
+		earlier = earlier[len(some):]
 		now := time.Now()
 		for id, realm := range s.charges.old(now) {
 			s.use(ctx, now, realm, id)
@@ -248,6 +276,21 @@ func (s *scheduler) sharesToTell() (of []besched.RealmShares, matter bool) {
 		}
 	}
 	return of, true
+}
+
+// useBefore looks for the first time at one that ran before somebody waited.
+func (s *scheduler) useBefore(ctx context.Context, since time.Time, id sigma.ProcID) {
+	s.k.mu.Lock()
+	p := s.k.core.Find(id)
+	if p == nil || p.State != sigma.ProcRunning {
+		s.k.mu.Unlock()
+		return
+	}
+	copied := *p
+	s.k.mu.Unlock()
+	if u, err := s.k.usageOf(ctx, copied.Realm, id); err == nil {
+		s.charges.begin(copied.Realm, id, since, costOf(&copied, u, time.Now(), s.k.cpu(), s.k.cfg.Memory))
+	}
 }
 
 // use looks at one.

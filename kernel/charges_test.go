@@ -45,6 +45,11 @@ func TestChargesOnce(t *testing.T) {
 	check("its end", besched.Charge{Used: 4, Prepaid: 9, Ended: 1, Whole: 4})
 	ended("before", now.Add(-5*time.Second), 8*time.Second)
 	check("one that ran half of its time under a lease", besched.Charge{Used: 4 * time.Second, Ended: 1, Whole: 8 * time.Second})
+	c.begin("r", "earlier", now, 5*time.Second)
+	c.so("earlier", 6*time.Second, false)
+	check("a look at one that ran under a lease, and has been looked at since", besched.Charge{Used: time.Second})
+	ended("earlier", now.Add(-5*time.Second), 8*time.Second)
+	check("its end", besched.Charge{Used: 2 * time.Second, Ended: 1, Whole: 8 * time.Second})
 	c.given(now, "one", []besched.Job{{ID: "leased", Realm: "r", Prepaid: 7}})
 	c.lease(true)
 	if c.idle() {

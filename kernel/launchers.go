@@ -33,7 +33,7 @@ func (k *Kernel) launchers(ctx context.Context) error {
 			for _, id := range unknown {
 				l.Kill(id)
 			}
-			k.shares.classes(l)
+			k.shares.classes(l, k.cpu())
 			k.mu.Lock()
 			k.launcher = l
 			close(k.comes)

@@ -24,8 +24,9 @@ const (
 	// lcShares is the weight of all LC procs together, and daemonShares that of sigmad, and of all services: when all three want all of the machine, LC procs have 80 % of it, and nothing that they do
 	// keeps the machine from answering.
 	lcShares, daemonShares = 16 * coreShares, 2 * coreShares
-	// beShares is the least that there is: best-effort procs have what the others leave.
-	beShares = 2
+	// beShares is the weight of best-effort procs for each core, up to beSharesMost: as long as no LC proc is there, for then they are in the idle class. With much less the kernel, which spreads what waits over the processors by
+	// weight, takes one on which a daemon runs now and then for full, crowds them on the others, and realms have what chance gives them (docs/internals/shares.md).
+	beShares, beSharesMost = coreShares / 2, 4 * coreShares
 	// realmShares is the weight of one share of a realm. The kernel's range ends at 1024 shares, of version 2 at 400; who has more has no more.
 	realmShares = 256
 	// sharesEvery is how often the realms' shares are looked at while procs run here.
@@ -46,6 +47,11 @@ func weightOf(class sigma.Class, reserved sigma.MilliCPU) uint32 {
 		return max(2, uint32(uint64(reserved)*coreShares/1000))
 	}
 	return coreShares
+}
+
+// weightBE is what all best-effort procs have on a machine with so many cores.
+func weightBE(cpu sigma.MilliCPU) uint32 {
+	return min(beSharesMost, max(1, uint32(cpu/1000))*beShares)
 }
 
 // groupShares is what the launcher was told of the groups. It forgets all when the launcher dies.
@@ -82,11 +88,11 @@ func shareLC(reserved sigma.MilliCPU) launch.Share {
 }
 
 // classes tells a new launcher what the classes have.
-func (g *groupShares) classes(l *launch.Launcher) {
+func (g *groupShares) classes(l *launch.Launcher, cpu sigma.MilliCPU) {
 	l.SetShare(groupLC, launch.Share{CPUShares: lcShares})
 	l.SetShare(groupServices, launch.Share{CPUShares: daemonShares})
 	l.SetShare(groupSigmad, launch.Share{CPUShares: daemonShares})
-	l.SetShare(groupBE, launch.Share{CPUShares: beShares})
+	l.SetShare(groupBE, launch.Share{CPUShares: weightBE(cpu)})
 	g.mu.Lock()
 	g.groups = map[string]launch.Share{}
 	g.came, g.now = g.sumLocked(), launch.Yielded{}

@@ -33,7 +33,7 @@ func TestGroupShares(t *testing.T) {
 		m.mu.Lock()
 		yields := m.yields
 		m.mu.Unlock()
-		return yields == "lc be" && m.weight(groupLC) == lcShares && m.weight(groupBE) == beShares && m.weight(groupServices) == daemonShares && m.weight(groupSigmad) == daemonShares
+		return yields == "lc be" && m.weight(groupLC) == lcShares && m.weight(groupBE) == weightBE(m.k.cpu()) && m.weight(groupServices) == daemonShares && m.weight(groupSigmad) == daemonShares
 	}
 	eventually(t, "classes and realms have their weights", func() bool {
 		return classes() && m.weight("be/one") == realmShares && m.weight("be/four") == 4*realmShares

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"time"
 
 	"sigmaos.dev/sigma"
 )
@@ -65,6 +66,16 @@ func (c *Core) After(realm sigma.RealmID, seq uint64) iter.Seq2[uint64, *Proc] {
 			}
 		}
 	}
+}
+
+// PlacedBefore lists the best-effort procs that run here, and did before a time.
+func (c *Core) PlacedBefore(at time.Time) (out []sigma.ProcID) {
+	for id, p := range c.procs {
+		if p.State == sigma.ProcRunning && p.Class == sigma.BestEffort && !p.Away() && p.Times.Placed.Before(at) {
+			out = append(out, id)
+		}
+	}
+	return out
 }
 
 // List returns up to n of the procs of a realm that are at home here, oldest first, without the first skip.
