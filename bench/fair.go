@@ -44,6 +44,17 @@ type fairWindow struct {
 	busy   float64
 }
 
+// parts is what each realm that competes used, for each of its shares.
+func (w *fairWindow) parts() (out []float64) {
+	for i, used := range w.used[:w.active] {
+		if w.shares {
+			used /= float64(fairRealms[i].shares)
+		}
+		out = append(out, used)
+	}
+	return out
+}
+
 // jain is the index of Jain, Chiu and Hawe: 1 is equal parts, 1/n is all for one.
 func jain(x []float64) float64 {
 	sum, squares := 0.0, 0.0
@@ -91,7 +102,7 @@ func runFair(ctx context.Context, r *Run) error {
 	if f.group, err = f.s.instanceGroup(); err != nil {
 		return err
 	}
-	if err := weigh(f.group, 8*1024); err != nil { // more than the rest of the host, and less than would keep the launcher from it
+	if err := weigh(f.group, 4*1024); err != nil { // more than the rest of the host, and less than would keep the launcher from it
 		return err
 	}
 	out, err := enterOwnGroup(filepath.Base(r.dir) + "-driver") // so that who spawns is not kept from it by what was spawned
@@ -208,9 +219,26 @@ func (f *fair) watch(ctx context.Context, seconds, active int, shares bool) erro
 		}
 		w.busy = 1 - (idleNow-idleBefore).Seconds()/(at.Sub(last).Seconds()*float64(runtime.NumCPU()))
 		f.windows = append(f.windows, w)
+		f.r.note("%2.0f s: Jain's index %.3f of%s", w.at, jain(w.parts()), f.describe(w))
 		before, idleBefore, last = now, idleNow, at
 	}
 	return nil
+}
+
+// describe tells what each realm that competes used in a window, and how many processes it has, with those that the launcher keeps ready.
+func (f *fair) describe(w fairWindow) string {
+	var b strings.Builder
+	for i := range w.active {
+		name := string(fairRealms[i].name)
+		fmt.Fprintf(&b, " %s %.2f s", name, w.used[i])
+		for _, root := range cgroupMounts() {
+			if at := filepath.Join(root, f.group, "be", name, "pids.current"); exists(at) {
+				fmt.Fprintf(&b, " (%.0f processes)", number(at))
+				break
+			}
+		}
+	}
+	return b.String()
 }
 
 // print puts out the indices, and the plot.
@@ -222,15 +250,13 @@ func (f *fair) print() error {
 			continue
 		}
 		busy = append(busy, w.busy)
-		x := append([]float64{}, w.used[:w.active]...)
 		if w.shares {
-			for i := range x {
-				sums[i] += x[i]
-				x[i] /= float64(fairRealms[i].shares)
+			for i := range w.active {
+				sums[i] += w.used[i]
 			}
 		}
 		if w.active > 1 {
-			indices = append(indices, f.r.sample("ours", "jain", jain(x)))
+			indices = append(indices, f.r.sample("ours", "jain", jain(w.parts())))
 		}
 	}
 	total, weight, worst := 0.0, 0.0, 0.0
@@ -267,13 +293,7 @@ func (f *fair) plot() string {
 			fmt.Fprintf(&b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n", float64(at)*each, y, each-1, h, colours[i])
 		}
 		if w.counts && w.active > 1 {
-			x := append([]float64{}, w.used[:w.active]...)
-			for i := range x {
-				if w.shares {
-					x[i] /= float64(fairRealms[i].shares)
-				}
-			}
-			fmt.Fprintf(&b, `<circle cx="%.1f" cy="%.1f" r="2"/>`+"\n", (float64(at)+0.5)*each, float64(height)+20+low*(1-jain(x)))
+			fmt.Fprintf(&b, `<circle cx="%.1f" cy="%.1f" r="2"/>`+"\n", (float64(at)+0.5)*each, float64(height)+20+low*(1-jain(w.parts())))
 		}
 	}
 	for i := range fairRealms {
@@ -283,10 +303,17 @@ func (f *fair) plot() string {
 	return b.String()
 }
 
-// enterOwnGroup moves this process into a cgroup that outweighs the others; out moves it back.
+// driverShares is the weight of who spawns: more than a system's, but not by so much that the kernel's sums for groups lose their grip. At 262144 it was at times kept from a processor for 0.3 s (docs/internals/shares.md).
+const driverShares = 8 * 1024
+
+// enterOwnGroup moves this process into a cgroup that outweighs a system's; out moves it back.
 func enterOwnGroup(name string) (out func(), err error) {
 	g, err := makeHostGroup(name)
 	if err != nil {
+		return nil, err
+	}
+	if err := weigh(name, driverShares); err != nil {
+		g.remove()
 		return nil, err
 	}
 	path := cpuFile(name, "cgroup.procs")
