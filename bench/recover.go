@@ -174,12 +174,12 @@ func (a *recovery) lose(ctx context.Context, metric string, do, undo func(*teste
 	})
 }
 
-// spread spawns procs that sleep, by way of client, until some run at v.
+// spread spawns procs that sleep, by way of client, until some run at v. They say that they should be near it: else machines that have their program already are preferred.
 func (a *recovery) spread(ctx context.Context, client *sdk.Client, v *testenv.Machine) (all, there []sigma.ProcID, err error) {
 	for range 30 {
 		ds := make([]sigma.Descriptor, 6)
 		for i := range ds {
-			ds[i] = sigma.Descriptor{Program: a.program, Args: []string{"sleep"}, Memory: recoverMemory}
+			ds[i] = sigma.Descriptor{Program: a.program, Args: []string{"sleep"}, Memory: recoverMemory, Near: v.Name}
 		}
 		ids, err := client.Spawn(ctx, ds...)
 		all = append(all, ids...)

@@ -429,9 +429,11 @@ func (a *app) stopAll(ms []*member) {
 func (a *app) stayAll(ms []*member, signals <-chan os.Signal) error {
 	ended := make(chan struct{})
 	go func() {
+		var all sync.WaitGroup
 		for _, m := range ms {
-			<-m.exited
+			all.Go(func() { <-m.exited; m.unlocked() }) // else down would wait for us, who wait for those that it stops after this one
 		}
+		all.Wait()
 		close(ended)
 	}()
 	select {

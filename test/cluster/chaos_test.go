@@ -450,7 +450,7 @@ func (x *chaos) report(err error) {
 	}
 }
 
-// waitersFor finds those who wait elsewhere for procs that stay at a machine.
+// waitersFor finds those who wait elsewhere for procs that run at a machine and stay. One that was not started yet outlives a launcher that dies: the next one starts it.
 func (x *load) waitersFor(ctx context.Context, from, v *testenv.Machine) (out []*waiter, err error) {
 	client, err := from.Client(ctx, sigma.DefaultRealm)
 	if err != nil {
@@ -463,7 +463,9 @@ func (x *load) waitersFor(ctx context.Context, from, v *testenv.Machine) (out []
 	}
 	at := map[sigma.ProcID]sigma.MachineID{}
 	for _, p := range list {
-		at[p.ID] = p.Machine
+		if p.State == sigma.ProcRunning {
+			at[p.ID] = p.Machine
+		}
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()

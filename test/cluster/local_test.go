@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -93,6 +94,16 @@ func TestMachinesOnOneHost(t *testing.T) {
 	if _, errs, code := c.Machine(0).CLI(t, "--data", c.Data(), "down"); code != 1 || !strings.Contains(errs, "no sigmaOS is running") {
 		t.Errorf("a second down: code %d, %s", code, errs)
 	}
+
+	// An up that stays does not keep down from stopping one machine after the other.
+	up := c.Machine(0).Command(t.Context(), "--data", c.Data(), "up")
+	out, err := up.StdoutPipe()
+	must(t, err)
+	must(t, up.Start())
+	for said := bufio.NewScanner(out); said.Scan() && !strings.Contains(said.Text(), "^C stops them"); {
+	}
+	all("down")
+	must(t, up.Wait())
 }
 
 func interfaces(t *testing.T) (names []string) {
