@@ -26,9 +26,13 @@ const (
 	refusalTime  = time.Second     // for that
 	guestsMax    = 2048            // sessions at this machine
 	guestsOf     = 128             // of one realm: other realms' owners are not kept out
-	guessesMax   = 10              // wrong credentials of one user within guessesTime; then all of that user's are refused until it is over
-	guessesTime  = 10 * time.Second
-	guessersMax  = 1024 // users that are remembered; others share one account
+	guestsShort  = 96              // of one realm, but its owners': these can come, and revoke
+	guestsOfOne  = 16              // of one credential
+	// guestRequests are in flight in one session of a guest's: all guests of a realm have half of what the realm may, so that they do not keep its procs out.
+	guestRequests = 128
+	guessesMax    = 10 // wrong credentials of one user within guessesTime; then all of that user's are refused until it is over
+	guessesTime   = 10 * time.Second
+	guessersMax   = 1024 // users that are remembered; others share one account
 )
 
 // granted is what a guest's session was begun with.
@@ -45,15 +49,17 @@ type guests struct {
 	refusing chan struct{} // takes one for each program that is being told why it is not heard
 
 	mu       sync.Mutex
-	sessions map[*tree]bool        // mu
-	of       map[sigma.RealmID]int // mu; sessions
-	greeting map[uint32]int        // mu; greetings under way of each user
-	under    int                   // mu; all greetings under way
-	guesses  guesses               // mu
+	sessions map[*tree]bool           // mu
+	of       map[sigma.RealmID]int    // mu; sessions
+	short    map[sigma.RealmID]int    // mu; sessions, but owners'
+	ofOne    map[sigmap.Presented]int // mu; sessions
+	greeting map[uint32]int           // mu; greetings under way of each user
+	under    int                      // mu; all greetings under way
+	guesses  guesses                  // mu
 }
 
 func newGuests() *guests {
-	return &guests{poke: make(chan struct{}, 1), refusing: make(chan struct{}, refusalsMax), sessions: map[*tree]bool{}, of: map[sigma.RealmID]int{}, greeting: map[uint32]int{}, guesses: guesses{}}
+	return &guests{poke: make(chan struct{}, 1), refusing: make(chan struct{}, refusalsMax), sessions: map[*tree]bool{}, of: map[sigma.RealmID]int{}, short: map[sigma.RealmID]int{}, ofOne: map[sigmap.Presented]int{}, greeting: map[uint32]int{}, guesses: guesses{}}
 }
 
 // guesses counts wrong credentials of users.
@@ -116,9 +122,7 @@ func (g *guests) greet(uid uint32, now time.Time) (done func(), err error) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		g.under--
-		if g.greeting[uid]--; g.greeting[uid] == 0 {
-			delete(g.greeting, uid)
-		}
+		drop(g.greeting, uid)
 	}), nil
 }
 
@@ -142,13 +146,22 @@ func (g *guests) refuse(k *Kernel, c *net.UnixConn, err error) {
 
 // enter counts a session, until leave is called for it.
 func (g *guests) enter(t *tree) error {
+	const op = "kernel.guests"
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if realm := t.principal.Realm; len(g.sessions) >= guestsMax || g.of[realm] >= guestsOf {
-		return &sigma.Error{Op: "kernel.guests", Kind: sigma.KindBusy, Msg: "this machine has as many sessions with credentials as it takes: " + strconv.Itoa(guestsOf) + " of a realm", Hint: "end some, or use another machine"}
+	realm, one, owner := t.principal.Realm, t.granted.presented, t.granted.role >= sigma.RoleOwner
+	if g.ofOne[one] >= guestsOfOne {
+		return &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "the credential " + one.Name + " holds as many sessions at this machine as one may: " + strconv.Itoa(guestsOfOne), Hint: "end some, or have another credential made for some of the programs"}
+	}
+	if len(g.sessions) >= guestsMax || g.of[realm] >= guestsOf || !owner && g.short[realm] >= guestsShort {
+		return &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "this machine has as many sessions with credentials as it takes: " + strconv.Itoa(guestsOf) + " of a realm, " + strconv.Itoa(guestsShort) + " of them not its owners'", Hint: "end some, or use another machine"}
 	}
 	g.sessions[t] = true
-	g.of[t.principal.Realm]++
+	g.of[realm]++
+	g.ofOne[one]++
+	if !owner {
+		g.short[realm]++
+	}
 	return nil
 }
 
@@ -156,8 +169,17 @@ func (g *guests) leave(t *tree) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.sessions, t)
-	if g.of[t.principal.Realm]--; g.of[t.principal.Realm] == 0 {
-		delete(g.of, t.principal.Realm)
+	drop(g.of, t.principal.Realm)
+	drop(g.ofOne, t.granted.presented)
+	if t.granted.role < sigma.RoleOwner {
+		drop(g.short, t.principal.Realm)
+	}
+}
+
+// drop counts one less.
+func drop[K comparable](n map[K]int, k K) {
+	if n[k]--; n[k] == 0 {
+		delete(n, k)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
@@ -176,6 +177,13 @@ func tenantActs(ctx context.Context, provider *sdk.Client, id sigma.ProcID) []de
 		{"read events", sigma.RoleViewer, reads(ctx, "/sys/events")},
 		{"read usage", sigma.RoleViewer, reads(ctx, "/sys/usage")},
 		{"read limits", sigma.RoleViewer, reads(ctx, "/sys/limits")},
+		{"read who listens", sigma.RoleViewer, func(c *sdk.Client) error {
+			text, _, err := c.Get(ctx, "/sys/endpoints")
+			if err == nil && (strings.Count(string(text), "\n") != 1 || !strings.Contains(string(text), string(id))) {
+				err = sigma.Errorf("test", sigma.KindOther, "endpoints: %s", text)
+			}
+			return err
+		}},
 		{"read realms", sigma.RoleViewer, func(c *sdk.Client) error {
 			text, _, err := c.Get(ctx, "/sys/realms")
 			if err == nil && strings.Count(string(text), "\n") != 1 {
@@ -265,7 +273,27 @@ func TestRoles(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := m.spawn(provider, sigma.Descriptor{})
-	<-m.procs
+	proc := m.started(id)
+	passes := callables{func(string, int) ([]byte, []*os.File, error) {
+		f, err := os.Open(os.DevNull)
+		return []byte("answer"), []*os.File{f}, err
+	}}
+	if err := publish(ctx, provider, "/tree", proc.serveTree(t, passes)); err != nil {
+		t.Fatal(err)
+	}
+	if err := provider.Realms().Create(ctx, "neighbour"); err != nil {
+		t.Fatal(err)
+	}
+	neighbour := m.connect("neighbour")
+	m.started(m.spawn(neighbour, sigma.Descriptor{})).serveTree(t, passes) // whose endpoint nobody here is shown
+	answered := func(c *sdk.Client) (reply []byte, files []*os.File, err error) {
+		f, _, err := c.Root().Walk(ctx, []string{"tree"})
+		if err != nil {
+			return nil, nil, err
+		}
+		defer f.Close()
+		return f.(sigma.Caller).Call(ctx, "pass", nil, nil)
+	}
 	var e sigma.Endpoint
 	for _, c := range append(tenantActs(ctx, provider, id), governingActs(ctx)...) {
 		for role, client := range of {
@@ -288,11 +316,96 @@ func TestRoles(t *testing.T) {
 		if _, _, err := call(ctx, client.Root(), sigmap.FileEndpoints, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&e) }); err == nil {
 			t.Errorf("%v dials", role)
 		}
+		reply, files, err := answered(client)
+		if len(files) > 0 || (err == nil) != (role >= sigma.RoleDeveloper) || err == nil && string(reply) != "answer" {
+			t.Errorf("%v calls a proc that passes a file: %q, %d files, %v", role, reply, len(files), err)
+		}
+		session.CloseFiles(files)
 	}
 	if list, err := of[sigma.RoleOwner].ReadDir(ctx, "/sys"); err != nil || slices.ContainsFunc(list, func(e sigma.DirEntry) bool {
 		return slices.Contains([]string{sigmap.FileMachine, sigmap.FileNames, nameMetrics, nameRoster}, e.Name)
 	}) {
 		t.Errorf("/sys of an owner: %v, %v", list, err)
+	}
+}
+
+// Goal: who has one credential, or all but the owners' of a realm, leaves its owners places; and a session waits for a bounded number of things, so that those of guests together leave the realm's procs theirs.
+func TestGuestsBounds(t *testing.T) {
+	g := newGuests()
+	guest := func(realm sigma.RealmID, name string, role sigma.Role) *tree {
+		return &tree{principal: sigma.Principal{Realm: realm}, granted: &granted{role: role, presented: sigmap.Presented{Realm: realm, Name: name}}}
+	}
+	var all []*tree
+	fill := func(realm sigma.RealmID, name string, role sigma.Role) (n int) {
+		for ; n < 2*guestsOf; n++ {
+			t := guest(realm, name, role)
+			if g.enter(t) != nil {
+				break
+			}
+			all = append(all, t)
+		}
+		return n
+	}
+	if n := fill("a", "v", sigma.RoleViewer); n != guestsOfOne {
+		t.Errorf("a credential holds %d sessions", n)
+	}
+	if n := fill("b", "v", sigma.RoleViewer); n != guestsOfOne {
+		t.Errorf("one of another realm, of the same name, holds %d", n)
+	}
+	n := guestsOfOne
+	for i := range 64 {
+		n += fill("a", fmt.Sprint("v", i), sigma.RoleDeveloper-sigma.Role(i%2))
+	}
+	if n != guestsShort {
+		t.Errorf("without owners a realm has %d sessions", n)
+	}
+	if err := g.enter(guest("a", "new", sigma.RoleDeveloper)); sigma.KindOf(err) != sigma.KindBusy || sigma.HintOf(err) == "" {
+		t.Errorf("one more: %v", err)
+	}
+	for i := range 64 {
+		n += fill("a", fmt.Sprint("o", i), sigma.RoleOwner)
+	}
+	if n != guestsOf {
+		t.Errorf("with owners it has %d", n)
+	}
+	for _, t := range all {
+		g.leave(t)
+	}
+	if len(g.sessions)+len(g.of)+len(g.short)+len(g.ofOne) != 0 {
+		t.Errorf("all have left, and %v, %v, %v are counted", g.of, g.short, g.ofOne)
+	}
+
+	m, path := openHouse(t)
+	provider := m.connect(sigma.DefaultRealm)
+	text, err := credential(t.Context(), provider, "v", sigma.RoleViewer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	root := m.guest(t, path, text).Root()
+	full := make(chan error, 2*guestRequests)
+	for range cap(full) {
+		go func() {
+			_, err := root.(sigma.Watcher).Watch(ctx, 1<<62)
+			full <- err
+		}()
+	}
+	for range cap(full) - guestRequests { // the others wait
+		select {
+		case err := <-full:
+			if sigma.KindOf(err) != sigma.KindBusy {
+				t.Fatalf("a watch too many: %v", err)
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatal("a guest waits for as much as it likes")
+		}
+	}
+	cancel()
+	for range guestRequests {
+		<-full
+	}
+	if _, err := provider.Stat(t.Context(), "/"); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -353,6 +353,9 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	k.mu.Unlock()
 	cfg := treekit.Config{Tree: t, Principal: p, Reset: reset, Turns: k.turns, Events: k.serveEvents(p)}
 	cfg.Events.Numbered = t.numbered
+	if t.granted != nil {
+		cfg.Requests = guestRequests
+	}
 	if t.far {
 		cfg.BulkTicket = func(ctx context.Context, serve func(net.Conn)) ([]byte, error) { return k.tickets.give(ctx, p, serve) }
 	} else {

@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"sigmaos.dev/initd"
+	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/view"
@@ -182,5 +183,7 @@ func (f *roleFile) Call(ctx context.Context, method string, payload []byte, file
 	if !ok {
 		return nil, nil, f.refuse("Call", method)
 	}
-	return c.Call(ctx, method, payload, nil)
+	reply, back, err := c.Call(ctx, method, payload, nil)
+	session.CloseFiles(back) // as for viewFile.Call
+	return reply, nil, err
 }

@@ -263,7 +263,7 @@ func (r *root) endpointsFile() sigma.File {
 		}
 		out := []state.Endpoint{}
 		for _, l := range all {
-			if e := l.Endpoint; r.tree.view == nil || e.Proc == own {
+			if e := l.Endpoint; r.tree.view == nil || r.tree.granted != nil || e.Proc == own {
 				out = append(out, state.Endpoint{Realm: string(e.Realm), Machine: string(e.Machine), Proc: string(e.Proc), Form: string(e.Form), Waiting: l.Waiting})
 			}
 		}

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/treekit"
 	"sigmaos.dev/view"
@@ -416,7 +417,12 @@ func (f *viewFile) Call(ctx context.Context, method string, payload []byte, file
 	if err != nil {
 		return nil, nil, err
 	}
-	return c.Call(ctx, method, payload, nil)
+	reply, back, err := c.Call(ctx, method, payload, nil)
+	if f.v.tree.granted != nil { // what a proc answers with would outlive a guest's credential
+		session.CloseFiles(back)
+		back = nil
+	}
+	return reply, back, err
 }
 
 // PassBulk implements sigma.BulkPasser. What can be done by it is what the file was opened for.

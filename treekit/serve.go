@@ -47,6 +47,7 @@ type Config struct {
 	BulkTicket func(ctx context.Context, serve func(net.Conn)) (ticket []byte, err error)
 	KeepFiles  bool   // whether file descriptors that come with calls are handed to Callers (else closed)
 	Turns      *Turns // shares out the server's work among realms, and counts it; nil: nobody does
+	Requests   int    // in flight at most; 0 = RequestsMax
 	ForRealms  bool   // the client is a System principal that asks for the realms to whose names it attaches; else all that it asks is its own realm's
 }
 
@@ -72,6 +73,9 @@ type Events struct {
 // Serve answers requests on conn until the peer closes, breaks the protocol, or ctx ends. It returns an error only when the peer broke the protocol. It owns conn.
 func Serve(ctx context.Context, conn session.Conn, cfg Config) error {
 	ctx, cancel := context.WithCancel(ctx)
+	if cfg.Requests <= 0 || cfg.Requests > RequestsMax {
+		cfg.Requests = RequestsMax
+	}
 	s := &server{cfg: cfg, conn: conn, out: session.NewSender(conn), requests: map[uint16]*request{}, fids: map[uint32]*fid{}, bulk: make(chan struct{}, bulkMax), over: ctx.Done(), ctx: ctx}
 	if cfg.Turns != nil {
 		s.join(cfg.Principal.Realm)
@@ -303,11 +307,11 @@ func (s *server) begin(ctx context.Context, alone bool, tag uint16, m sigmap.Mes
 		return s.flush(tag, f.OldTag)
 	}
 	s.mu.Lock()
-	busy := len(s.requests) >= RequestsMax
+	busy := len(s.requests) >= s.cfg.Requests
 	s.mu.Unlock()
 	if _, ok := m.(*sigmap.Tclunk); busy && !ok {
 		session.CloseFiles(files)
-		return s.reply(tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindBusy, "%d requests are in flight on one session", RequestsMax), s.plain), nil)
+		return s.reply(tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindBusy, "%d requests are in flight on one session", s.cfg.Requests), s.plain), nil)
 	}
 	r, wait, err := s.enter(m, size)
 	if err != nil {
