@@ -134,14 +134,12 @@ func (a *callArms) prepare(ctx context.Context) error {
 		return err
 	}
 	there, _, _ := strings.Cut(members[a.c.Machine(1).Name].Address, ":")
-	for _, x := range []struct{ kind, server, shut, open string }{{"sigma", "there", "m1", "m2"}, {"sigma", "here", "m2", "m1"}, {"socket", "here", "m2", "m1"}} {
-		for verb, machine := range map[string]string{"cordon": x.shut, "uncordon": x.open} {
-			if out, err := a.c.Machine(0).Command(ctx, "machine", verb, machine).CombinedOutput(); err != nil {
-				return fmt.Errorf("%s: %w\n%s", verb, err, out)
-			}
-		}
+	for _, x := range []struct {
+		kind, server string
+		near         sigma.MachineID
+	}{{"sigma", "there", a.c.Machine(1).Name}, {"sigma", "here", a.c.Machine(0).Name}, {"socket", "here", a.c.Machine(0).Name}} {
 		path := "/calls-" + x.kind + "-" + x.server
-		ids, err := a.s.Spawn(ctx, sigma.Descriptor{Program: a.path, Args: []string{"serve", x.kind, path}, Start: sigma.StartedByCall, Memory: callMemory})
+		ids, err := a.s.Spawn(ctx, sigma.Descriptor{Program: a.path, Args: []string{"serve", x.kind, path}, Start: sigma.StartedByCall, Memory: callMemory, Near: x.near})
 		if err == nil {
 			err = a.s.WaitStart(ctx, ids[0])
 		}
@@ -149,6 +147,9 @@ func (a *callArms) prepare(ctx context.Context) error {
 			return err
 		}
 		a.address[x.kind+" "+x.server] = path
+	}
+	if out, err := a.c.Machine(0).Command(ctx, "machine", "cordon", "m2").CombinedOutput(); err != nil { // clients are at m1
+		return fmt.Errorf("cordon: %w\n%s", err, out)
 	}
 	for machine, path := range []string{a.address["sigma here"], a.address["sigma there"]} {
 		if err := a.group(machine, path); err != nil {
@@ -253,7 +254,7 @@ func (a *callArms) client(ctx context.Context, kind, server string, flight, size
 	daemons := a.daemons()
 	ours := kind == "sigma" || kind == "socket"
 	if ours {
-		out, err = a.s.output(ctx, sigma.Descriptor{Program: a.path, Args: args, Memory: callMemory})
+		out, err = a.s.output(ctx, sigma.Descriptor{Program: a.path, Args: args, Memory: callMemory, Near: a.c.Machine(0).Name})
 	} else {
 		out, err = a.inside(ctx, 0, args...).Output()
 		if e := (*exec.ExitError)(nil); errors.As(err, &e) {
