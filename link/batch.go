@@ -258,7 +258,7 @@ func (n *Node) takeBatch(k *directKey, from sigma.Principal, target Target, b *B
 }
 
 // DialBatch makes direct connections to an endpoint of machine m for from, whose Machine is set to this one: as DialDirect does, but the other machine gives all to the listener before it agrees. The first of the files, which are the caller's and do not block, is that of the hello. KindUnsupported: that machine, or this
-// one, makes none.
+// one, makes none. KindBusy: another batch is being made for it.
 func (n *Node) DialBatch(ctx context.Context, m sigma.MachineID, target Target, from sigma.Principal, b Batch) ([]*os.File, error) {
 	const op = "link.DialBatch"
 	if n.cfg.Reserve == nil {
@@ -275,7 +275,7 @@ func (n *Node) DialBatch(ctx context.Context, m sigma.MachineID, target Target, 
 	if err != nil {
 		return nil, err
 	}
-	done, err := n.batchTurn(ctx, m)
+	done, err := n.batchTurn(m)
 	if err != nil {
 		return nil, err
 	}
@@ -308,26 +308,28 @@ func (n *Node) DialBatch(ctx context.Context, m sigma.MachineID, target Target, 
 		if errors.Is(err, errUnheard) { // it was dead, which is no word about the machine
 			return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "machine " + string(m) + " has ended the connection", Err: err}
 		}
-		return nil, theirs(n.failed(ctx, member, err))
+		if said := (*sigma.Error)(nil); errors.As(err, &said) {
+			return nil, theirs(sigma.Wrap(op, "", said))
+		}
+		// The listener's proc has the connection before the answer comes on it, so what else comes is no word about the machine either.
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "machine " + string(m) + " did not answer for the batch", Err: err}
 	}
 	return append([]*os.File{hello}, files...), nil
 }
 
-// batchTurn waits until no other batch is made for m: the other side counts what follows as handshakes until it is here.
-func (n *Node) batchTurn(ctx context.Context, m sigma.MachineID) (done func(), err error) {
+// batchTurn has one batch at a time made for m: the other side counts what follows as handshakes until it is here. It does not wait, as its caller has a place that others dial in.
+func (n *Node) batchTurn(m sigma.MachineID) (done func(), err error) {
 	n.mu.Lock()
-	turn := n.batches[m]
-	if turn == nil {
-		turn = make(chan struct{}, 1)
-		n.batches[m] = turn
+	defer n.mu.Unlock()
+	if n.batches[m] {
+		return nil, sigma.Errorf("link.DialBatch", sigma.KindBusy, "another batch is being made for machine %s", m)
 	}
-	n.mu.Unlock()
-	select {
-	case turn <- struct{}{}:
-		return func() { <-turn }, nil
-	case <-ctx.Done():
-		return nil, sigma.Wrap("link.DialBatch", "", ctx.Err())
-	}
+	n.batches[m] = true
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.batches, m)
+	}, nil
 }
 
 // follow makes the connections that follow the hello.

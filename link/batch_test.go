@@ -23,6 +23,10 @@ func (h *host_) takeBatch(d Direct, b Batch, conns []*net.TCPConn) error {
 	if d.From.Realm == "full" {
 		return sigma.Errorf("test", sigma.KindBusy, "no place")
 	}
+	if d.From.Realm == "spoils" {
+		conns[0].Write([]byte{1})
+		return conns[0].CloseWrite()
+	}
 	taken := batched{Direct: d, Batch: b}
 	for _, c := range conns {
 		f, err := c.File()
@@ -87,6 +91,39 @@ func TestBatch(t *testing.T) {
 		defer m1.node.mu.Unlock()
 		return len(m1.node.keys) > 0 && len(m2.keyAt(m1).following) == 0
 	})
+}
+
+// TestBatchSpoiled: a proc that speaks on the connection of the hello before its sigmad has answered keeps nobody from the machine.
+func TestBatchSpoiled(t *testing.T) {
+	s := newSystem(t)
+	m1, m2 := s.hosts["m1"], s.join("m2")
+	for range 3 {
+		_, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, sigma.Principal{Realm: "spoils", Proc: "p"}, Batch{Line: true, Count: 2})
+		if err == nil {
+			t.Fatal("a batch whose answer was spoiled is there")
+		}
+	}
+	files, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, proc, Batch{Line: true, Count: 2})
+	if err != nil {
+		t.Fatalf("afterwards: %v", err)
+	}
+	session.CloseFiles(files)
+	session.CloseFiles((<-m1.batches).files)
+}
+
+// TestBatchTurn: while a batch is made for a machine another one is refused, without waiting; afterwards nothing is left of it.
+func TestBatchTurn(t *testing.T) {
+	n := newSystem(t).hosts["m1"].node
+	done, err := n.batchTurn("m2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.batchTurn("m2"); sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("another: %v", err)
+	}
+	if done(); len(n.batches) != 0 {
+		t.Errorf("left: %v", n.batches)
+	}
 }
 
 // Goal: nobody has a connection in another's batch, and nobody a batch without the key of a link that is open; what was heard before is of no use; and who tries keeps nobody from a batch.

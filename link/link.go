@@ -124,7 +124,7 @@ type Node struct {
 	turns   map[sigma.MachineID]chan struct{}  // mu; dialsMost places for each machine that was dialled
 	keys    map[[keyName]byte]*directKey       // mu; of machines that may make direct connections here
 	warm    map[sigma.MachineID]*warmth        // mu; machines that direct connections are made to
-	batches map[sigma.MachineID]chan struct{}  // mu; a place for each machine that batches were made to
+	batches map[sigma.MachineID]bool           // mu; machines that a batch is being made for
 	life    context.Context                    // mu; while Watch runs
 	tasks   sync.WaitGroup                     // Watch waits for them; begun under mu while life lasts
 }
@@ -142,7 +142,7 @@ func New(cfg Config) (*Node, error) {
 			return (&net.Dialer{Timeout: connectMax}).DialContext(ctx, "tcp", address)
 		}
 	}
-	n := &Node{cfg: cfg, slots: newSlots(), enrolments: make(chan struct{}, enrolmentsMax), links: map[sigma.MachineID]map[*Link]bool{}, dials: map[sigma.MachineID]*dialling{}, turns: map[sigma.MachineID]chan struct{}{}, keys: map[[keyName]byte]*directKey{}, warm: map[sigma.MachineID]*warmth{}, batches: map[sigma.MachineID]chan struct{}{}}
+	n := &Node{cfg: cfg, slots: newSlots(), enrolments: make(chan struct{}, enrolmentsMax), links: map[sigma.MachineID]map[*Link]bool{}, dials: map[sigma.MachineID]*dialling{}, turns: map[sigma.MachineID]chan struct{}{}, keys: map[[keyName]byte]*directKey{}, warm: map[sigma.MachineID]*warmth{}, batches: map[sigma.MachineID]bool{}}
 	if cfg.ConnectAll == nil {
 		n.cfg.ConnectAll = n.connectAll
 	}
