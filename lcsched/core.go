@@ -179,6 +179,7 @@ type Core struct {
 	gaps     int        // in queue, of those that wait no more; none between steps
 	fresh    bool       // somebody in queue was not looked at yet
 	hoping   []*waiting // those that hoped, the oldest first
+	ticked   time.Time  // when all that wait were looked at last because time had passed
 	known    map[sigma.ProcID]*waiting
 	at       map[sigma.ProcID]int       // machines where it is reserved: more than one while a former leader's grant is being given back
 	spread   map[group]map[*machine]int // how many procs of a group are at a machine
@@ -254,7 +255,10 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		c.gone(now, e.Life)
 		look = true
 	case Ticked:
-		look = true
+		if c.hopeEnds(now) && now.Sub(c.ticked) < retry { // it is for that one alone
+			break
+		}
+		look, c.ticked = true, now
 		for _, m := range c.machines {
 			if m.declined != "" {
 				m.declined = ""
@@ -287,7 +291,7 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 			c.release(m, e.ID)
 			m.declined = e.ID
 			if w != nil && c.attends(w.Home) != nil && c.at[w.ID] == 0 {
-				w.fresh, w.gone, c.fresh = true, false, true
+				w.fresh, w.gone, w.hopes, c.fresh = true, false, false, true
 				c.known[w.ID] = w
 				c.queue = slices.Insert(c.queue, 0, w)
 			}
@@ -491,7 +495,7 @@ func (c *Core) place(now time.Time, look bool) (out []Effect) {
 				continue
 			}
 		case w.hopes:
-			if m = c.machines[w.Near]; !c.freed[m] && !c.may[w.Realm] || c.best(w, slices.Values([]*machine{m})) == nil {
+			if m = c.machines[w.Near]; m == nil || !c.freed[m] && !c.may[w.Realm] || c.best(w, slices.Values([]*machine{m})) == nil {
 				continue
 			}
 		case fresh || c.may[w.Realm]:
@@ -527,6 +531,11 @@ func (c *Core) hopesFor(now time.Time, w *waiting) bool {
 	}
 	m := c.machines[w.Near]
 	return m != nil && m.listed && !m.closed && w.CPU <= m.cpu && w.Memory <= m.memory && m.has(w.Where)
+}
+
+// hopeEnds reports whether a job has hoped for long enough.
+func (c *Core) hopeEnds(now time.Time) bool {
+	return len(c.hoping) > 0 && now.Sub(c.hoping[0].since) >= sigma.NearWait
 }
 
 // despair has those look for any machine that hoped for long enough, or whose machine is gone.

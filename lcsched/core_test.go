@@ -227,6 +227,47 @@ func TestDeclinedWaitsAgain(t *testing.T) {
 	}
 }
 
+// Goal: a job that waited for the machine that it should be near, was granted it and declined, goes elsewhere, and is refused if it fits nowhere, even when that machine is away for good.
+func TestDeclinedHopesNoMore(t *testing.T) {
+	near := func(j *Job) { j.Near = "m2" }
+	for _, room := range []bool{true, false} {
+		d := newDesk(t)
+		d.attend("m1", "m2")
+		d.want("granted", d.enqueue(job("a", 4000, 1, near)), "a>m2")
+		d.want("its machine has no room", d.enqueue(job("b", 3000, 1, near)), "")
+		d.want("it has room", d.release("m2", "a"), "b>m2")
+		d.wait(sigma.NearWait)
+		if !room {
+			d.step(Attended{Life: life("m1"), CPU: 1000, Memory: 4 * sigma.GiB})
+			d.want("declined", d.step(Declined{life("m2"), "b"}), "")
+			d.step(Left{life("m2")})
+			d.wait(absence)
+			if got := d.step(Ticked{}); !strings.HasPrefix(got, "b!") {
+				t.Errorf("it is not refused: %q", got)
+			}
+			continue
+		}
+		d.want("declined", d.step(Declined{life("m2"), "b"}), "b>m1")
+	}
+}
+
+// Goal: when a job has waited for long enough for the machine that it should be near, that one is looked at, and not all that wait; these have their turn within the time of a retry.
+func TestHopeEndsForOneAlone(t *testing.T) {
+	d := newDesk(t)
+	d.attend("m1:zone=a", "m2")
+	d.step(Ticked{})
+	near := func(j *Job) { j.Near = "m2" }
+	d.want("granted", d.enqueue(job("full", 4000, 1, near)), "full>m2")
+	d.want("granted", d.enqueue(job("a", 1000, 1, where("zone=a"))), "a>m1")
+	d.want("declined", d.step(Declined{life("m1"), "a"}), "")
+	d.want("no room", d.enqueue(job("b", 1000, 1, near)), "")
+	d.wait(sigma.NearWait)
+	d.want("it has waited for long enough", d.step(Ticked{}), "b>m1")
+	d.enqueue(job("c", 1000, 1, near))
+	d.wait(retry)
+	d.want("all are looked at", d.step(Ticked{}), "a>m1 c>m1")
+}
+
 // Goal: whatever comes in whatever order, no machine holds more than it has, no job is granted twice unless it was declined, and when all have ended nothing is held and nothing waits.
 func TestCoreRandom(t *testing.T) {
 	for seed := range uint64(200) {
