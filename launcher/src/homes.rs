@@ -43,6 +43,8 @@ pub struct Move {
 struct Thread {
     used: u64,
     home: Option<usize>,
+    /// It could not be placed, and is not tried again.
+    stays: bool,
 }
 
 /// Which thread has which home.
@@ -89,6 +91,22 @@ impl Homes {
         moves
     }
 
+    /// There are too many threads to follow: nobody has a home any more. To be called with each list of them, as long as
+    /// homes are held, and all who are listed are then to be freed.
+    pub fn scatter(&mut self) {
+        self.threads.clear();
+        // Those listed next are freed once more: they may have been made before their makers were free.
+        self.inherited = self.given;
+        self.given = false;
+    }
+
+    /// A thread could not be placed. Others still can be.
+    pub fn refuse(&mut self, tid: i32) {
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            (thread.home, thread.stays) = (None, true);
+        }
+    }
+
     /// Adds up what each has used. Who is new is free, whatever it has inherited.
     fn count(&mut self, between: &Between, ran: &[(i32, u64)]) -> Vec<Move> {
         let there: BTreeSet<i32> = ran.iter().map(|(tid, _)| *tid).collect();
@@ -125,7 +143,7 @@ impl Homes {
     /// Whoever computes and has no home gets that which is least used, those who compute most first.
     fn give(&mut self, moves: &mut Vec<Move>) {
         let mut loads = self.loads();
-        let homeless = |thread: &Thread| thread.home.is_none() && thread.used >= WHOLE / SOME_PART;
+        let homeless = |thread: &Thread| thread.home.is_none() && !thread.stays && thread.used >= WHOLE / SOME_PART;
         let mut waiting: Vec<i32> = self.threads.iter().filter(|(_, t)| homeless(t)).map(|(tid, _)| *tid).collect();
         waiting.sort_by_key(|tid| std::cmp::Reverse(self.threads[tid].used));
         for tid in waiting {
@@ -240,6 +258,31 @@ mod tests {
         }
         assert_eq!(&moved[moved.len() - 3..], [free(1), free(2), free(3)]);
         assert_eq!(homes.step(&BUSY, true, &each(4 * MS, &[1, 2, 3])), []);
+    }
+
+    #[test]
+    fn a_crowd_has_no_homes_and_its_heirs_none() {
+        let mut homes = Homes::new(2);
+        homes.step(&BUSY, true, &each(MS, &[1, 2]));
+        homes.scatter();
+        assert!(homes.held(), "one of them may have made another");
+        homes.scatter();
+        assert!(!homes.held());
+        homes.step(&BUSY, true, &each(MS, &[1, 2]));
+        homes.scatter();
+        assert_eq!(homes.step(&CALM, true, &each(MS, &[1, 2])), [free(1), free(2)], "few again, maybe heirs");
+        assert!(!homes.held());
+    }
+
+    #[test]
+    fn who_cannot_be_placed_stays_and_others_go() {
+        let mut homes = Homes::new(2);
+        assert_eq!(homes.step(&BUSY, true, &each(MS / 2, &[1, 2, 3])), [go(1, 0), go(2, 1), go(3, 0)]);
+        homes.refuse(1);
+        homes.refuse(9);
+        for _ in 0..100 {
+            assert!(homes.step(&BUSY, true, &each(MS / 2, &[1, 2, 3])).iter().all(|m| m.tid != 1));
+        }
     }
 
     #[test]

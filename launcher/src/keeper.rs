@@ -266,7 +266,8 @@ impl<'a> Keeper<'a> {
     /// processes for a moment costs no machine.
     fn start_again(&mut self) -> Result<(), Error> {
         let due = |at: &mut Option<u64>| at.take_if(|time| sys::monotonic_ns() >= *time).is_some();
-        if due(&mut self.launcher_at) {
+        // What fails may have been one death too many, after which nothing is started.
+        if self.phase == Phase::Running && due(&mut self.launcher_at) {
             let place = Place::of(self.config.rootless.as_ref());
             let swept = Cgroups::sweep(&self.config.instance, &place, Some(boot::GROUP));
             match swept.and_then(|_| self.start_launcher()) {
@@ -274,7 +275,7 @@ impl<'a> Keeper<'a> {
                 Err(error) => self.launcher_at = self.next("the launcher was not started", &chain(&error)),
             }
         }
-        if due(&mut self.sigmad_at) {
+        if self.phase == Phase::Running && due(&mut self.sigmad_at) {
             match self.start_sigmad() {
                 Ok(()) => self.connect()?,
                 Err(error) => self.sigmad_at = self.next("sigmad was not started", &chain(&error)),

@@ -239,10 +239,12 @@ impl Supervisor {
     fn on_yield(&mut self, first: &[u8], second: &[u8]) {
         if let Some(mut before) = self.yielding.take() {
             let cgroups = &self.factory.cgroups;
-            let leaves = self.procs.values().map(Proc::leaf);
-            let threads = leaves.filter(|leaf| is_within(cgroups.group_of(leaf), before.first()));
-            let threads: Vec<i32> = threads.flat_map(|leaf| cgroups.threads(leaf).unwrap_or_default()).collect();
-            before.end(&threads);
+            let first = before.first().to_string();
+            before.end(|| {
+                let leaves = self.procs.values().map(Proc::leaf);
+                let leaves = leaves.filter(|leaf| is_within(cgroups.group_of(leaf), &first));
+                leaves.flat_map(|leaf| cgroups.threads(leaf).unwrap_or_default()).collect()
+            });
         }
         let mut yielding = match self.factory.cgroups.open_rivals(first, second) {
             Ok(rivals) => Yielding::new(first, second, rivals),

@@ -10,8 +10,8 @@
 //! Only waiting that goes along with the second group's computing is blamed on it: when the first group has more to do
 //! than there are processors, its threads wait for one another.
 
-use crate::cgroup::rivals::{Looked, PERIOD_US, Rivals};
-use crate::error::log;
+use crate::cgroup::rivals::{Looked, PERIOD_US, Rivals, THREADS_MAX};
+use crate::error::{Errno, log};
 use crate::homes::{Between, Homes};
 use crate::sys;
 
@@ -100,7 +100,9 @@ pub struct Yielding {
     second: String,
     rivals: Rivals,
     homes: Homes,
-    /// The kernel lets us place nobody.
+    /// There are more threads than are watched.
+    crowd: bool,
+    /// That a thread cannot be placed was logged.
     unplaced: bool,
     pace: Pace,
     /// Procs in each of the groups.
@@ -119,14 +121,15 @@ pub struct Yielding {
 
 impl Yielding {
     pub fn new(first: &[u8], second: &[u8], rivals: Rivals) -> Yielding {
-        let processors = rivals.processors();
+        let (processors, width) = (rivals.processors(), rivals.width());
         Yielding {
             first: String::from_utf8_lossy(first).into_owned(),
             second: String::from_utf8_lossy(second).into_owned(),
             rivals,
             homes: Homes::new(processors),
+            crowd: false,
             unplaced: false,
-            pace: Pace::new(processors as u64),
+            pace: Pace::new(width as u64),
             procs: [0; 2],
             idle: false,
             refused: false,
@@ -177,13 +180,34 @@ impl Yielding {
         }
     }
 
-    /// Ends every bound, and frees all threads.
-    pub fn end(&mut self, threads: &[i32]) {
+    /// Ends every bound, and frees all threads. `threads` lists those of the first group.
+    pub fn end(&mut self, mut threads: impl FnMut() -> Vec<i32>) {
         self.let_off();
-        self.rivals.follow(threads);
-        for tid in threads {
-            let _ = self.rivals.place(*tid, None);
+        self.scatter(&threads());
+        // Those that were made meanwhile.
+        while self.homes.held() {
+            self.scatter(&threads());
         }
+    }
+
+    /// Frees all threads.
+    fn scatter(&mut self, threads: &[i32]) {
+        for tid in threads {
+            if let Err(errno) = self.rivals.place(*tid, None) {
+                self.refused_place(*tid, errno);
+            }
+        }
+        self.homes.scatter();
+    }
+
+    /// A thread that cannot be placed keeps no home that it had.
+    fn refused_place(&mut self, tid: i32, errno: Errno) {
+        self.homes.refuse(tid);
+        let _ = self.rivals.place(tid, None);
+        if !self.unplaced {
+            log(&format!("cannot place thread {tid} of the group {}: {errno}", self.first));
+        }
+        self.unplaced = true;
     }
 
     /// A group is about to get a share: where the kernel compares bounds with those of groups within, ours must not be
@@ -209,8 +233,13 @@ impl Yielding {
         let began = sys::thread_cpu_ns();
         let listed = now >= self.threads_until;
         if listed {
-            self.rivals.follow(&threads());
+            let threads = threads();
+            self.rivals.follow(&threads);
             self.threads_until = now + THREADS_TIME;
+            self.crowd = threads.len() > THREADS_MAX;
+            if self.crowd && self.homes.held() {
+                self.scatter(&threads);
+            }
         }
         let looked = self.rivals.look();
         let (then, before) = self.last.replace((now, looked)).unwrap_or((now, looked));
@@ -251,18 +280,18 @@ impl Yielding {
             waited: sample.waited > sample.over / WAIT_PART,
             beside: self.both() && sample.second > sample.over / SOME_PART,
         };
-        if self.unplaced {
+        if self.crowd {
             return false;
         }
         let mut placed = false;
         for one in self.homes.step(&between, listed, &self.rivals.ran()) {
-            placed |= one.to.is_some();
-            if let Err(errno) = self.rivals.place(one.tid, one.to) {
-                log(&format!("cannot place threads of the group {}: {errno}", self.first));
-                self.unplaced = true;
-                self.homes = Homes::default();
-                return false;
+            match self.rivals.place(one.tid, one.to) {
+                Ok(()) => placed |= one.to.is_some(),
+                Err(errno) => self.refused_place(one.tid, errno),
             }
+        }
+        if !self.homes.held() {
+            self.rivals.forget();
         }
         placed
     }
@@ -303,6 +332,7 @@ pub fn is_within(group: &str, name: &str) -> bool {
 mod tests {
     use super::*;
     use crate::cgroup::Version;
+    use crate::sys::processors::{affinity, set_affinity};
     use std::os::fd::{FromRawFd, OwnedFd};
 
     fn sample(waited_ms: u64, second_ms: u64) -> Sample {
@@ -382,6 +412,73 @@ mod tests {
         assert!(!held(Version::V1, "be/one"));
         assert!(held(Version::V1, "lc/one"));
         assert!(held(Version::V2, "be/one"), "version 2 takes any");
+    }
+
+    /// Runs on a thread of its own, so that no other test runs on one processor, with its id and all processors.
+    fn on_a_thread(test: impl FnOnce(&mut Yielding, i32, &[usize]) + Send + 'static) {
+        let nothing = sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_WRONLY).unwrap();
+        let mut yielding = Yielding::new(b"lc", b"be", Rivals::for_test(Version::V1, nothing));
+        let all = affinity(0).unwrap();
+        // SAFETY: there are no arguments.
+        std::thread::spawn(move || test(&mut yielding, unsafe { libc::gettid() }, &all)).join().unwrap();
+    }
+
+    /// Gives the thread a home, if there is more than one processor.
+    fn place(yielding: &mut Yielding, tid: i32) -> bool {
+        let between = Between { over: 4 * MS, waited: true, beside: true };
+        let moves = yielding.homes.step(&between, true, &[(tid, MS)]);
+        moves.iter().for_each(|one| yielding.rivals.place(one.tid, one.to).unwrap());
+        !moves.is_empty()
+    }
+
+    #[test]
+    fn a_crowd_is_free_and_so_are_its_heirs() {
+        on_a_thread(|yielding, tid, all| {
+            if !place(yielding, tid) {
+                return;
+            }
+            let home = affinity(0).unwrap();
+            assert_eq!(home.len(), 1);
+            let mut crowd: Vec<i32> = (0..THREADS_MAX as i32).map(|n| i32::MAX - n).collect();
+            crowd.push(tid);
+            yielding.look(THREADS_TIME, || crowd.clone());
+            assert_eq!(affinity(0).unwrap(), all, "who is not watched is freed too");
+            assert!(yielding.next_look().is_some(), "there may be heirs");
+            set_affinity(0, &home).unwrap(); // as one who was made meanwhile
+            yielding.look(2 * THREADS_TIME, || crowd.clone());
+            assert_eq!(affinity(0).unwrap(), all);
+            assert!(yielding.next_look().is_none());
+            set_affinity(0, &home).unwrap();
+            yielding.look(3 * THREADS_TIME, || crowd);
+            assert_eq!(affinity(0).unwrap(), home, "its own choice");
+        });
+    }
+
+    #[test]
+    fn the_end_frees_who_was_placed_and_leaves_who_chose() {
+        on_a_thread(|yielding, tid, all| {
+            set_affinity(0, &all[..1]).unwrap();
+            yielding.end(|| vec![tid]);
+            assert_eq!(affinity(0).unwrap(), all[..1]);
+            set_affinity(0, all).unwrap();
+            place(yielding, tid);
+            yielding.end(|| vec![tid]);
+            assert_eq!(affinity(0).unwrap(), all);
+            assert!(!yielding.homes.held());
+        });
+    }
+
+    #[test]
+    fn one_thread_that_cannot_be_placed_leaves_the_others() {
+        on_a_thread(|yielding, tid, all| {
+            if !place(yielding, tid) {
+                return;
+            }
+            yielding.refused_place(i32::MAX, Errno(libc::EPERM));
+            assert!(yielding.homes.held(), "others keep their homes");
+            yielding.refused_place(tid, Errno(libc::EPERM));
+            assert_eq!(affinity(0).unwrap(), all, "it keeps none");
+        });
     }
 
     #[test]

@@ -5,15 +5,16 @@ use crate::error::Errno;
 use crate::plan::check_group;
 use crate::sys::processors::{affinity, set_affinity};
 use crate::sys::{self, Result};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Over which the bound of the group that yields counts, in microseconds. A tenth of the usual: who is let off again
 /// goes on within this time.
 pub const PERIOD_US: u64 = 10_000;
-/// Threads whose waiting is watched. Of more than these the first are; so many read in some 0.4 ms.
-const THREADS_MAX: usize = 256;
+/// Threads whose waiting is watched. Of more than these the first are; so many read in some 0.4 ms. While there are more
+/// none has a home, since who is not watched would keep one, or what it inherited, for ever.
+pub const THREADS_MAX: usize = 256;
 
 /// The files that say who computes and who waits, open for as long as the loop runs.
 pub struct Rivals {
@@ -30,8 +31,12 @@ pub struct Rivals {
     threads: HashMap<i32, Thread>,
     /// Sum of what threads waited, where there is no pressure.
     waited: u64,
-    /// The processors that there are.
+    /// The processors that there are. None if they cannot be told: then nobody is placed.
     processors: Vec<usize>,
+    /// The processor that `place` left to a thread, by its place among all; of those that are not watched too.
+    homes: HashMap<i32, usize>,
+    /// Processors that have been homes: what a thread may have inherited.
+    given: BTreeSet<usize>,
 }
 
 /// A thread of the first group.
@@ -41,8 +46,6 @@ struct Thread {
     before: Option<Account>,
     /// Between the last two looks.
     ran: u64,
-    /// The processor that `place` left to it, by its place among all.
-    home: Option<usize>,
 }
 
 /// From a thread's schedstat, in nanoseconds: how long it ran, and how long it could have and did not.
@@ -99,6 +102,8 @@ impl Cgroups {
             threads: HashMap::new(),
             waited: 0,
             processors: affinity(0).unwrap_or_default(),
+            homes: HashMap::new(),
+            given: BTreeSet::new(),
         };
         rivals.bind(None)?;
         if self.version == Version::V1 {
@@ -120,14 +125,26 @@ impl Rivals {
         self.processors.len()
     }
 
-    /// From now on these threads of the first group are watched.
+    /// How many processors there are, also where nobody can be placed.
+    pub fn width(&self) -> usize {
+        match self.processors() {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            n => n,
+        }
+    }
+
+    /// These are the threads of the first group. From now on they are watched, as far as there is room.
     pub fn follow(&mut self, threads: &[i32]) {
+        if !self.homes.is_empty() {
+            let there: HashSet<i32> = threads.iter().copied().collect();
+            self.homes.retain(|tid, _| there.contains(tid));
+        }
         let mut before = std::mem::take(&mut self.threads);
         for tid in threads.iter().take(THREADS_MAX) {
             let known = before.remove(tid).or_else(|| {
                 let path = std::ffi::CString::new(format!("/proc/{tid}/schedstat")).ok()?;
                 let file = sys::openat(libc::AT_FDCWD, &path, libc::O_RDONLY).ok()?;
-                Some(Thread { file, before: None, ran: 0, home: None })
+                Some(Thread { file, before: None, ran: 0 })
             });
             if let Some(known) = known {
                 self.threads.insert(*tid, known);
@@ -162,24 +179,44 @@ impl Rivals {
     /// Leaves a thread one processor, by its place among all, or all of them again. One that has chosen for itself
     /// keeps its choice.
     pub fn place(&mut self, tid: i32, to: Option<usize>) -> Result<()> {
-        let Some(thread) = self.threads.get_mut(&tid) else { return Ok(()) };
+        if self.processors.is_empty() {
+            return Ok(());
+        }
         let now = match affinity(tid) {
             Err(Errno(libc::ESRCH)) => return Ok(()),
             now => now?,
         };
-        let ours = match (thread.home, to) {
+        let home = self.homes.get(&tid).copied();
+        let ours = match (home, to) {
             (Some(home), _) => now[..] == self.processors[home..=home],
             (None, Some(_)) => now == self.processors,
-            (None, None) => now.len() == 1, // as inherited
+            // Who is new may have inherited a home.
+            (None, None) => self.given.iter().any(|home| now[..] == self.processors[*home..=*home]),
         };
-        if !ours {
-            return Ok(());
+        if ours {
+            let place = to.map_or(&self.processors[..], |to| &self.processors[to..=to]);
+            match set_affinity(tid, place) {
+                Err(Errno(libc::ESRCH)) => return Ok(()),
+                result => result?,
+            }
         }
-        thread.home = to;
-        let place = to.map_or(&self.processors[..], |to| &self.processors[to..=to]);
-        match set_affinity(tid, place) {
-            Err(Errno(libc::ESRCH)) => Ok(()),
-            result => result,
+        match to {
+            Some(to) if ours => {
+                self.homes.insert(tid, to);
+                self.given.insert(to);
+            }
+            Some(_) => {}
+            None => {
+                self.homes.remove(&tid);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody can inherit a home any more.
+    pub fn forget(&mut self) {
+        if self.homes.is_empty() {
+            self.given.clear();
         }
     }
 
@@ -248,6 +285,8 @@ impl Rivals {
             threads: HashMap::new(),
             waited: 0,
             processors: affinity(0).unwrap(),
+            homes: HashMap::new(),
+            given: BTreeSet::new(),
         }
     }
 }
@@ -289,11 +328,51 @@ mod tests {
                 rivals.place(tid, Some(last)).unwrap();
                 assert_eq!(affinity(0).unwrap(), all[..1], "its own choice");
             }
+            if all.len() > 1 {
+                rivals.place(tid, None).unwrap();
+                assert_eq!(affinity(0).unwrap(), all[..1], "nobody was given that one");
+            }
+            set_affinity(0, &all[last..]).unwrap();
             rivals.place(tid, None).unwrap();
             assert_eq!(affinity(0).unwrap(), all, "who is new may have inherited");
-            rivals.place(-1, Some(0)).unwrap();
+            rivals.forget();
+            set_affinity(0, &all[last..]).unwrap();
+            rivals.place(tid, None).unwrap();
+            assert_eq!(affinity(0).unwrap(), all[last..], "nobody can inherit any more");
+            rivals.place(i32::MAX, Some(0)).unwrap();
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_is_not_watched_is_freed_too() {
+        let nothing = sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_WRONLY).unwrap();
+        let mut rivals = Rivals::for_test(Version::V1, nothing);
+        std::thread::spawn(move || {
+            // SAFETY: there are no arguments.
+            let tid = unsafe { libc::gettid() };
+            rivals.follow(&[tid]);
+            let all = rivals.processors.clone();
+            rivals.place(tid, Some(0)).unwrap();
+            let mut crowd = vec![1; THREADS_MAX];
+            crowd.push(tid);
+            rivals.follow(&crowd);
+            assert!(!rivals.threads.contains_key(&tid));
+            rivals.place(tid, None).unwrap();
+            assert_eq!(affinity(0).unwrap(), all);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn processors_that_cannot_be_told_are_counted() {
+        let nothing = sys::openat(libc::AT_FDCWD, c"/dev/null", libc::O_WRONLY).unwrap();
+        let mut rivals = Rivals::for_test(Version::V1, nothing);
+        assert_eq!(rivals.width(), rivals.processors());
+        rivals.processors.clear();
+        assert!(rivals.width() >= 1 && rivals.processors() == 0);
+        rivals.place(0, Some(0)).unwrap();
     }
 }
