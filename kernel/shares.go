@@ -25,8 +25,9 @@ const (
 	// keeps the machine from answering.
 	lcShares, daemonShares = 16 * coreShares, 2 * coreShares
 	// beShares is the weight of best-effort procs for each core, up to beSharesMost: as long as no LC proc is there, for then they are in the idle class. With much less the kernel, which spreads what waits over the processors by
-	// weight, takes one on which a daemon runs now and then for full, crowds them on the others, and realms have what chance gives them (docs/internals/shares.md).
-	beShares, beSharesMost = coreShares / 2, 4 * coreShares
+	// weight, takes one on which a daemon runs now and then for full, crowds them on the others, and realms have what chance gives them (docs/internals/shares.md). Never more than half of what a group of daemons has,
+	// however many cores there are: daemons answer, best-effort procs can wait.
+	beShares, beSharesMost = coreShares / 2, daemonShares / 2
 	// realmShares is the weight of one share of a realm. The kernel's range ends at 1024 shares, of version 2 at 400; who has more has no more.
 	realmShares = 256
 	// sharesEvery is how often the realms' shares are looked at while procs run here.

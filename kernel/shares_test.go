@@ -14,6 +14,15 @@ func (m *machine) weight(group string) uint32 {
 	return m.shares[group]
 }
 
+// Goal: best-effort procs weigh half a core for each, and on no machine more than half of a group of daemons.
+func TestBestEffortWeighsLessThanDaemons(t *testing.T) {
+	for cpu, want := range map[sigma.MilliCPU]uint32{500: coreShares / 2, 1000: coreShares / 2, 2000: coreShares, 8000: coreShares, 256000: coreShares} {
+		if got := weightBE(cpu); got != want || got > daemonShares/2 {
+			t.Errorf("on %d thousandths of a core they weigh %d of the daemons' %d, want %d", cpu, got, daemonShares, want)
+		}
+	}
+}
+
 // Goal: latency-critical procs weigh what they have reserved, all of them more than the daemons, and best-effort procs least of all; of these each realm weighs its shares, also when they change; another launcher is told the same.
 func TestGroupShares(t *testing.T) {
 	m := boot(t)

@@ -109,7 +109,7 @@ func TestBestEffortStandsAside(t *testing.T) {
 	t.Logf("%.0f looks took %.1f us each", looks, cpu/looks*1e6)
 	s.Must(t, "kill", string(critical))
 	testenv.Eventually(t, "they have their weight again", is("cpu.idle", "0"))
-	weight := min(4096, 512*runtime.NumCPU()) // half a core for each, up to 4
+	weight := min(1024, 512*runtime.NumCPU()) // half a core for each, up to one
 	for file, want := range map[string][]string{"cpu.shares": {fmt.Sprint(weight)}, "cpu.weight": {fmt.Sprint(weight * 100 / 1024)}, "cpu.cfs_quota_us": {"-1"}, "cpu.max": {"max 10000", "max 100000"}} {
 		testenv.Eventually(t, file, is(file, want...))
 	}
