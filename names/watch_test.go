@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"sigmaos.dev/sigma"
 )
@@ -93,5 +94,46 @@ func TestWatchersBounded(t *testing.T) {
 	all.Wait()
 	if v, err := watcher.Watch(t.Context(), id.Version-1); err != nil || v != id.Version {
 		t.Errorf("one that comes later: %d, %v", v, err)
+	}
+}
+
+// Goal: a machine's session to named has as many watches of a realm as the realm may have, and other requests of it, renewals of leases among them, are answered all the same.
+func TestWatchesLeaveRoom(t *testing.T) {
+	const watches = 3000 // by default
+	w := newWorld(t)
+	s, err := w.dial(t.Context())
+	w.must(err)
+	defer s.Close()
+	lease, err := s.Root.Lease(t.Context(), time.Hour)
+	w.must(err)
+	_, _, err = s.Root.Put(t.Context(), []string{"file"}, []byte("one"), sigma.PutOptions{})
+	w.must(err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
+	refused := make(chan error, watches+1)
+	for range watches + 1 {
+		all.Go(func() {
+			if _, err := s.Root.Watch(ctx, 1<<60); ctx.Err() == nil {
+				refused <- err
+			}
+		})
+	}
+	if err := <-refused; sigma.KindOf(err) != sigma.KindNoSpace { // by named: the others wait
+		t.Fatalf("one watch too many: %v", err)
+	}
+	asked, end := context.WithTimeout(t.Context(), time.Minute)
+	defer end()
+	w.must(s.Root.Renew(asked, lease))
+	if g, _, err := s.Root.Get(asked, []string{"file"}, 0, 100); err != nil || string(g.Data) != "one" {
+		t.Errorf("got %q, %v", g.Data, err)
+	}
+	_, _, err = s.Root.Put(asked, []string{"file"}, []byte("two"), sigma.PutOptions{})
+	w.must(err)
+	select {
+	case err := <-refused:
+		t.Errorf("a watch that waited: %v", err)
+	default:
 	}
 }

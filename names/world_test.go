@@ -167,7 +167,7 @@ func (w *world) dial(ctx context.Context) (Session, error) {
 	stop := w.stop
 	w.stop = func() { end(); stop() }
 	w.sessions.Go(func() {
-		treekit.Serve(ends, server, treekit.Config{Tree: srv, Principal: sigma.Principal{Realm: sigma.SystemRealm, System: true}})
+		treekit.Serve(ends, server, treekit.Config{Tree: srv, Principal: sigma.Principal{Realm: sigma.SystemRealm, System: true}, Turns: treekit.NewTurns(), ForRealms: true})
 	})
 	w.mu.Unlock()
 	c, err := session.Dial(ctx, client)

@@ -16,7 +16,16 @@ import (
 // asking is a realm's part of a session that many share.
 type asking struct {
 	*account
-	inFlight atomic.Int32
+	inFlight atomic.Int32 // besides those that wait for events
+	waits    atomic.Int32
+}
+
+// room is where a request is counted, and how many may be there.
+func (a *asking) room(x *turn) (n *atomic.Int32, most int32) {
+	if x.waits {
+		return &a.waits, waitsShared
+	}
+	return &a.inFlight, inFlightShared
 }
 
 // join has the session's requests counted for a realm, and for those to which it attaches.
@@ -75,26 +84,30 @@ func (s *server) askingOf(m sigmap.Message) *asking {
 	return nil
 }
 
-// isBrief says that a request waits for something to happen, by its nature, and so keeps no turn.
-func (s *server) isBrief(m sigmap.Message, prompt bool) bool {
+// waitsForEvent says that a request may go unanswered for ever, as long as nothing happens.
+func waitsForEvent(m sigmap.Message) bool {
 	switch m := m.(type) {
 	case *sigmap.Twatch:
 		return true
 	case *sigmap.Tput:
 		return m.Options.Wait
-	case *sigmap.Tcall:
-		if prompt {
-			return false
-		}
-		f, err := s.get(m.Fid)
-		if err != nil {
-			return false
-		}
-		defer s.put(f)
-		_, is := f.file.(prompter)
-		return is
 	}
 	return false
+}
+
+// isBrief says that a request waits for something to happen, by its nature, and so keeps no turn.
+func (s *server) isBrief(m sigmap.Message, prompt bool) bool {
+	call, ok := m.(*sigmap.Tcall)
+	if !ok || prompt {
+		return waitsForEvent(m)
+	}
+	f, err := s.get(call.Fid)
+	if err != nil {
+		return false
+	}
+	defer s.put(f)
+	_, is := f.file.(prompter)
+	return is
 }
 
 // enter asks for a turn of a request's. wait: it has to wait for it, until its ready is closed.
@@ -109,9 +122,14 @@ func (s *server) enter(m sigmap.Message, size int) (r *request, wait bool, err e
 	}
 	_, gives := m.(*sigmap.Tclunk) // something back: there is no limit to that
 	r.turn.of, r.turn.cost, r.turn.brief = s.own, costUnit*(1+(uint64(size)+uint64(answerSize(m)))/turnBytes), s.isBrief(m, r.prompt)
+	r.turn.waits = waitsForEvent(m)
 	if r.of = s.askingOf(m); r.of != nil {
 		r.turn.of = r.of.account
-		if r.of.inFlight.Load() >= inFlightShared && !gives {
+		switch n, most := r.of.room(&r.turn); {
+		case n.Load() < most || gives:
+		case r.turn.waits:
+			return nil, false, tooManyWait(waitsShared)
+		default:
 			return nil, false, tooMany(inFlightShared)
 		}
 	}
@@ -119,7 +137,11 @@ func (s *server) enter(m sigmap.Message, size int) (r *request, wait bool, err e
 		return nil, false, err
 	}
 	if r.of != nil {
-		r.of.inFlight.Add(1)
+		n, _ := r.of.room(&r.turn)
+		n.Add(1)
+	}
+	if r.turn.waits {
+		s.waits.Add(1)
 	}
 	s.sample++
 	r.sampled = s.sample%sampleEach == 0 && !r.turn.brief
@@ -133,7 +155,11 @@ func (s *server) exit(r *request) {
 	}
 	s.cfg.Turns.exit(&r.turn)
 	if r.of != nil {
-		r.of.inFlight.Add(-1)
+		n, _ := r.of.room(&r.turn)
+		n.Add(-1)
+	}
+	if r.turn.waits {
+		s.waits.Add(-1)
 	}
 }
 

@@ -116,6 +116,7 @@ type server struct {
 	over     <-chan struct{} // closed when the session is ended by this side
 	unsent   atomic.Int32    // large answers that are being sent or wait for their turn
 	unread   atomic.Int64    // as unsent; their bytes
+	waits    atomic.Int32    // requests that wait for events, where they are counted for realms
 	several  bool            // of loop only; records may hold several messages
 	pace     pace
 	streams  sync.WaitGroup  // of package bulk
@@ -306,9 +307,7 @@ func (s *server) begin(ctx context.Context, alone bool, tag uint16, m sigmap.Mes
 	if f, ok := m.(*sigmap.Tflush); ok {
 		return s.flush(tag, f.OldTag)
 	}
-	s.mu.Lock()
-	busy := len(s.requests) >= s.cfg.Requests
-	s.mu.Unlock()
+	busy := s.full(m)
 	if _, ok := m.(*sigmap.Tclunk); busy && !ok {
 		session.CloseFiles(files)
 		return s.reply(tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindBusy, "%d requests are in flight on one session", s.cfg.Requests), s.plain), nil)
@@ -366,6 +365,22 @@ func (s *server) begin(ctx context.Context, alone bool, tag uint16, m sigmap.Mes
 		s.handle(ctx, tag, m, files, r, size)
 	})
 	return nil
+}
+
+// full says that the session takes no more requests like m. In one that sigmad has for realms those that wait for events have room of their own, so that they do not keep out the others.
+func (s *server) full(m sigmap.Message) bool {
+	s.mu.Lock()
+	n := len(s.requests)
+	s.mu.Unlock()
+	waits := int(s.waits.Load())
+	switch {
+	case !s.cfg.ForRealms, s.own == nil:
+	case waitsForEvent(m):
+		n = waits
+	default:
+		n -= waits
+	}
+	return n >= s.cfg.Requests
 }
 
 func (s *server) taken(tag uint16) bool {

@@ -2,7 +2,6 @@ package treekit
 
 import (
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -19,8 +18,12 @@ const (
 	turnTick = 10 * time.Millisecond
 	// inFlightOfRealm bounds a realm's requests that were begun and not answered, with those that wait for events; each costs some 8 KiB.
 	inFlightOfRealm = 32768
-	// inFlightShared is what one realm may have of the requests of a session that many share.
+	// waitsOfRealm of them may wait for events: the rest is left to those that are answered soon.
+	waitsOfRealm = inFlightOfRealm / 8 * 7
+	// inFlightShared is what one realm may have of the requests of a session that sigmad has for realms, besides waitsShared that wait for events. Such a session takes RequestsMax of each.
 	inFlightShared = RequestsMax / 2
+	// waitsShared is more than the watches that named allows a realm if the provider says nothing.
+	waitsShared = RequestsMax / 4 * 3
 	// turnBytes cost as much as a request.
 	turnBytes = 4 << 10
 	// costUnit is the virtual time that a request takes a realm of one share.
@@ -48,12 +51,13 @@ type account struct {
 	realm sigma.RealmID
 	work  work
 
-	shares   uint64  // Turns.mu; 0 = 1
-	sessions int     // Turns.mu; that may use it
-	inFlight int     // Turns.mu
-	held     int     // Turns.mu
-	line     []*turn // Turns.mu
-	next     uint64  // Turns.mu; virtual time until which it had its due
+	shares   uint64 // Turns.mu; 0 = 1
+	sessions int    // Turns.mu; that may use it
+	inFlight int    // Turns.mu
+	waits    int    // Turns.mu; those of inFlight that wait for events
+	held     int    // Turns.mu
+	line     turn   // Turns.mu; the ring of those in line, first come first
+	next     uint64 // Turns.mu; virtual time until which it had its due
 }
 
 // turn is one request's.
@@ -61,18 +65,34 @@ type turn struct {
 	of         *account
 	cost       uint64
 	brief      bool          // it only takes a turn to begin
+	waits      bool          // for an event, which need not come
 	ready      chan struct{} // closed when it may begin; nil: it did not wait
 	holds      bool          // Turns.mu
 	lined      bool          // Turns.mu; it is in line
 	old        bool          // Turns.mu; it held its turn at the last tick
-	prev, next *turn         // Turns.mu; in holders
+	prev, next *turn         // Turns.mu; in holders, or in its account's line
 }
 
 // NewTurns makes the Turns of a server.
 func NewTurns() *Turns {
 	t := &Turns{accounts: map[sigma.RealmID]*account{}}
-	t.holders.prev, t.holders.next = &t.holders, &t.holders
+	t.holders.empty()
 	return t
+}
+
+// empty makes x a ring of nobody else.
+func (x *turn) empty() { x.prev, x.next = x, x }
+
+// append puts y last into the ring of x.
+func (x *turn) append(y *turn) {
+	y.prev, y.next = x.prev, x
+	y.prev.next, x.prev = y, y
+}
+
+// unlink takes x out of its ring.
+func (x *turn) unlink() {
+	x.prev.next, x.next.prev = x.next, x.prev
+	x.prev, x.next = nil, nil
 }
 
 // SetShares tells how many turns realms have compared to each other; those that are not named have 1. It keeps the map.
@@ -92,6 +112,7 @@ func (t *Turns) join(realm sigma.RealmID) *account {
 	a := t.accounts[realm]
 	if a == nil {
 		a = &account{realm: realm, shares: uint64(t.shares[realm])}
+		a.line.empty()
 		t.accounts[realm] = a
 	}
 	a.sessions++
@@ -116,15 +137,22 @@ func (t *Turns) enter(x *turn, gives bool) error {
 	if a.inFlight >= inFlightOfRealm && !gives {
 		return tooMany(inFlightOfRealm)
 	}
+	if x.waits {
+		if a.waits >= waitsOfRealm {
+			return tooManyWait(waitsOfRealm)
+		}
+		a.waits++
+	}
 	a.inFlight++
 	if t.held < turnsMax && a.held < turnsOfRealm { // then nobody waits who could have it
 		t.grantLocked(x)
 		return nil
 	}
 	x.ready, x.lined = make(chan struct{}), true
-	if a.line = append(a.line, x); len(a.line) == 1 {
+	if a.line.next == &a.line {
 		t.waiting = append(t.waiting, a)
 	}
+	a.line.append(x)
 	if !t.ticking {
 		t.ticking = true
 		time.AfterFunc(turnTick, t.tick)
@@ -136,6 +164,10 @@ func tooMany(most int) error {
 	return &sigma.Error{Op: "treekit.Serve", Kind: sigma.KindBusy, Msg: fmt.Sprintf("%d requests of this realm are in flight", most), Hint: "wait for answers before you ask for more"}
 }
 
+func tooManyWait(most int) error {
+	return &sigma.Error{Op: "treekit.Serve", Kind: sigma.KindBusy, Msg: fmt.Sprintf("%d requests of this realm wait for changes and files", most), Hint: "watch a directory instead of each of its files"}
+}
+
 // exit gives a turn back, or the wish for one.
 func (t *Turns) exit(x *turn) {
 	a := x.of
@@ -145,22 +177,25 @@ func (t *Turns) exit(x *turn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	a.inFlight--
+	if x.waits {
+		a.waits--
+	}
 	if x.holds {
 		t.dropLocked(x)
 		t.nextLocked()
 		return
 	}
 	if x.lined {
-		t.outLocked(a, slices.Index(a.line, x))
+		t.outLocked(x)
 	}
 }
 
-// outLocked takes the i-th out of an account's line.
-func (t *Turns) outLocked(a *account, i int) {
-	a.line[i].lined = false
-	copy(a.line[i:], a.line[i+1:])
-	a.line[len(a.line)-1] = nil
-	if a.line = a.line[:len(a.line)-1]; len(a.line) > 0 {
+// outLocked takes a request out of its account's line.
+func (t *Turns) outLocked(x *turn) {
+	a := x.of
+	x.lined = false
+	x.unlink()
+	if a.line.next != &a.line {
 		return
 	}
 	for i, w := range t.waiting {
@@ -184,8 +219,7 @@ func (t *Turns) grantLocked(x *turn) {
 	x.holds = true
 	t.held++
 	a.held++
-	x.prev, x.next = t.holders.prev, &t.holders
-	x.prev.next, x.next.prev = x, x
+	t.holders.append(x)
 }
 
 // dropLocked takes a turn away.
@@ -193,8 +227,7 @@ func (t *Turns) dropLocked(x *turn) {
 	x.holds = false
 	t.held--
 	x.of.held--
-	x.prev.next, x.next.prev = x.next, x.prev
-	x.prev, x.next = nil, nil
+	x.unlink()
 }
 
 // nextLocked has those begin for which there are turns: of the realms whose due is earliest.
@@ -209,8 +242,8 @@ func (t *Turns) nextLocked() {
 		if first == nil {
 			return
 		}
-		x := first.line[0]
-		t.outLocked(first, 0)
+		x := first.line.next
+		t.outLocked(x)
 		t.grantLocked(x)
 		close(x.ready)
 	}

@@ -93,7 +93,7 @@ func TestTurnsShares(t *testing.T) {
 			t.Errorf("another realm's first request waited for %d ends", ends)
 		}
 		for len(turns.waiting) > 0 { // so that no timer is left
-			turns.exit(turns.waiting[0].line[0])
+			turns.exit(turns.waiting[0].line.next)
 		}
 		<-time.After(2 * turnTick)
 	})
@@ -129,6 +129,12 @@ func TestTurnsOld(t *testing.T) {
 			t.Errorf("too much in flight: %v", err)
 		}
 		a.inFlight -= inFlightOfRealm
+		a.waits += waitsOfRealm
+		if err := turns.enter(&turn{of: a, brief: true, waits: true}, false); sigma.KindOf(err) != sigma.KindBusy {
+			t.Errorf("too many wait for events: %v", err)
+		}
+		turns.exit(ask(t, turns, a, 1))
+		a.waits -= waitsOfRealm
 		for _, x := range append(all, commit, brief) {
 			turns.exit(x)
 		}
