@@ -27,8 +27,8 @@ const (
 // load is what is used of this machine.
 func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad) {
 	look, cancel := context.WithTimeout(ctx, loadLook)
+	system := k.servicesUsage(look) // first: they are few
 	used := k.lookAtProcs(look)
-	system := k.servicesUsage(look)
 	cancel()
 	known, _ := k.shares.known()
 	m := state.MachineLoad{Machine: string(k.cfg.Machine), Since: k.start, Cores: float64(k.enrolment().CPU) / 1000, MemoryUsed: uint64(used)}

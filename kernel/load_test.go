@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -54,4 +55,29 @@ func TestLoadOfMachines(t *testing.T) {
 		seen := read("m1")
 		return len(seen) == 3 && seen["m3"] != "" && seen["m1"]+seen["m2"] == ""
 	})
+}
+
+// Goal: a service that cannot be measured in time keeps what it was measured to use, so that nobody takes all that it ever used for new; another incarnation begins anew.
+func TestLoadKeepsServices(t *testing.T) {
+	m := boot(t)
+	measured := m.k.servicesUsage(t.Context())
+	late, cancel := context.WithCancel(t.Context())
+	cancel()
+	kept := m.k.servicesUsage(late)
+	for i, p := range m.k.cfg.Programs {
+		if u := kept[i]; u.UserTime == 0 || u != measured[i] {
+			t.Errorf("%s used %+v, and then %+v", p.Name, measured[i], u)
+		}
+	}
+	s := m.k.services[m.k.cfg.Programs[0].Name]
+	s.mu.Lock()
+	launch := s.launch
+	s.launch += 1 << 40
+	s.mu.Unlock()
+	if u := m.k.servicesUsage(late)[0]; u != (sigma.Usage{}) {
+		t.Errorf("another incarnation used %+v", u)
+	}
+	s.mu.Lock()
+	s.launch = launch
+	s.mu.Unlock()
 }

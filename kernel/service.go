@@ -53,6 +53,7 @@ type service struct {
 	mu       sync.Mutex
 	id       sigma.ProcID   // mu; of this incarnation
 	launch   uint64         // mu
+	metered  launch.Metered // mu; what it was measured to use last
 	endpoint sigma.Endpoint // mu; of sessions; set by its Listen
 	stream   sigma.Endpoint // mu; of bytes from the same service of other machines; set by its Listen
 	ready    chan struct{}  // mu; closed when it has called Started; replaced at its end

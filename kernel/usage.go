@@ -168,17 +168,25 @@ func (k *Kernel) usageOf(ctx context.Context, realm sigma.RealmID, id sigma.Proc
 	return u, nil
 }
 
-// servicesUsage tells what the services use that status lists, in its order. One that is being restarted uses nothing.
+// servicesUsage tells what the services use that status lists, in its order. One that is being restarted uses nothing; of one that cannot be asked now, or not before ctx ends, it tells what was measured last.
 func (k *Kernel) servicesUsage(ctx context.Context) (out []sigma.Usage) {
 	l := k.living()
 	for _, p := range k.cfg.Programs {
 		s := k.services[p.Name]
 		s.mu.Lock()
 		id := s.launch
+		m := s.metered
 		s.mu.Unlock()
-		var m launch.Metered
 		if l != nil && id != 0 {
-			m, _ = k.meter(ctx, l, id)
+			if now, err := k.meter(ctx, l, id); err == nil {
+				m = now
+				s.mu.Lock()
+				s.metered = m
+				s.mu.Unlock()
+			}
+		}
+		if m.ID != id { // of an earlier incarnation
+			m = launch.Metered{}
 		}
 		out = append(out, sigma.Usage{UserTime: m.User, SystemTime: m.Sys, Memory: m.Memory, MemoryPeak: m.MemoryPeak, Tasks: m.Tasks})
 	}
