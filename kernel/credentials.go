@@ -93,7 +93,7 @@ func (r *root) revokeCredential(ctx context.Context, payload []byte) ([]byte, []
 		return nil, nil, err
 	}
 	k.cfg.Log.Info("credential revoked", "realm", r.realm, "name", name, "by", r.tree.holder())
-	poke(k.guests.poke)
+	k.guests.tell()
 	for _, m := range k.others() {
 		k.sessions.Go(func() { // one that does not hear it asks within verdictEvery
 			ctx, cancel := context.WithTimeout(k.ctx, findMax)
@@ -105,7 +105,7 @@ func (r *root) revokeCredential(ctx context.Context, payload []byte) ([]byte, []
 }
 
 func (k *Kernel) peerCredentials(context.Context, identity.Subject, []byte) ([]byte, error) {
-	poke(k.guests.poke)
+	k.guests.tell()
 	return nil, nil
 }
 
@@ -154,8 +154,12 @@ func (k *Kernel) admit(ctx context.Context, text string) (*granted, error) {
 func (k *Kernel) watchGuests(ctx context.Context) {
 	heard := time.Now()
 	for {
+		wait, left := verdictEvery, k.guests.stale-time.Since(heard)
+		if left > 0 {
+			wait = min(wait, left)
+		}
 		select {
-		case <-time.After(verdictEvery):
+		case <-time.After(wait):
 		case <-k.guests.poke:
 		case <-ctx.Done():
 			return
@@ -166,11 +170,13 @@ func (k *Kernel) watchGuests(ctx context.Context) {
 			continue
 		}
 		asked := time.Now()
-		good, err := k.stillGood(ctx, all)
+		asking, cancel := context.WithDeadline(ctx, heard.Add(k.guests.stale)) // a slow answer does not give them more time
+		good, err := k.stillGood(asking, all)
+		cancel()
 		switch {
 		case err == nil:
 			heard = asked
-		case time.Since(heard) < verdictStale:
+		case time.Since(heard) < k.guests.stale:
 			continue
 		default:
 			k.cfg.Log.Warn("credentials could not be checked for too long; sessions that they hold end", "for", time.Since(heard).Round(time.Second).String(), "err", err)

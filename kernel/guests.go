@@ -3,8 +3,10 @@ package kernel
 import (
 	"context"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,7 +22,7 @@ import (
 
 const (
 	greetingTime = 5 * time.Second // for a greeting to come, and its answer to go
-	greetingsMax = 256             // that are under way
+	greetingsMax = 256             // that are under way; then the oldest that has said nothing is cut off
 	greetingsOf  = 16              // of one user
 	refusalsMax  = 64              // that are told why at a time; others are cut off
 	refusalTime  = time.Second     // for that
@@ -32,7 +34,7 @@ const (
 	guestRequests = 128
 	guessesMax    = 10 // wrong credentials of one user within guessesTime; then all of that user's are refused until it is over
 	guessesTime   = 10 * time.Second
-	guessersMax   = 1024 // users that are remembered; others share one account
+	guessersMax   = 1024 // users that are counted at a time
 )
 
 // granted is what a guest's session was begun with.
@@ -46,20 +48,22 @@ type granted struct {
 // guests are those of this machine.
 type guests struct {
 	poke     chan struct{} // something was revoked
+	revoked  atomic.Uint64 // how often; counted before poke
+	stale    time.Duration // verdictStale
 	refusing chan struct{} // takes one for each program that is being told why it is not heard
 
-	mu       sync.Mutex
-	sessions map[*tree]bool           // mu
-	of       map[sigma.RealmID]int    // mu; sessions
-	short    map[sigma.RealmID]int    // mu; sessions, but owners'
-	ofOne    map[sigmap.Presented]int // mu; sessions
-	greeting map[uint32]int           // mu; greetings under way of each user
-	under    int                      // mu; all greetings under way
-	guesses  guesses                  // mu
+	mu        sync.Mutex
+	sessions  map[*tree]bool           // mu
+	of        map[sigma.RealmID]int    // mu; sessions
+	short     map[sigma.RealmID]int    // mu; sessions, but owners'
+	ofOne     map[sigmap.Presented]int // mu; sessions
+	greeting  map[uint32]int           // mu; greetings under way of each user
+	greetings []*greeting              // mu; all of them, the oldest first
+	guesses   guesses                  // mu
 }
 
 func newGuests() *guests {
-	return &guests{poke: make(chan struct{}, 1), refusing: make(chan struct{}, refusalsMax), sessions: map[*tree]bool{}, of: map[sigma.RealmID]int{}, short: map[sigma.RealmID]int{}, ofOne: map[sigmap.Presented]int{}, greeting: map[uint32]int{}, guesses: guesses{}}
+	return &guests{poke: make(chan struct{}, 1), stale: verdictStale, refusing: make(chan struct{}, refusalsMax), sessions: map[*tree]bool{}, of: map[sigma.RealmID]int{}, short: map[sigma.RealmID]int{}, ofOne: map[sigmap.Presented]int{}, greeting: map[uint32]int{}, guesses: guesses{}}
 }
 
 // guesses counts wrong credentials of users.
@@ -70,22 +74,16 @@ type guessing struct {
 	wrong int
 }
 
-// other is the account of users beyond guessersMax.
-const other = ^uint32(0)
-
 // wait is how long a user has to wait before another credential is looked at.
 func (g guesses) wait(now time.Time, uid uint32) time.Duration {
 	a := g[uid]
-	if a == nil && len(g) >= guessersMax {
-		a = g[other]
-	}
 	if a == nil || a.wrong < guessesMax {
 		return 0
 	}
 	return max(0, guessesTime-now.Sub(a.since))
 }
 
-// count notes a wrong one.
+// count notes a wrong one. Users beyond guessersMax are not counted: a secret of 256 bits needs no lock-out, and theirs would be everybody's.
 func (g guesses) count(now time.Time, uid uint32) {
 	if g[uid] == nil && len(g) >= guessersMax {
 		for id, a := range g {
@@ -94,7 +92,7 @@ func (g guesses) count(now time.Time, uid uint32) {
 			}
 		}
 		if len(g) >= guessersMax {
-			uid = other
+			return
 		}
 	}
 	a := g[uid]
@@ -105,25 +103,59 @@ func (g guesses) count(now time.Time, uid uint32) {
 	a.wrong++
 }
 
-// greet makes room for a user's greeting, until done is called.
-func (g *guests) greet(uid uint32, now time.Time) (done func(), err error) {
+// greeting is one that is under way.
+type greeting struct {
+	uid   uint32
+	cut   func() // ends it; it must not block
+	heard bool   // guests.mu; it has come: it is not cut off
+}
+
+// greet makes room for a user's greeting, until bye is called for it, or cut.
+func (g *guests) greet(uid uint32, now time.Time, cut func()) (*greeting, error) {
 	const op = "kernel.guests"
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if wait := g.guesses.wait(now, uid); wait > 0 {
 		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "too many credentials that are not good came from user " + strconv.FormatUint(uint64(uid), 10), Hint: "wait " + (wait.Truncate(time.Second) + time.Second).String() + ", then try one that is"}
 	}
-	if g.under >= greetingsMax || g.greeting[uid] >= greetingsOf {
+	oldest := -1
+	if len(g.greetings) >= greetingsMax {
+		oldest = slices.IndexFunc(g.greetings, func(x *greeting) bool { return !x.heard })
+	}
+	if g.greeting[uid] >= greetingsOf || len(g.greetings) >= greetingsMax && oldest < 0 {
 		return nil, &sigma.Error{Op: op, Kind: sigma.KindBusy, Msg: "too many programs begin to connect at once", Hint: "try again in a moment"}
 	}
-	g.under++
+	if oldest >= 0 {
+		x := g.greetings[oldest]
+		g.dropLocked(oldest)
+		x.cut()
+	}
+	x := &greeting{uid: uid, cut: cut}
+	g.greetings = append(g.greetings, x)
 	g.greeting[uid]++
-	return sync.OnceFunc(func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.under--
-		drop(g.greeting, uid)
-	}), nil
+	return x, nil
+}
+
+// hear notes that a greeting has come, and says whether it was in time.
+func (g *guests) hear(x *greeting) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	x.heard = true
+	return slices.Contains(g.greetings, x)
+}
+
+// bye ends a greeting; again it does nothing.
+func (g *guests) bye(x *greeting) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if i := slices.Index(g.greetings, x); i >= 0 {
+		g.dropLocked(i)
+	}
+}
+
+func (g *guests) dropLocked(i int) {
+	drop(g.greeting, g.greetings[i].uid)
+	g.greetings = slices.Delete(g.greetings, i, i+1)
 }
 
 // refuse answers a program that is not heard. Its greeting is taken before the socket is closed, since the kernel would drop the answer otherwise.
@@ -183,6 +215,12 @@ func drop[K comparable](n map[K]int, k K) {
 	}
 }
 
+// tell has credentials looked at that hold sessions, and those that are being judged again: one was revoked.
+func (g *guests) tell() {
+	g.revoked.Add(1)
+	poke(g.poke)
+}
+
 // list gives the sessions that can be ended.
 func (g *guests) list() (all []*tree) {
 	g.mu.Lock()
@@ -215,18 +253,24 @@ func (k *Kernel) acceptGuests(ctx context.Context, l *net.UnixListener) {
 			c.Close()
 			continue
 		}
-		done, err := k.guests.greet(uid, time.Now())
+		ctx, cancel := context.WithCancel(ctx)
+		x, err := k.guests.greet(uid, time.Now(), cancel)
 		if err != nil {
+			cancel()
 			k.guests.refuse(k, c, err)
 			continue
 		}
-		k.sessions.Go(func() { k.receive(ctx, c, uid, done) })
+		k.sessions.Go(func() {
+			defer cancel()
+			k.receive(ctx, c, x)
+		})
 	}
 }
 
-// receive hears a guest's greeting, and serves it if the credential is good.
-func (k *Kernel) receive(ctx context.Context, c *net.UnixConn, uid uint32, done func()) {
-	defer done()
+// receive hears a guest's greeting, and serves it if the credential is good. ctx ends when it is cut off, too.
+func (k *Kernel) receive(ctx context.Context, c *net.UnixConn, x *greeting) {
+	defer k.guests.bye(x)
+	uid := x.uid
 	c.SetDeadline(time.Now().Add(greetingTime))
 	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Now()) })
 	defer stop()
@@ -241,17 +285,18 @@ func (k *Kernel) receive(ctx context.Context, c *net.UnixConn, uid uint32, done 
 	}
 	buf := make([]byte, sigmap.GreetingMax+1)
 	n, err := c.Read(buf)
-	if err != nil {
+	if err != nil || !k.guests.hear(x) {
 		c.Close()
 		return
 	}
-	greeting, cancel := context.WithTimeout(ctx, greetingTime)
+	judging, cancel := context.WithTimeout(ctx, greetingTime)
+	defer cancel()
 	text, err := sigmap.ParseGreeting(buf[:n])
 	var g *granted
+	revoked := k.guests.revoked.Load()
 	if err == nil {
-		g, err = k.admit(greeting, text)
+		g, err = k.admit(judging, text)
 	}
-	cancel()
 	if kind := sigma.KindOf(err); err != nil && (kind == sigma.KindPermission || kind == sigma.KindInvalid) {
 		k.guests.mu.Lock()
 		k.guests.guesses.count(time.Now(), uid)
@@ -263,6 +308,12 @@ func (k *Kernel) receive(ctx context.Context, c *net.UnixConn, uid uint32, done 
 		defer g.end()
 		t, err = k.guestTree(g)
 	}
+	if err == nil && k.guests.revoked.Load() != revoked { // it may have been this one, after named had judged it
+		if _, err = k.admit(judging, text); err != nil {
+			k.guests.leave(t)
+		}
+	}
+	cancel()
 	if err != nil {
 		if k.mayLog() {
 			k.cfg.Log.Warn("a credential was refused", "uid", uid, "err", err)
@@ -276,7 +327,7 @@ func (k *Kernel) receive(ctx context.Context, c *net.UnixConn, uid uint32, done 
 		c.Close()
 		return
 	}
-	done()
+	k.guests.bye(x)
 	if !stop() {
 		c.Close()
 		return

@@ -25,9 +25,12 @@ type keptCredentials struct {
 	mu   sync.Mutex
 	all  map[sigma.RealmID]map[string]sigmap.NewCredential // mu
 	away bool                                              // mu; nothing is answered
+	then func()                                            // mu; done once, when verdicts have been made and not yet sent
 }
 
 func (c *keptCredentials) call(method string, payload []byte) (reply []byte, err error) {
+	then := func() {}
+	defer func() { then() }()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.away {
@@ -45,6 +48,9 @@ func (c *keptCredentials) call(method string, payload []byte) (reply []byte, err
 			if k, ok := c.all[p.Realm][p.Name]; ok && k.Hash == p.Hash {
 				vs[i].Role = k.Role
 			}
+		}
+		if c.then != nil {
+			then, c.then = c.then, nil
 		}
 		if err == nil {
 			return sigmap.Payload(func(c *sigmap.Coder) { c.Verdicts(&vs) })
@@ -105,6 +111,12 @@ func (w withCredentials) Attach(ctx context.Context, p sigma.Principal, name str
 // openHouse boots a machine with a realm socket, at the path that it returns.
 func openHouse(t *testing.T) (*machine, string) {
 	t.Helper()
+	return openHouseAs(t, func(*machine) {})
+}
+
+// openHouseAs is openHouse of a machine that is prepared before it runs.
+func openHouseAs(t *testing.T, prepare func(*machine)) (*machine, string) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "realm") // t.TempDir's are too long for a socket
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +127,7 @@ func openHouse(t *testing.T) (*machine, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return bootAs(t, Config{Machine: "m1", RealmSocket: l}, func(*machine) {}, serviceNamed, serviceBesched, serviceS3), path
+	return bootAs(t, Config{Machine: "m1", RealmSocket: l}, prepare, serviceNamed, serviceBesched, serviceS3), path
 }
 
 // credential has a session make one, and gives its text.
@@ -409,7 +421,7 @@ func TestGuestsBounds(t *testing.T) {
 	}
 }
 
-// Goal: a revoked credential's sessions end, at once where it was revoked, and no other's; one that is cut off from named ends them after a while; what is no credential, or another realm's, gets a clear refusal.
+// Goal: a revoked credential's sessions end, at once where it was revoked, and no other's; what is no credential, or another realm's, gets a clear refusal.
 func TestRevokedGuests(t *testing.T) {
 	m, path := openHouse(t)
 	provider := m.connect(sigma.DefaultRealm)
@@ -468,6 +480,67 @@ func TestRevokedGuests(t *testing.T) {
 	eventually(t, "all are gone", func() bool {
 		m.k.guests.mu.Lock()
 		defer m.k.guests.mu.Unlock()
-		return len(m.k.guests.sessions)+len(m.k.guests.of)+m.k.guests.under == 0
+		return len(m.k.guests.sessions)+len(m.k.guests.of)+len(m.k.guests.greetings)+len(m.k.guests.greeting) == 0
 	})
+}
+
+// Goal: a machine that is cut off from named ends sessions with credentials, after verdictStale and not before.
+func TestGuestsCutOff(t *testing.T) {
+	if k := newGuests(); k.stale != verdictStale {
+		t.Errorf("sessions go on for %v", k.stale)
+	}
+	const stale = 2 * time.Second
+	m, path := openHouseAs(t, func(m *machine) { m.k.guests.stale = stale })
+	ctx := t.Context()
+	text, err := credential(ctx, m.connect(sigma.DefaultRealm), "one", sigma.RoleOwner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := m.guest(t, path, text)
+	away := func(is bool) {
+		m.credentials.mu.Lock()
+		defer m.credentials.mu.Unlock()
+		m.credentials.away = is
+	}
+	cut := time.Now()
+	away(true)
+	select {
+	case <-c.Done():
+	case <-time.After(30 * time.Second):
+		t.Fatal("a session goes on without an answer about its credential")
+	}
+	if after := time.Since(cut); after < stale-2*verdictEvery {
+		t.Errorf("it ended after %v", after)
+	}
+	if _, err := sdk.ConnectAs(ctx, path, text); sigma.KindOf(err) != sigma.KindUnavailable || sigma.HintOf(err) == "" {
+		t.Errorf("one begins: %v", err)
+	}
+	away(false)
+	if _, err := m.guest(t, path, text).Stat(ctx, "/"); err != nil {
+		t.Errorf("when named answers again: %v", err)
+	}
+}
+
+// Goal: a credential that is revoked after named judged it, and before its session began, opens none.
+func TestRevokedMeanwhile(t *testing.T) {
+	m, path := openHouse(t)
+	ctx := t.Context()
+	text, err := credential(ctx, m.connect(sigma.DefaultRealm), "one", sigma.RoleViewer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := &m.credentials
+	kept.mu.Lock()
+	kept.then = func() {
+		kept.mu.Lock()
+		delete(kept.all[sigma.DefaultRealm], "one")
+		kept.mu.Unlock()
+		m.k.guests.tell()
+		eventually(t, "sessions are looked at, among which it is not yet", func() bool { return len(m.k.guests.poke) == 0 })
+	}
+	kept.mu.Unlock()
+	if _, err := sdk.ConnectAs(ctx, path, text); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("it connects: %v", err)
+	}
+	eventually(t, "none is counted", func() bool { return len(m.k.guests.list()) == 0 })
 }

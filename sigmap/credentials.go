@@ -9,9 +9,8 @@ import (
 
 // Credentials of realms: what /sys/credentials answers, what sigmads ask named, and the greeting of a program that has one (docs/reference/credentials.md).
 //
-//	/sys/credentials  create    name, role, for how long -> Credential, the secret's text   (of the session's realm)
-//	                  revoke    name -> -
-//	                  credentials - -> []Credential
+//	/sys/credentials  create             name, role, for how long -> Credential, the secret's text   (of the session's realm)
+//	                  credential-revoke  name -> -   (reading it lists them)
 //	named, to sigmads credential-add     RealmID, name, role, for how long, hash -> Credential
 //	                  credential-revoke  RealmID, name -> -
 //	                  credentials        RealmID -> []Credential
