@@ -42,7 +42,7 @@ func newCredentialCreateCommand(a *app) *cobra.Command {
 		Short: "Make a credential",
 		Long: `Make a credential of a realm and print it, once; with --file it is written there instead,
 for its owner alone to read. Pass it on like a password.`,
-		Example: `  sudo sigma realm credential create team-a > team-a.credential
+		Example: `  sudo sigma realm credential create --file team-a.credential team-a
   sudo sigma realm credential create --role viewer --name grafana --expires 720h team-a`,
 		Args: between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -94,6 +94,9 @@ func (a *app) credentialCreate(ctx context.Context, realm, roleText, name, expir
 		return withCode(exitUsage, err)
 	}
 	var to io.Writer = a.out
+	if out, is := a.out.(*os.File); is && file == "" {
+		a.warnOpen("standard output", out)
+	}
 	if file != "" { // before there is a credential, so that none is lost
 		w, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
@@ -264,7 +267,7 @@ func (a *app) credentialRevoke(ctx context.Context, realm string, names []string
 
 // credentialText is the credential that the flags or the environment name; "" if none. from says where it came from.
 func (a *app) credentialText() (text, from string, err error) {
-	const hint = "make one with: sigma realm credential create REALM > FILE"
+	const hint = "make one with: sigma realm credential create --file FILE REALM"
 	file := a.credential
 	switch variable, is := strings.CutPrefix(a.credential, "@"); {
 	case identity.IsSecret(a.credential):
@@ -295,6 +298,13 @@ func (a *app) credentialText() (text, from string, err error) {
 	return string(b), file, nil
 }
 
+// warnOpen says that others can read a file with a credential.
+func (a *app) warnOpen(name string, f *os.File) {
+	if st, err := f.Stat(); err == nil && st.Mode().IsRegular() && st.Mode().Perm()&0o044 != 0 {
+		a.remark("warning: other users can read the credential in %s; take that away: chmod 600 FILE, or revoke it if one may have read it", name)
+	}
+}
+
 // connectAs connects with a credential if there is one. realm is what the command works in; the default means the credential's.
 func (a *app) connectAs(ctx context.Context, realm sigma.RealmID) (c *sdk.Client, guest bool, err error) {
 	text, from, err := a.credentialText()
@@ -311,6 +321,10 @@ func (a *app) connectAs(ctx context.Context, realm sigma.RealmID) (c *sdk.Client
 			e.Msg, e.Hint = fmt.Sprintf("this is the provider's, and the credential in %s is of realm %s", from, secret.Realm), "work as root, without a credential"
 		}
 		return nil, true, e
+	}
+	if f, err := os.Open(from); err == nil { // no variable
+		a.warnOpen(from, f)
+		f.Close()
 	}
 	c, err = sdk.ConnectAs(ctx, a.socket(), secret.Text())
 	return c, true, err

@@ -43,6 +43,22 @@ func listenRealms(dir string) (*os.File, error) {
 	return f, nil
 }
 
+// closedTo is the first directory on the way to path that other users may not pass; "" if they may pass all.
+func closedTo(path string) (closed string) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return ""
+	}
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+		if st, err := os.Stat(dir); err == nil && st.Mode().Perm()&0o001 == 0 {
+			closed = dir
+		}
+		if dir == filepath.Dir(dir) {
+			return closed
+		}
+	}
+}
+
 // realmSocketFindings say whether programs with a credential can connect to the system that runs here; none if none does.
 func (a *app) realmSocketFindings() []finding {
 	const check = "realm socket"
@@ -57,6 +73,9 @@ func (a *app) realmSocketFindings() []finding {
 		return []finding{weak(check, path+" is not there", "who has a credential of a realm cannot connect: start the system again, by sigma down and sigma up")}
 	case st.Mode().Perm()&0o006 != 0o006:
 		return []finding{weak(check, path+" is not for all users", "who has a credential of a realm cannot connect: chmod 666 "+path)}
+	}
+	if closed := closedTo(path); closed != "" {
+		return []finding{weak(check, path+" is there, and other users cannot reach it: "+closed+" is closed to them", "if they are to use credentials: chmod o+x "+closed)}
 	}
 	return []finding{ok(check, path+" takes programs with a credential of a realm")}
 }

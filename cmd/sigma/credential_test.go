@@ -1,0 +1,66 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Goal: a credential in a file that others can read is warned of; in one that only its user can, it is not.
+func TestWarnOpen(t *testing.T) {
+	for mode, warned := range map[os.FileMode]bool{0o644: true, 0o640: true, 0o604: true, 0o600: false, 0o400: false} {
+		path := filepath.Join(t.TempDir(), "credential")
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		(&app{err: &out}).warnOpen(path, f)
+		f.Close()
+		if is := strings.Contains(out.String(), "chmod 600"); is != warned {
+			t.Errorf("of mode %o: %q", mode, out.String())
+		}
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	var out bytes.Buffer
+	if (&app{err: &out}).warnOpen("pipe", w); out.Len() > 0 {
+		t.Errorf("of a pipe: %q", out.String())
+	}
+}
+
+// Goal: doctor names the outermost directory that keeps other users from the realm socket.
+func TestClosedTo(t *testing.T) {
+	top := t.TempDir()
+	inner := filepath.Join(top, "a", "b")
+	if err := os.MkdirAll(inner, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(inner, realmSocket)
+	if above := closedTo(filepath.Join(top, "x")); above != "" {
+		t.Skipf("%s is closed to others itself", above)
+	}
+	if got := closedTo(path); got != "" {
+		t.Errorf("%s is closed", got)
+	}
+	for _, dir := range []string{inner, filepath.Dir(inner)} {
+		if err := os.Chmod(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if got := closedTo(path); got != dir {
+			t.Errorf("%q is closed, and not %s", got, dir)
+		}
+	}
+}
