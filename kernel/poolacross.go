@@ -75,7 +75,7 @@ func (k *Kernel) dialBatch(ctx context.Context, who sigma.Principal, e sigma.End
 	return files, err
 }
 
-// tellBegun tells the listener's machine which connections have begun. It is for listings only, so nobody insists.
+// tellBegun tells the listener's machine which connections have begun. Nobody insists, so what fails to be told counts at the listener, which holds a bounded number, until its line ends.
 func (k *Kernel) tellBegun(ctx context.Context, who sigma.Principal, e sigma.Endpoint, begun []uint64) {
 	err := k.ask(ctx, e.Machine, peerBegun, func(c *sigmap.Coder) {
 		c.RealmID(&who.Realm)

@@ -81,10 +81,13 @@ func TestBatchStalls(t *testing.T) {
 			if _, err := a.Write([]byte("y")); err != nil { // each would begin the time anew, if it could
 				t.Fatal(err)
 			}
-			if a.out.batch.timer != first {
+			a.out.mu.Lock()
+			now, told := a.out.batch.timer, a.out.sent+a.out.to.tail
+			a.out.mu.Unlock()
+			if now != first {
 				t.Fatal("there is another time")
 			}
-			if a.out.sent+a.out.to.tail > 7*20+1 {
+			if told > 7*20+1 {
 				break
 			}
 		}
