@@ -61,9 +61,11 @@ func TestHeir(t *testing.T) {
 	tok, key := w.token(), identity.NewKey()
 	g, err := w.enrol(&tok, "late", key, nil)
 	w.must(err)
-	if err := w.dial(w.peer("late", key, g), "m2"); err != nil {
-		t.Errorf("the machine that the heir certified is not admitted: %v", err)
-	}
+	late := w.peer("late", key, g)
+	late.beat("m2", "m3")
+	testenv.Eventually(t, "the machine that the heir certified is admitted", func() error { // m2 hears of it a moment later
+		return w.dial(late, "m2")
+	})
 	w.must(c.Machine(0).Restart())
 	testenv.Eventually(t, "m1 is back", func() error {
 		out, stderr, code := c.Machine(0).CLI(t, "machine", "ls")

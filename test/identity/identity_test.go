@@ -161,11 +161,16 @@ func (w *world) join() *peer {
 	g, err := w.enrol(&tok, name, key, nil)
 	w.must(err)
 	p := w.peer(name, key, g)
-	b := machines.NewBeater(machines.BeaterConfig{Controls: func() []sigma.MachineID { return []sigma.MachineID{"m1"} }, Dial: func(ctx context.Context, m sigma.MachineID) (net.Conn, error) {
+	p.beat("m1")
+	return p
+}
+
+// beat keeps p alive for the control machines that it beats to.
+func (p *peer) beat(controls ...sigma.MachineID) {
+	b := machines.NewBeater(machines.BeaterConfig{Controls: func() []sigma.MachineID { return controls }, Dial: func(ctx context.Context, m sigma.MachineID) (net.Conn, error) {
 		return p.node.Dial(ctx, m, link.Target{Kind: link.ToBeat, Name: "beat"}, provider)
 	}})
-	w.all.Go(func() { b.Run(w.ctx) })
-	return p
+	p.w.all.Go(func() { b.Run(p.w.ctx) })
 }
 
 // peer is a machine with what was granted.
