@@ -83,6 +83,10 @@ type attempts struct {
 	until time.Time
 	told  int        // how often named itself said that the outcome is not known
 	once  sigma.Once // of a mutation; Client 0 = it may be made again without
+	busy  struct {   // of answers with KindBusy, one after another
+		until time.Time
+		pause time.Duration
+	}
 }
 
 // read makes a request that changes nothing.
@@ -123,6 +127,11 @@ func (a *attempts) run(ctx context.Context, do func(ctx context.Context, b *bind
 			return a.givenUp(ctx, err)
 		case kind == sigma.KindLost, kind == sigma.KindCanceled && ctx.Err() == nil: // not by who asks: the server ends just now
 			a.once.Again = a.once.Client != 0
+		case kind == sigma.KindBusy:
+			if !a.rest(ctx) {
+				return a.givenUp(ctx, err)
+			}
+			continue
 		case kind != sigma.KindUnavailable:
 			return err
 		}
@@ -136,6 +145,25 @@ func (a *attempts) run(ctx context.Context, do func(ctx context.Context, b *bind
 		if ctx.Err() != nil || time.Now().After(a.until) || !over && !a.once.Again || a.told > toldMax {
 			return a.givenUp(ctx, err)
 		}
+	}
+}
+
+// rest waits before a request is made again that was refused because too many wait, longer each time, and says whether it is to be.
+func (a *attempts) rest(ctx context.Context) bool {
+	if a.busy.until.IsZero() {
+		a.busy.until, a.busy.pause = time.Now().Add(busyMax), busyPause
+	}
+	if time.Now().After(a.busy.until) {
+		return false
+	}
+	pause := time.NewTimer(a.busy.pause/2 + rand.N(a.busy.pause)) // who was refused together does not come back together
+	defer pause.Stop()
+	a.busy.pause = min(2*a.busy.pause, busyPauseMost)
+	select {
+	case <-pause.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -185,7 +213,7 @@ func (a *attempts) givenUp(ctx context.Context, err error) error {
 		return sigma.Wrap(op, "", ctx.Err())
 	case ctx.Err() != nil:
 		e := &sigma.Error{Op: op, Kind: sigma.KindOf(ctx.Err()), Msg: "the name service has not answered", Hint: hintAway, Err: err}
-		if sigma.KindOf(err) == sigma.KindUnavailable { // it, or who looked for it, says why
+		if kind := sigma.KindOf(err); kind == sigma.KindUnavailable || kind == sigma.KindBusy { // it, or who looked for it, says why
 			e.Msg, e.Hint, e.Err = err.Error(), cmp.Or(sigma.HintOf(err), hintAway), ctx.Err()
 		}
 		return e

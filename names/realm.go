@@ -1,7 +1,7 @@
 // Package names is a machine's handle on the names of realms, which named keeps: for each realm one session that all the realm's programs here share.
 //
 // It promises: a Realm's files live as long as who holds them, whatever becomes of the session: they know their file by its id and are taken up again at the named that leads then. A read whose session
-// was lost is asked again. A mutation is numbered (sigma.Once), so that it can be sent again too, and is applied once; its error is KindLost only when named could not be asked for what became of it. What a caller was told is true for
+// was lost is asked again, and for a while whatever named refuses because too many wait. A mutation is numbered (sigma.Once), so that it can be sent again too, and is applied once; its error is KindLost only when named could not be asked for what became of it. What a caller was told is true for
 // all who ask afterwards through the same Realm.
 //
 // It assumes that named remembers numbers for longer than resendMax, that file ids are never reused, and that who dials attaches as the system, which alone may take up files by their ids.
@@ -232,4 +232,8 @@ const (
 	lostPause = 50 * time.Millisecond
 	// toldMax is how often a mutation is sent again when named itself, over a session that goes on, cannot tell its outcome, or cannot answer now.
 	toldMax = 3
+	// busyMax is for how long a request is made again that named refuses because too many wait (KindBusy), after busyPause at first and busyPauseMost at most: what waits there is done in less, unless more comes than named can do.
+	busyMax       = 2 * time.Second
+	busyPause     = 4 * time.Millisecond
+	busyPauseMost = 128 * time.Millisecond
 )
