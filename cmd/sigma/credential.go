@@ -342,7 +342,7 @@ func (a *app) guest() (identity.Secret, bool) {
 
 // guestRealm makes the credential's realm the one to work in, unless another was named.
 func (a *app) guestRealm(cmd *cobra.Command) {
-	if secret, is := a.guest(); is && !cmd.Flags().Changed("realm") && !cmd.Root().Flags().Changed("realm") && a.getenv("SIGMA_REALM") == "" {
+	if secret, is := a.guest(); is && !realmGiven(cmd) && a.getenv("SIGMA_REALM") == "" {
 		a.realm = string(secret.Realm)
 	}
 }

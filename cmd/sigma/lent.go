@@ -123,6 +123,49 @@ func usesOf(before, now []state.Load) []machineUse {
 	return out
 }
 
+// sampledAt tells of each machine of a read of /sys/load when it was taken there.
+func sampledAt(all []state.Load) map[string]float64 {
+	out := map[string]float64{}
+	for _, l := range all {
+		if l.Realm == "" && l.Missing == "" {
+			out[l.Machine] = l.At
+		}
+	}
+	return out
+}
+
+// otherTime is what to compare a read of /sys/load with: of each machine the last read, or, if that was taken there at the same time as now, what that one was compared with.
+func otherTime(was, last, now []state.Load) (out []state.Load) {
+	lastAt, nowAt := sampledAt(last), sampledAt(now)
+	same := func(machine string) bool {
+		at, is := lastAt[machine]
+		again, still := nowAt[machine]
+		return is && still && at == again
+	}
+	for _, l := range was {
+		if same(l.Machine) {
+			out = append(out, l)
+		}
+	}
+	for _, l := range last {
+		if !same(l.Machine) {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// compared says whether all machines that answered have another sample than the last to be compared with.
+func (t *topView) compared() bool {
+	was := sampledAt(t.loadWas)
+	for machine := range sampledAt(t.load) {
+		if _, is := was[machine]; !is {
+			return false
+		}
+	}
+	return true
+}
+
 // sampleMachines reads /sys/load.
 func (t *topView) sampleMachines(ctx context.Context, system *sdk.Client, p *picture) error {
 	now, err := lines[state.Load](ctx, system, "/sys/load")
@@ -132,7 +175,8 @@ func (t *topView) sampleMachines(ctx context.Context, system *sdk.Client, p *pic
 		}
 		return err
 	}
-	p.Machines = usesOf(t.load, now)
+	t.loadWas = otherTime(t.loadWas, t.load, now)
+	p.Machines = usesOf(t.loadWas, now)
 	t.load = now
 	of := map[string]*realmUse{}
 	for i := range p.Realms {

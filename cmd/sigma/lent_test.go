@@ -71,3 +71,35 @@ func TestUsesOf(t *testing.T) {
 		t.Errorf("got %+v", got[1:])
 	}
 }
+
+// Goal: reads that are nearer to each other than a machine looks at its procs are compared with the one before, so that nothing shows 0 that works; each machine by its own clock.
+func TestOtherTime(t *testing.T) {
+	line := func(machine, realm string, at, be float64) state.Load {
+		l := state.Load{Realm: realm, Shares: 1, Running: 1}
+		l.Machine, l.At, l.Cores, l.BE = machine, at, 4, be
+		return l
+	}
+	var v topView
+	for i, c := range []struct {
+		now      []state.Load
+		m1, m2   float64 // cores; m2 -1 = no such machine
+		compared bool
+	}{
+		{[]state.Load{line("m1", "", 10, 1), line("m1", "a", 10, 1), line("m2", "", 5, 0)}, 0, 0, false},
+		{[]state.Load{line("m1", "", 10, 1), line("m1", "a", 10, 1), line("m2", "", 6, 2)}, 0, 2, false},
+		{[]state.Load{line("m1", "", 11, 3), line("m1", "a", 11, 3), line("m2", "", 6, 2)}, 2, 2, true},
+		{[]state.Load{line("m1", "", 11, 3), line("m1", "a", 11, 3), line("m2", "", 6, 2)}, 2, 2, true},
+		{[]state.Load{line("m1", "", 12, 4), line("m1", "a", 12, 4), {MachineLoad: state.MachineLoad{Machine: "m2"}, Missing: "away"}}, 1, 0, true},
+		{[]state.Load{line("m1", "", 12, 4), line("m1", "a", 12, 4)}, 1, -1, true},
+	} {
+		v.loadWas = otherTime(v.loadWas, v.load, c.now)
+		v.load = c.now
+		got := usesOf(v.loadWas, c.now)
+		if got[0].BE != c.m1 || c.m2 >= 0 && got[1].BE != c.m2 || len(got) > 1 != (c.m2 >= 0) || v.compared() != c.compared {
+			t.Errorf("after read %d: %+v, compared %v", i, got, v.compared())
+		}
+		if r := got[0].realms; len(r) != 1 || r[0].be != c.m1 {
+			t.Errorf("after read %d: realms %+v", i, r)
+		}
+	}
+}

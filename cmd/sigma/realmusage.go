@@ -37,6 +37,9 @@ What runs counts until some seconds ago. A realm that is removed takes its usage
 			if o.procs && (o.hours || o.machines) {
 				return usageError(cmd, "procs have their machine in their line", "--procs goes with neither --hours nor --machines")
 			}
+			if realmGiven(cmd) && !slices.Contains(args, a.realm) {
+				args = append(args, a.realm)
+			}
 			if o.procs {
 				return a.usageProcs(cmd.Context(), args)
 			}

@@ -183,6 +183,16 @@ func (a *app) finish(cmd *cobra.Command) {
 	}
 }
 
+// realmGiven says whether the command line names the realm to work in, before the verb or after it: each command has a flag --realm of its own.
+func realmGiven(cmd *cobra.Command) bool {
+	for ; cmd != nil; cmd = cmd.Parent() {
+		if cmd.Flags().Changed("realm") {
+			return true
+		}
+	}
+	return false
+}
+
 // knownTopic is the check of the arguments of help.
 func (a *app) knownTopic(cmd *cobra.Command, args []string) error {
 	at := cmd.Root()

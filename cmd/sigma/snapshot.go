@@ -59,7 +59,7 @@ but no ephemeral ones, which live by their holders.`,
 		Args: between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			realm := sigma.RealmID("")
-			if cmd.Flags().Changed("realm") {
+			if realmGiven(cmd) {
 				realm = sigma.RealmID(a.realm)
 			}
 			return a.snapshotSave(cmd.Context(), args[0], realm)
@@ -87,7 +87,7 @@ made with its names. There must be none of that name.`,
   sudo sigma snapshot restore --realm team-a2 /backup/team-a.names`,
 		Args: between(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if cmd.Flags().Changed("realm") {
+			if realmGiven(cmd) {
 				return a.restoreRealm(cmd.Context(), args[0], sigma.RealmID(a.realm))
 			}
 			return a.snapshotRestore(cmd.Context(), args[0], replace)

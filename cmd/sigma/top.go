@@ -22,6 +22,7 @@ import (
 const (
 	topIntervalDefault = time.Second
 	topIntervalLeast   = 100 * time.Millisecond
+	topWait            = 2 * time.Second // for machines to have looked at their procs twice
 )
 
 type topOptions struct {
@@ -51,7 +52,7 @@ shorter than the interval are not seen; they are counted in starts/s.`,
 		Args: between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			realm := sigma.RealmID("")
-			if cmd.Flags().Changed("realm") || cmd.Root().Flags().Changed("realm") || a.getenv("SIGMA_REALM") != "" {
+			if realmGiven(cmd) || a.getenv("SIGMA_REALM") != "" {
 				realm = sigma.RealmID(a.realm)
 			}
 			return a.top(cmd.Context(), o, realm)
@@ -86,14 +87,19 @@ func (a *app) top(ctx context.Context, o topOptions, realm sigma.RealmID) error 
 			return t.live(ctx, s, first)
 		}
 	}
-	select {
-	case <-time.After(o.interval):
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	p, err := t.sample(ctx)
-	if err != nil {
-		return err
+	var p picture
+	for until := time.Now().Add(topWait); ; {
+		select {
+		case <-time.After(o.interval):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if p, err = t.sample(ctx); err != nil {
+			return err
+		}
+		if t.compared() || time.Now().After(until) {
+			break
+		}
 	}
 	if a.json {
 		return a.printJSON(t.cut(p, o.rows))
@@ -185,7 +191,8 @@ type topView struct {
 	clients map[sigma.RealmID]*sdk.Client
 	last    map[sigma.ProcID]time.Duration // processor time
 	machine hostSample
-	load    []state.Load
+	load    []state.Load // the last
+	loadWas []state.Load // of each machine the last before that was taken at another time: a machine looks at its procs once a second at most
 	at      time.Time
 }
 

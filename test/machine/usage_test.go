@@ -126,7 +126,7 @@ func TestServicesUsage(t *testing.T) {
 	const most = 20 * time.Second // reports are 5 s apart
 	for began := time.Now(); ; {
 		var all []realm
-		if err := json.Unmarshal([]byte(s.Must(t, "usage", "--json", string(defaultRealm))), &all); err != nil {
+		if err := json.Unmarshal([]byte(s.Must(t, "-r", string(defaultRealm), "usage", "--json")), &all); err != nil {
 			t.Fatal(err)
 		}
 		if len(all) == 1 && all[0].Services.Named.Requests >= 20 && all[0].Services.Named.CPU > 0 && all[0].Services.S3d.Requests >= 20 && all[0].Services.S3d.In >= 20*40<<10 && all[0].Services.S3d.CPU > 0 {
