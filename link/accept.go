@@ -103,7 +103,7 @@ func (n *Node) accept(ctx context.Context, raw net.Conn, ready func()) {
 		}
 		return
 	}
-	l, err := n.agree(conn)
+	l, err := n.agree(ctx, conn)
 	if err != nil {
 		n.refused(raw, err)
 		return
@@ -124,12 +124,12 @@ func (n *Node) accept(ctx context.Context, raw net.Conn, ready func()) {
 }
 
 // agree reads the hello and answers it. The hello is read in any case, because closing a socket with unread bytes would take the refusal from the peer.
-func (n *Node) agree(conn *tls.Conn) (*Link, error) {
+func (n *Node) agree(ctx context.Context, conn *tls.Conn) (*Link, error) {
 	payload, err := readFrame(conn, frameMax)
 	if err != nil {
 		return nil, sigma.Wrap("link.agree", "", err)
 	}
-	l, err := n.judge(conn, payload)
+	l, err := n.judge(ctx, conn, payload)
 	now := n.cfg.Identity.Now()
 	a := &answer{Version: VersionMost, Clock: now}
 	if err != nil {
@@ -154,9 +154,9 @@ func (n *Node) agree(conn *tls.Conn) (*Link, error) {
 }
 
 // judge decides about a hello. Who the peer is comes first: nothing it says matters before.
-func (n *Node) judge(conn *tls.Conn, payload []byte) (*Link, error) {
+func (n *Node) judge(ctx context.Context, conn *tls.Conn, payload []byte) (*Link, error) {
 	const op = "link.judge"
-	peer, stale := n.cfg.Identity.Admit(conn.ConnectionState())
+	peer, stale := n.admit(ctx, conn)
 	if stale != nil && sigma.KindOf(stale) != sigma.KindStale {
 		return nil, stale
 	}

@@ -86,7 +86,7 @@ func (n *Node) greet(ctx context.Context, conn *tls.Conn, want sigma.MachineID, 
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
-	peer, err := n.cfg.Identity.Admit(conn.ConnectionState())
+	peer, err := n.admit(ctx, conn)
 	if sigma.KindOf(err) == sigma.KindStale && n.standing(peer, target) == nil {
 		err = nil
 	}

@@ -31,6 +31,7 @@ import (
 const (
 	handshakeMax   = 5 * time.Second    // from the first byte to the end of the hello: some round trips across the world and a busy processor
 	connectMax     = 2 * time.Second    // for TCP's part of dialling, two retransmissions of a SYN among it
+	hearMax        = time.Second        // that a handshake waits until this machine has heard of a peer that was certified a moment ago
 	enrolMax       = 30 * time.Second   // an enrolment is decided by another machine, and committed
 	handshakesMax  = 256                // that are under way at once; each costs a socket and about 50 KiB
 	handshakesFrom = 32                 // of them from one address
@@ -236,6 +237,25 @@ func (n *Node) enter(l *Link) error {
 		return err
 	}
 	return nil
+}
+
+// admit says who is at the other end of a connection and whether it is a member (identity.Identity.Admit). A peer whose certificate is younger than what this machine has heard of members is one that was certified
+// a moment ago: it need not be turned away, only waited for, hearMax at most.
+func (n *Node) admit(ctx context.Context, conn *tls.Conn) (identity.Subject, error) {
+	ctx, cancel := context.WithTimeout(ctx, hearMax)
+	defer cancel()
+	for {
+		changed := n.cfg.Identity.Roster().Changed() // before the look, so that none is missed
+		peer, err := n.cfg.Identity.Admit(conn.ConnectionState())
+		if err == nil || sigma.KindOf(err) != sigma.KindUnavailable {
+			return peer, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return peer, err
+		}
+	}
 }
 
 // standing says whether a peer may have a link to such a target by the roster.

@@ -335,6 +335,40 @@ func TestBackoff(t *testing.T) {
 	})
 }
 
+// A machine that was certified a moment ago is waited for by one that has not heard of it yet, and refused in words if it stays unheard of.
+func TestHeardOfLater(t *testing.T) {
+	s := newSystem(t)
+	m2 := s.join("m2")
+	s.mu.Lock()
+	delete(s.hosts, "m2") // it hears of nothing
+	s.mu.Unlock()
+	m3 := s.join("m3")
+	dial := func(from *host_, to sigma.MachineID) error {
+		l, err := from.node.Dial(t.Context(), to, Target{ToService, "x"}, sigma.Principal{Realm: "default"})
+		if err == nil {
+			l.Close()
+		}
+		return err
+	}
+	if err := dial(m3, "m2"); sigma.KindOf(err) != sigma.KindUnavailable || !strings.Contains(err.Error(), "not yet heard of machine m3") {
+		t.Errorf("m2 has not heard of m3: %v", err)
+	}
+	answered := make(chan error)
+	go func() {
+		var err error
+		for err = dial(m3, "m2"); err != nil && strings.Contains(err.Error(), "not yet heard"); err = dial(m3, "m2") { // this host may be that slow
+		}
+		answered <- err
+	}()
+	s.mu.Lock()
+	s.hosts["m2"] = m2
+	s.mu.Unlock()
+	s.publish()
+	if err := <-answered; err != nil {
+		t.Errorf("m2 has heard of m3: %v", err)
+	}
+}
+
 // Goal: links end as soon as the roster no longer holds their peer, whichever side dialled, and no other links do.
 func TestRemovedAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, _ *pipes, m1, m2 *Node, roster *identity.Roster) {
