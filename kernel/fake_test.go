@@ -14,6 +14,7 @@ import (
 
 	"sigmaos.dev/besched"
 	"sigmaos.dev/launch"
+	"sigmaos.dev/lcsched"
 	"sigmaos.dev/memfs"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -464,6 +465,8 @@ func (p *fakeProc) serve() {
 		tree = treekit.Admin{Tree: p.m.objects, Realms: p.m.objects}
 	case serviceMachined:
 		tree = p.m.machined
+	case serviceLcsched:
+		tree = lcsched.NewService() // which nobody elects
 	case serviceBesched:
 		s := besched.NewService()
 		p.m.mu.Lock()

@@ -278,6 +278,40 @@ func TestRestarts(t *testing.T) {
 	others.Wait()
 }
 
+// Goal: the leases of a service end with its session, though the launcher has told before that the service is no more; else who stands for its election next waits until the lease of the dead expires.
+func TestLeasesOfADeadService(t *testing.T) {
+	m := bootAs(t, Config{Machine: "m1"}, func(*machine) {}, serviceNamed, serviceBesched, serviceS3, serviceLcsched)
+	s := m.k.services[serviceLcsched]
+	incarnation := func() sigma.ProcID {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.id
+	}
+	id := incarnation()
+	c, end := m.session(sigma.Principal{Realm: sigma.SystemRealm, Proc: id})
+	root, err := c.Attach(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := root.(sigma.Leaser).Lease(t.Context(), time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := root.(sigma.Putter).Put(t.Context(), []string{"leader"}, nil, sigma.PutOptions{Lease: lease}); err != nil {
+		t.Fatal(err)
+	}
+	m.kill(serviceLcsched)
+	eventually(t, "the service is another", func() bool { return incarnation() != id })
+	end()
+	names, err := m.realms.Attach(t.Context(), sigma.Principal{Realm: sigma.SystemRealm}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := names.Walk(t.Context(), []string{"leader"}); sigma.KindOf(err) != sigma.KindNotFound || err == nil {
+		t.Errorf("its file is there: %v", err)
+	}
+}
+
 // Goal: of a realm that is removed while procs are spawned in it nothing is left: no proc, no session, nothing a realm of the same name could see later.
 func TestRemoveRealm(t *testing.T) {
 	m := boot(t)

@@ -87,8 +87,11 @@ func (t *tree) release() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.k.ctx), reconnectMax)
 	defer cancel()
 	for id, realm := range leases {
-		r := &root{tree: t, realm: realm}
-		if err := r.Revoke(ctx, id); err != nil {
+		n, err := (&root{tree: t, realm: realm}).kept(ctx)
+		if err == nil {
+			err = n.(sigma.Leaser).Revoke(ctx, id)
+		}
+		if err != nil {
 			t.k.cfg.Log.Debug("lease left to expire", "realm", realm, "err", err)
 		}
 	}
@@ -149,6 +152,11 @@ func (r *root) named(ctx context.Context) (sigma.File, error) {
 	if r.realm == sigma.SystemRealm && !r.tree.isService(serviceMachined) && !r.tree.isService(serviceLcsched) { // the latter for its election
 		return nil, sigma.Errorf("kernel.root", sigma.KindNotFound, "the realm system keeps no names")
 	}
+	return r.kept(ctx)
+}
+
+// kept is named for ourselves: when the session of a service ends, the launcher may have told before that the service is no more.
+func (r *root) kept(ctx context.Context) (sigma.File, error) {
 	if r.realm == sigma.SystemRealm {
 		n, err := r.tree.k.systemNamed(ctx)
 		if err != nil {
