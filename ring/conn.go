@@ -275,7 +275,9 @@ type Stats struct {
 
 // Stats waits for a Read and a Write that are under way on the ring, but for none that sleeps.
 func (c *Conn) Stats() Stats {
+	c.mu.Lock() // the meter may go with the connection
 	all := c.carried()
+	c.mu.Unlock()
 	return Stats{
 		Reading: transportOf(c.in.inRing.Load()), Writing: transportOf(c.out.inRing.Load()),
 		BytesRead: all.Received, BytesWritten: all.Sent,

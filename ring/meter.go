@@ -67,16 +67,17 @@ func NewMeter() (*os.File, error) { return newMemory("meter", MeterBytes) }
 
 // meter is a mapped one.
 type meter struct {
-	head  *meterHead
-	slots []slot
-
 	mu     sync.Mutex
-	free   []*slot // mu
-	used   int     // mu; slots that were ever used
-	serial uint64  // mu
+	mapped []byte     // mu; nil when it is over
+	head   *meterHead // mu
+	slots  []slot     // mu; one that was taken is its connection's
+	free   []*slot    // mu
+	used   int        // mu; slots that were ever used
+	serial uint64     // mu
+	old    bool       // mu; nobody reads it any more, and no connection takes a slot
 }
 
-// mapMeter maps a file of NewMeter, for good, which stays the caller's.
+// mapMeter maps a file of NewMeter, which stays the caller's, until it is old and no connection has a slot of it.
 func mapMeter(f *os.File) (*meter, error) {
 	b, err := mapSealed(f, MeterBytes)
 	if err != nil {
@@ -85,7 +86,23 @@ func mapMeter(f *os.File) (*meter, error) {
 	// SAFETY: b begins at a page, is as long as the slots, and they are made of integers only; the compiler cannot know that mapped memory has this shape.
 	all := unsafe.Slice((*slot)(unsafe.Pointer(unsafe.SliceData(b))), MeterBytes/slotBytes)
 	// SAFETY: as above; the head is no longer than a slot.
-	return &meter{head: (*meterHead)(unsafe.Pointer(&all[0])), slots: all[1:]}, nil
+	return &meter{mapped: b, head: (*meterHead)(unsafe.Pointer(&all[0])), slots: all[1:]}, nil
+}
+
+// retire notes that there is a newer one.
+func (m *meter) retire() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.old = true
+	m.unmapLocked()
+}
+
+// unmapLocked ends what nobody uses.
+func (m *meter) unmapLocked() {
+	if m.old && m.mapped != nil && len(m.free) == m.used {
+		unix.Munmap(m.mapped)
+		m.mapped, m.head, m.slots, m.free = nil, nil, nil, nil
+	}
 }
 
 // take gives a connection a slot; nil if there is none.
@@ -93,7 +110,9 @@ func (m *meter) take(inode uint64) *slot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var s *slot
-	if n := len(m.free); n > 0 {
+	if m.old {
+		return nil
+	} else if n := len(m.free); n > 0 {
 		s, m.free = m.free[n-1], m.free[:n-1]
 	} else if m.used < len(m.slots) {
 		s = &m.slots[m.used]
@@ -114,6 +133,9 @@ func (m *meter) take(inode uint64) *slot {
 func (m *meter) end(s *slot, c Carried) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.mapped == nil { // without a slot, and too late
+		return
+	}
 	g := m.head.generation.Load()
 	now, next := &m.head.totals[g%2], &m.head.totals[(g+1)%2]
 	next.sent.Store(now.sent.Load() + c.Sent)
@@ -131,6 +153,7 @@ func (m *meter) end(s *slot, c Carried) {
 	if s != nil {
 		s.serial.Store(0)
 		m.free = append(m.free, s)
+		m.unmapLocked()
 	}
 }
 
@@ -248,7 +271,7 @@ func (s *Set) ended(conn *Conn, own *meter, at *slot, c Carried) {
 	}
 }
 
-// Renew has a new meter asked for, of a machine that has begun anew and knows nothing of the one before. Connections that count there go on doing so; of those to come, and of those that have no place yet, the machine hears again.
+// Renew has a new meter asked for, of a machine that has begun anew and knows nothing of the one before. Connections that count there go on doing so, and with the last of them it goes; of those to come, and of those that have no place yet, the machine hears again.
 func (s *Set) Renew() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -260,7 +283,9 @@ func (s *Set) Renew() {
 	if s.meter.Load() == nil && !s.meterless.Load() || s.cfg.Meter == nil { // none was there yet
 		return
 	}
-	s.meter.Store(nil)
+	if m := s.meter.Swap(nil); m != nil {
+		m.retire()
+	}
 	s.meterless.Store(false)
 	s.tasks.Go(s.askMeter)
 }

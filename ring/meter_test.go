@@ -2,8 +2,11 @@ package ring
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
+	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -177,6 +180,9 @@ func TestMeterRenewed(t *testing.T) {
 	say(t, old, peer, "before")
 	set.Renew()
 	set.Renew() // it is being asked for
+	if n := mappings(t, first); n != 1 {
+		t.Errorf("the one before, in which a connection counts, is mapped %d times", n)
+	}
 	short, other := metered(t, set)
 	say(t, short, other, "abc")
 	short.Close()
@@ -186,6 +192,9 @@ func TestMeterRenewed(t *testing.T) {
 	set.tasks.Wait()
 	say(t, old, peer, "later")
 	old.Close()
+	if n := mappings(t, first); n != 0 {
+		t.Errorf("the one before, which nobody uses, is mapped %d times", n)
+	}
 	say(t, young, its, "again")
 	for _, c := range []struct {
 		f    *os.File
@@ -194,6 +203,88 @@ func TestMeterRenewed(t *testing.T) {
 	}{{first, Carried{Sent: 11, Writes: 2}, 0}, {second, Carried{Sent: 13, Writes: 3}, 1}} {
 		if all, open, err := ReadMeter(c.f); err != nil || all != c.want || len(open) != c.open {
 			t.Errorf("got %+v, %d open, %v, want %+v, %d", all, len(open), err, c.want, c.open)
+		}
+	}
+}
+
+// mappings is how often the program has a file mapped.
+func mappings(t *testing.T, f *os.File) (n int) {
+	t.Helper()
+	var st syscall.Stat_t
+	if err := syscall.Fstat(int(f.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(maps)) {
+		if words := strings.Fields(line); len(words) > 4 && words[4] == fmt.Sprint(st.Ino) {
+			n++
+		}
+	}
+	return n
+}
+
+// TestMeterRenewedBusy: whatever connections do while the machine begins anew, and anew, nobody uses a meter that is gone, and only the last one stays mapped.
+func TestMeterRenewedBusy(t *testing.T) {
+	const rounds = 20
+	var meters []*os.File
+	for range rounds + 1 {
+		meters = append(meters, newMeter(t))
+	}
+	next := atomic.Int32{}
+	set := NewSet(Config{Meter: func(context.Context) (*os.File, error) {
+		return dup(t, meters[min(int(next.Add(1))-1, rounds)]), nil
+	}})
+	t.Cleanup(set.Close)
+	var all sync.WaitGroup
+	over := make(chan struct{})
+	for range 3 {
+		all.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				x, y, err := session.FilePair(syscall.SOCK_STREAM)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				a, err := set.New(FileStream(x), Dialled, nil, nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				var watched sync.WaitGroup
+				watched.Go(func() {
+					for range 50 {
+						a.Stats()
+					}
+				})
+				for range 10 {
+					a.Write([]byte("x"))
+				}
+				a.Close()
+				watched.Wait()
+				y.Close()
+			}
+		})
+	}
+	for range rounds {
+		for set.meter.Load() == nil {
+			runtime.Gosched()
+		}
+		set.Renew()
+	}
+	close(over)
+	all.Wait()
+	set.tasks.Wait()
+	for i, f := range meters {
+		if n := mappings(t, f); n != 0 && (i != int(next.Load())-1 || n != 1) {
+			t.Errorf("meter %d of %d is mapped %d times", i, next.Load(), n)
 		}
 	}
 }
