@@ -144,9 +144,11 @@ func (x *Proxy) eventLocked(what string, c Connection) {
 	x.conns.next = (x.conns.next + 1) % eventsMost
 }
 
+// dropLocked forgets a connection that is over. Whoever had its memory has no use for it, and needs not tell.
 func (x *Proxy) dropLocked(c *connection) {
 	delete(x.conns.all, c.Number)
 	for _, e := range c.ends {
+		x.dropRingLocked(e.proc, c.Number)
 		if of := x.conns.of[e.proc]; of != nil {
 			if delete(of, c.Number); len(of) == 0 {
 				delete(x.conns.of, e.proc)
@@ -242,6 +244,7 @@ func (x *Proxy) Reconcile(id sigma.ProcID, asked []Open, found map[uint64]bool) 
 			}
 			if e.proc == id && e.inode == o.Inode && !e.since.IsZero() && e.since.Before(by) && !(i == int(ring.Accepted) && x.lateLocked(c)) {
 				e.gone = true
+				x.dropRingLocked(id, c.Number)
 			}
 			if e.inode != 0 && !e.gone {
 				left++
@@ -251,7 +254,9 @@ func (x *Proxy) Reconcile(id sigma.ProcID, asked []Open, found map[uint64]bool) 
 			x.dropLocked(c)
 		}
 	}
-	x.conns.look[id] = 2*len(x.conns.of[id]) + crowdedFirst
+	if n := len(x.conns.of[id]); n > 0 {
+		x.conns.look[id] = 2*n + crowdedFirst
+	}
 }
 
 // lateLocked says that a connection may still be in its listener's socket.

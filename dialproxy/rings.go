@@ -141,6 +141,7 @@ func (x *Proxy) Ring(p sigma.Principal, t Ticket) (*os.File, error) {
 		return x.giveLocked(r, side)
 	case r == nil && x.fullLocked(is.Realm), len(x.rings.of[p.Proc]) >= RingsOfProc:
 		fresh.Close()
+		x.crowdLocked(p.Proc) // somebody sees which of them still are
 		return nil, sigma.Errorf(op, sigma.KindBusy, "%d connections of this proc have memory, %d of its realm, %d of all", len(x.rings.of[p.Proc]), x.rings.used[is.Realm], len(x.rings.all))
 	case r == nil:
 		r = &shared{file: fresh, realm: is.Realm, to: is.Procs[ring.Accepted]}

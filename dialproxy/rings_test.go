@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"sigmaos.dev/sigma"
 )
@@ -186,7 +187,7 @@ func TestEarly(t *testing.T) {
 	}
 	x.close(x.listeners[e.ID])
 	x.CloseProc(client.Proc)
-	if _, err := x.Ring(server, a); sigma.KindOf(err) != sigma.KindExists || len(x.rings.all) != 1 {
+	if _, err := x.Ring(server, a); sigma.KindOf(err) != sigma.KindUnavailable || len(x.rings.all) != 0 {
 		t.Errorf("got %v, and %d memories are kept", err, len(x.rings.all))
 	}
 	x.CloseProc(server.Proc)
@@ -214,5 +215,51 @@ func TestRingsOfRealm(t *testing.T) {
 	}
 	if n := x.Rings(client.Realm); n != RingsOfRealm {
 		t.Errorf("%d are counted", n)
+	}
+}
+
+// Who does not say that it needs the memory of a connection no more loses it with the connection; it is looked for who has too many.
+func TestRingForgotten(t *testing.T) {
+	x := New("m")
+	e := listen(t, x, server, false)
+	for i := range RingsOfProc {
+		d, a := connected(t, x, e, client)
+		for p, ticket := range map[*sigma.Principal]Ticket{&client: d, &server: a} {
+			f, err := x.Ring(*p, ticket)
+			if err != nil {
+				t.Fatal(i, err)
+			}
+			f.Close()
+		}
+	}
+	d, _ := connected(t, x, e, client)
+	if _, err := x.Ring(client, d); sigma.KindOf(err) != sigma.KindBusy {
+		t.Fatalf("one more than a proc may have: %v", err)
+	}
+	select {
+	case id := <-x.Crowded():
+		if id != client.Proc {
+			t.Errorf("it is looked at %s", id)
+		}
+	default:
+		t.Error("nobody looks which connections still are")
+	}
+	x.mu.Lock()
+	for _, c := range x.conns.all {
+		for i := range c.ends {
+			c.ends[i].since = time.Now().Add(-time.Hour)
+		}
+	}
+	x.mu.Unlock()
+	x.Reconcile(client.Proc, x.Of(client.Proc), nil)
+	if n := len(x.rings.of[client.Proc]); n != 0 || x.Rings("a") != RingsOfProc {
+		t.Errorf("the client has closed all and holds %d; %d in all", n, x.Rings("a"))
+	}
+	x.Reconcile(server.Proc, x.Of(server.Proc), nil)
+	if n := x.Rings("a"); n != 0 || len(x.rings.all) != 0 || len(x.rings.of) != 0 {
+		t.Errorf("both have closed all, and %d are left", n)
+	}
+	if err := x.EndRing(client, d); err != nil {
+		t.Errorf("to say so late: %v", err)
 	}
 }

@@ -268,7 +268,10 @@ func (l *listener) receive() bool {
 	}
 	var a sigmap.Arrival
 	if err := sigmap.Parse(l.buf[:n], func(c *sigmap.Coder) { c.Arrival(&a) }); err != nil || flags&(syscall.MSG_CTRUNC|syscall.MSG_TRUNC) != 0 { // this proc has no descriptors left
-		session.CloseFiles(files)
+		if err != nil {
+			a.Tickets = nil
+		}
+		l.c.discard(files, a.Tickets, true)
 		return true
 	}
 	if a.Pool != 0 {
@@ -276,7 +279,7 @@ func (l *listener) receive() bool {
 	} else if len(files) > 0 && len(a.Tickets) == 1 {
 		l.queue = append(l.queue, arrived{files, a.From, a.Tickets[0], false})
 	} else {
-		session.CloseFiles(files)
+		l.c.discard(files, a.Tickets, false)
 	}
 	return true
 }
@@ -321,7 +324,7 @@ func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
 	}
 	n := len(a.Tickets)
 	if of == nil || len(files) != n && len(files) != 2*n {
-		session.CloseFiles(files)
+		l.c.discard(files, a.Tickets, false)
 		l.drop(of)
 		return
 	}
@@ -329,6 +332,10 @@ func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
 		one := arrived{files[i : i+1 : i+1], a.From, a.Tickets[i], of.far}
 		if len(files) > n { // their memory is behind the sockets
 			one.files = append(one.files, files[n+i])
+		}
+		if _, is := of.ready[a.First+uint64(i)]; is { // its dialler may have begun that one
+			l.refuse(one)
+			continue
 		}
 		of.ready[a.First+uint64(i)] = one
 	}

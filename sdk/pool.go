@@ -77,6 +77,16 @@ func (m *made) close(c *Client) {
 	}
 }
 
+// discard closes connections that nobody gets. Of their memory, which comes behind the sockets or was lost on the way, sigmad is told that it is not needed.
+func (c *Client) discard(files []*os.File, tickets []string, lost bool) {
+	session.CloseFiles(files)
+	for _, t := range tickets {
+		if t != "" && (lost || len(files) == 2*len(tickets)) {
+			c.releaseRing([]byte(t))
+		}
+	}
+}
+
 // gone says that it has ended: it was taken back, or its peer is gone.
 func (m *made) gone() bool {
 	raw, err := m.file.SyscallConn()
@@ -246,7 +256,7 @@ func (p *pool) ask() {
 	}
 	n := len(grant.Tickets)
 	if err != nil || p.line == nil || n == 0 || len(files) != n && len(files) != 2*n {
-		session.CloseFiles(files)
+		p.c.discard(files, grant.Tickets, false)
 		p.not = time.Now().Add(poolAgain)
 		if sigma.KindOf(err) == sigma.KindUnsupported {
 			p.not = time.Now().Add(poolNever)

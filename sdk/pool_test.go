@@ -3,6 +3,7 @@ package sdk
 import (
 	"context"
 	"encoding/binary"
+	"io"
 	"os"
 	"sync"
 	"syscall"
@@ -242,6 +243,93 @@ func (l *losing) Call(_ context.Context, _ string, payload []byte, _ []*os.File)
 		err = sigma.Errorf("sdk.test", sigma.KindLost, "the answer is lost")
 	}
 	return nil, nil, err
+}
+
+// released notes the tickets whose memory is given back; to what is asked it answers with files.
+type released struct {
+	tickets chan string
+	grant   sigmap.PoolGrant
+	files   []*os.File
+}
+
+func (r *released) Call(_ context.Context, method string, payload []byte, _ []*os.File) ([]byte, []*os.File, error) {
+	if method == sigmap.CallEndRing {
+		var t string
+		err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&t) })
+		r.tickets <- t
+		return nil, nil, err
+	}
+	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.PoolGrant(&r.grant) })
+	return reply, r.files, err
+}
+
+// TestPoolDiscarded: wherever connections that came with memory are thrown away, sigmad is told that the memory is not needed.
+func TestPoolDiscarded(t *testing.T) {
+	tickets := []string{"one", "two"}
+	sockets := func(m *machine, n int) (files []*os.File) {
+		for range n {
+			_, theirs := m.pair(syscall.SOCK_STREAM)
+			files = append(files, theirs)
+		}
+		return files
+	}
+	for what, discard := range map[string]func(m *machine, sigmad *released){
+		"an answer without a line, which the dialler has not": func(m *machine, sigmad *released) {
+			sigmad.grant, sigmad.files = sigmap.PoolGrant{First: 1, Tickets: tickets}, sockets(m, 4)
+			p := &pool{c: m.l.c, e: sigma.Endpoint{Realm: "r", Machine: "m", Proc: "q", ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormStream}}
+			p.ask()
+		},
+		"more for a line that the listener has not": func(m *machine, _ *released) {
+			m.send(sigmap.Arrival{Pool: 9, First: 1, Tickets: tickets}, sockets(m, 4)...)
+			m.l.receive()
+		},
+		"what the listener has no descriptors for": func(m *machine, _ *released) {
+			m.l.oob = m.l.oob[:syscall.CmsgSpace(4*3)]
+			m.send(sigmap.Arrival{Pool: 9, First: 1, Tickets: tickets}, sockets(m, 4)...)
+			m.l.receive()
+		},
+		"dialled connections as there are none": func(m *machine, _ *released) {
+			m.send(sigmap.Arrival{Tickets: tickets}, sockets(m, 4)...)
+			m.l.receive()
+		},
+	} {
+		sigmad := &released{tickets: make(chan string, 8)}
+		m := newMachine(t)
+		m.l.c = &Client{session: &session.Client{}, files: map[string]sigma.Caller{sigmap.FileEndpoints: sigmad}}
+		discard(m, sigmad)
+		got := map[string]bool{}
+		for late := time.After(30 * time.Second); len(got) < 2; {
+			select {
+			case ticket := <-sigmad.tickets:
+				got[ticket] = true
+				continue
+			case <-late:
+				t.Errorf("%s: the memory of %v is given back only", what, got)
+			}
+			break
+		}
+	}
+}
+
+// TestPoolTwice: a connection that comes under the number of another that has not begun is closed; that one begins.
+func TestPoolTwice(t *testing.T) {
+	m := newMachine(t)
+	p := m.pool(1, 2)
+	mine, theirs := m.pair(syscall.SOCK_STREAM)
+	m.send(sigmap.Arrival{Pool: 1, First: 1, Tickets: []string{""}}, theirs)
+	for m.l.receive() {
+	}
+	mine.SetReadDeadline(time.Now().Add(30 * time.Second))
+	if n, err := mine.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("the later one says %d, %v", n, err)
+	}
+	if !begins(p, 1) {
+		t.Error("the earlier one does not begin")
+	}
+	m.end(p)
+	if n := m.accepted(map[byte]bool{1: true}); n != 1 {
+		t.Errorf("%d are accepted", n)
+	}
 }
 
 // TestLines: what a dialler says wrong costs it its line, or nothing; another's connections begin as before, and those that were dialled come too.
