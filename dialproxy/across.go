@@ -23,10 +23,10 @@ type Away struct {
 	Count int      // connections; 0 = none are wanted
 	Line  bool     // and a line
 	Begun []uint64 // of before, which the other machine has to be told
-	own   *pool    // that it is for; nil = a new one
+	own   *pool    // that it is for; nil = there is none any more
 }
 
-// AskAway takes note of what p says of its pool for an endpoint of another machine, and says what is to be made; TakeAway follows if that is anything. Errors are those of Pool.
+// AskAway takes note of what p says of its pool for an endpoint of another machine, and says what is to be made. A new pool counts from then on, so TakeAway or FailAway follows if there is anything to make; if not, ToldAway if the other machine was told what has begun. Errors are those of Pool.
 func (x *Proxy) AskAway(p sigma.Principal, ask sigmap.PoolAsk) (a Away, err error) {
 	const op = "dialproxy.Pool"
 	e := ask.Endpoint
@@ -40,14 +40,16 @@ func (x *Proxy) AskAway(p sigma.Principal, ask sigmap.PoolAsk) (a Away, err erro
 		for number := range own.ready {
 			if !slices.Contains(ask.Unused, number) {
 				x.beganLocked(own, number)
-				a.Begun = append(a.Begun, number)
+				own.untold = append(own.untold, number)
 			}
 		}
-		if ask.Over || nowait.Gone(own.line) {
+		a.Begun = slices.Clone(own.untold)
+		if ask.Over || own.line >= 0 && nowait.Gone(own.line) {
 			x.leaveAwayLocked(own, e.ID)
 			own = nil
 		}
 	}
+	a.own = own
 	n := min(int(ask.Count), poolBatch, sigmap.PoolMost-len(ask.Unused))
 	switch {
 	case ask.Over || n <= 0:
@@ -60,50 +62,38 @@ func (x *Proxy) AskAway(p sigma.Principal, ask sigmap.PoolAsk) (a Away, err erro
 	if err := x.manyLocked(p.Proc); err != nil {
 		return a, err
 	}
-	if own != nil {
-		own.asking = true
-	}
-	a.First, a.Count, a.Line, a.own = x.rings.last+1, n, own == nil, own
-	x.rings.last += uint64(n)
-	return a, nil
-}
-
-// TakeAway notes what was made for AskAway: p's ends, the line's first if there is one; of none, that there are none. The files stay the caller's. ctx is that of p's session: one that has ended has no pool any more.
-func (x *Proxy) TakeAway(ctx context.Context, p sigma.Principal, e sigma.Endpoint, other sigma.Life, a Away, files []*os.File) (*sigmap.PoolGrant, error) {
-	const op = "dialproxy.Pool"
-	inodes := make([]uint64, len(files))
-	for i, f := range files {
-		inodes[i] = inodeOf(f)
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	own := x.pools.away[p.Proc][e.ID]
-	if a.own != nil {
-		a.own.asking = false
-	}
-	switch {
-	case len(files) == 0:
-		return nil, nil
-	case ctx.Err() != nil:
-		return nil, sigma.Wrap(op, "", ctx.Err())
-	case !a.Line && (own == nil || own != a.own):
-		return nil, sigma.Errorf(op, sigma.KindUnavailable, "the line has ended meanwhile")
-	}
-	if a.Line {
-		if own != nil {
-			x.leaveAwayLocked(own, e.ID)
-		}
-		line, err := unix.FcntlInt(files[0].Fd(), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			return nil, sigma.Wrap(op, "", os.NewSyscallError("fcntl", err))
-		}
-		own = &pool{from: dialler{x.machine, p.Proc}, line: line, ready: map[uint64]uint64{}, other: other, realm: p.Realm}
+	if own == nil {
+		own = &pool{from: dialler{x.machine, p.Proc}, line: -1, ready: map[uint64]uint64{}, realm: p.Realm}
 		if x.pools.away[p.Proc] == nil {
 			x.pools.away[p.Proc] = map[sigma.EndpointID]*pool{}
 		}
 		x.pools.away[p.Proc][e.ID] = own
 		x.pools.all++
 		x.pools.of[p.Realm]++
+		a.Line, n = true, min(n, poolBatch-1)
+	}
+	own.asking = true
+	a.First, a.Count, a.own = x.rings.last+1, n, own
+	x.rings.last += uint64(n)
+	return a, nil
+}
+
+// TakeAway notes what was made for AskAway: p's ends, the line's first if there is one. The files stay the caller's. ctx is that of p's session: one that has ended has no pool any more. After an error there is no pool.
+func (x *Proxy) TakeAway(ctx context.Context, p sigma.Principal, e sigma.Endpoint, other sigma.Life, a Away, files []*os.File) (*sigmap.PoolGrant, error) {
+	inodes := make([]uint64, len(files))
+	for i, f := range files {
+		inodes[i] = inodeOf(f)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err := x.mayTakeLocked(ctx, p, e, a, files); err != nil {
+		x.leaveAwayLocked(a.own, e.ID) // or the listener would hold for ever what nobody has
+		return nil, err
+	}
+	own := a.own
+	own.asking, own.other = false, other
+	own.toldLocked(a.Begun)
+	if a.Line {
 		inodes = inodes[1:]
 	}
 	for i, inode := range inodes {
@@ -112,6 +102,55 @@ func (x *Proxy) TakeAway(ctx context.Context, p sigma.Principal, e sigma.Endpoin
 		x.noteAcross(p, e, other, number, ring.Dialled, end{proc: p.Proc, realm: p.Realm, inode: inode, since: time.Now()})
 	}
 	return &sigmap.PoolGrant{Line: a.Line, First: a.First, Tickets: make([]string, len(inodes))}, nil
+}
+
+// mayTakeLocked says why a batch that was made is not taken. Of a new pool it keeps the line.
+func (x *Proxy) mayTakeLocked(ctx context.Context, p sigma.Principal, e sigma.Endpoint, a Away, files []*os.File) error {
+	const op = "dialproxy.Pool"
+	n := a.Count
+	if a.Line {
+		n++
+	}
+	switch {
+	case ctx.Err() != nil:
+		return sigma.Wrap(op, "", ctx.Err())
+	case x.pools.away[p.Proc][e.ID] != a.own:
+		return sigma.Errorf(op, sigma.KindUnavailable, "the line has ended meanwhile")
+	case len(files) != n:
+		return sigma.Errorf(op, sigma.KindInvalid, "%d connections were made, not %d", len(files), n)
+	}
+	if err := x.manyLocked(p.Proc); err != nil || !a.Line {
+		return err
+	}
+	line, err := unix.FcntlInt(files[0].Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return sigma.Wrap(op, "", os.NewSyscallError("fcntl", err))
+	}
+	a.own.line = line
+	return nil
+}
+
+// FailAway notes that nothing was made for AskAway. refused: the other machine has said so; if not, its listener may have been given connections that are closed here by now, and the line ends, so that it does not hold them for ever.
+func (x *Proxy) FailAway(e sigma.Endpoint, a Away, refused bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	a.own.asking = false
+	if a.Line || !refused {
+		x.leaveAwayLocked(a.own, e.ID)
+	}
+}
+
+// ToldAway notes that the other machine was told which connections have begun.
+func (x *Proxy) ToldAway(a Away) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if a.own != nil {
+		a.own.toldLocked(a.Begun)
+	}
+}
+
+func (own *pool) toldLocked(begun []uint64) {
+	own.untold = slices.DeleteFunc(own.untold, func(number uint64) bool { return slices.Contains(begun, number) })
 }
 
 // heldMost is how many connections of one pool that have not begun, as far as is known here, a listener is given from another machine: what is said on the line may be late, after what it was lost with has been sent again.
@@ -130,7 +169,7 @@ func (x *Proxy) leaveAwayLocked(own *pool, e sigma.EndpointID) {
 	if of[e] != own {
 		return
 	}
-	x.endLocked(own, unix.SHUT_RDWR)
+	x.endLocked(own)
 	if delete(of, e); len(of) == 0 {
 		delete(x.pools.away, own.from.proc)
 	}
@@ -166,8 +205,10 @@ func (x *Proxy) PoolFrom(p sigma.Principal, e sigma.Endpoint, other sigma.Life, 
 	if err := x.mayPoolFromLocked(p, l, own == nil); err != nil {
 		return err
 	}
-	if own != nil && len(own.ready)+len(socks) > heldMost {
-		return sigma.Errorf(op, sigma.KindBusy, "%d connections of the pool have not begun", len(own.ready))
+	if own != nil {
+		if err := x.mayHoldLocked(own, l, first, len(socks)); err != nil {
+			return err
+		}
 	}
 	if own == nil {
 		x.rings.last++
@@ -228,6 +269,28 @@ func (x *Proxy) mayPoolFromLocked(p sigma.Principal, l *listener, fresh bool) er
 		return sigma.Errorf(op, sigma.KindBusy, "connections wait to be accepted there")
 	case fresh && (x.pools.all >= PoolsMax || x.pools.of[p.Realm] >= PoolsOf || len(l.pools) >= poolsAt):
 		return sigma.Errorf(op, sigma.KindBusy, "%d procs have connections in advance there, its realm %d", len(l.pools), x.pools.of[p.Realm])
+	}
+	return nil
+}
+
+// mayHoldLocked says why a listener gets no n further connections of a pool.
+func (x *Proxy) mayHoldLocked(own *pool, l *listener, first uint64, n int) error {
+	const op = "dialproxy.Pool"
+	for i := range n {
+		if _, is := own.ready[first+uint64(i)]; is {
+			return sigma.Errorf(op, sigma.KindInvalid, "%d is the number of a connection that has not begun", first+uint64(i))
+		}
+	}
+	if len(own.ready)+n > heldMost {
+		for number, here := range own.ready {
+			if x.conns.all[here] == nil { // both have closed it
+				delete(own.ready, number)
+			}
+		}
+	}
+	if len(own.ready)+n > heldMost {
+		x.crowdLocked(l.endpoint.Proc) // somebody sees which of them still are
+		return sigma.Errorf(op, sigma.KindBusy, "%d connections of the pool have not begun", len(own.ready))
 	}
 	return nil
 }

@@ -82,7 +82,7 @@ func across(t *testing.T, there, here *Proxy, ask sigmap.PoolAsk) ([]*os.File, *
 	err = here.PoolFrom(farClient, ask.Endpoint, farLife, a.First, a.Line, conns(theirs))
 	session.CloseFiles(theirs)
 	if err != nil {
-		there.TakeAway(t.Context(), farClient, ask.Endpoint, hereLife, a, nil)
+		there.FailAway(ask.Endpoint, a, sigma.KindOf(err) == sigma.KindBusy)
 		return nil, nil, err
 	}
 	g, err := there.TakeAway(t.Context(), farClient, ask.Endpoint, hereLife, a, mine)
@@ -152,8 +152,18 @@ func TestPoolAcross(t *testing.T) {
 	}
 	ended(t, theirs[0])
 	here.SweepPools(func(sigma.Life) bool { return false })
-	if here.Pools("a") != 0 || there.Pools("a") != 0 {
-		t.Errorf("%d and %d pools are left", here.Pools("a"), there.Pools("a"))
+	noPools(t, "at the end", here, there)
+}
+
+// noPools waits until none counts any more.
+func noPools(t *testing.T, when string, xs ...*Proxy) {
+	t.Helper()
+	for _, x := range xs {
+		for late := time.Now().Add(30 * time.Second); x.Pools("a") > 0; <-time.After(time.Millisecond) {
+			if time.Now().After(late) {
+				t.Fatalf("%s: %d pools are left at %s", when, x.Pools("a"), x.machine)
+			}
+		}
 	}
 }
 
@@ -237,6 +247,7 @@ func TestPoolAcrossOver(t *testing.T) {
 		},
 	} {
 		here, there := New("m"), New("n")
+		here.pools.linger = 100 * time.Millisecond
 		e, conn := pushed(t, here, server)
 		mine, g, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 1})
 		if err != nil {
@@ -262,13 +273,166 @@ func TestPoolAcrossOver(t *testing.T) {
 		there.SweepPools(func(sigma.Life) bool { return false })
 		ended(t, theirs[0])
 		here.SweepPools(func(sigma.Life) bool { return false })
-		if here.Pools("a") != 0 || there.Pools("a") != 0 {
-			t.Errorf("%s: %d and %d pools are left", what, here.Pools("a"), there.Pools("a"))
-		}
+		noPools(t, what, here, there)
 		if what == "dialler gone" {
 			if r, _ := ready(there); r != 0 {
 				t.Errorf("%s: %d connections are listed", what, r)
 			}
+		}
+	}
+}
+
+// What was lost is not held for ever: what has begun is told until it is known to have come, a batch of which nobody knows what became ends its pool, one that was refused does not; and at the bound what both have closed makes room.
+func TestPoolAcrossLost(t *testing.T) {
+	here, there := New("m"), New("n")
+	e, conn := pushed(t, here, server)
+	mine, g, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, theirs := receive(t, conn)
+	unused := []uint64{g.First + 1, g.First + 2}
+	ask := func(count uint32, begun int) Away {
+		t.Helper()
+		a, err := there.AskAway(farClient, sigmap.PoolAsk{Endpoint: e, Count: count, Unused: unused})
+		if err != nil || len(a.Begun) != begun {
+			t.Fatalf("%d are told to have begun, not %d; %v", len(a.Begun), begun, err)
+		}
+		return a
+	}
+	there.FailAway(e, ask(2, 1), true)
+	ask(0, 1)
+	there.ToldAway(ask(0, 1))
+	ask(0, 0)
+	unused = unused[1:]
+	if _, g, err = across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 2, Unused: unused}); err != nil {
+		t.Fatal(err)
+	}
+	receive(t, conn)
+	unused = append(unused, g.First, g.First+1)
+	ask(0, 0)
+
+	_, again := tcpPairs(t, 1)
+	if err := here.PoolFrom(farClient, e, farLife, g.First+1, false, conns(again)); sigma.KindOf(err) != sigma.KindInvalid {
+		t.Errorf("another connection of a number that has not begun: %v", err)
+	}
+	for full := false; !full; {
+		_, others := tcpPairs(t, 8)
+		there.mu.Lock()
+		there.rings.last += 8
+		first := there.rings.last - 7
+		there.mu.Unlock()
+		if err := here.PoolFrom(farClient, e, farLife, first, false, conns(others)); err == nil {
+			receive(t, conn)
+		} else if full = sigma.KindOf(err) == sigma.KindBusy; !full {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case id := <-here.Crowded():
+		if id != server.Proc {
+			t.Errorf("it is looked at %s", id)
+		}
+	default:
+		t.Error("nobody looks which connections still are")
+	}
+	here.mu.Lock()
+	for _, c := range here.conns.all {
+		for i := range c.ends {
+			c.ends[i].since = time.Now().Add(-time.Hour)
+		}
+	}
+	here.mu.Unlock()
+	here.Reconcile(server.Proc, here.Of(server.Proc), nil)
+	if _, g, err = across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 2, Unused: unused}); err != nil {
+		t.Fatalf("beside those that both have closed: %v", err)
+	}
+	unused = append(unused, g.First, g.First+1)
+
+	there.FailAway(e, ask(2, 0), false)
+	ended(t, theirs[0])
+	ended(t, mine[0])
+	noPools(t, "after a batch was lost", there)
+	if a := ask(2, 0); !a.Line {
+		t.Error("a pool that was lost goes on")
+	}
+}
+
+// What is being made counts: neither many at once nor one proc's two for one endpoint exceed what there may be; and who goes meanwhile leaves nothing.
+func TestPoolAcrossMaking(t *testing.T) {
+	there := New("n")
+	e := sigma.Endpoint{Realm: "a", Machine: "m", Proc: "s", ID: "e", Form: sigma.FormStream}
+	var making []Away
+	var es []sigma.Endpoint
+	for i := range poolsOfProc + 1 {
+		e.ID = sigma.EndpointID([]byte{'e', byte('A' + i)})
+		a, err := there.AskAway(farClient, sigmap.PoolAsk{Endpoint: e, Count: 1})
+		if i == poolsOfProc {
+			if sigma.KindOf(err) != sigma.KindBusy {
+				t.Errorf("one more than a proc may have: %v", err)
+			}
+			break
+		}
+		if err != nil || !a.Line {
+			t.Fatal(a, err)
+		}
+		making, es = append(making, a), append(es, e)
+	}
+	if _, err := there.AskAway(farClient, sigmap.PoolAsk{Endpoint: es[0], Count: 1}); sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("twice at a time: %v", err)
+	}
+	if _, err := there.AskAway(farClient, sigmap.PoolAsk{Endpoint: es[0], Over: true}); err != nil {
+		t.Fatal(err)
+	}
+	anew, err := there.AskAway(farClient, sigmap.PoolAsk{Endpoint: es[0], Count: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	take := func(e sigma.Endpoint, a Away) error {
+		mine, _ := tcpPairs(t, 2)
+		_, err := there.TakeAway(t.Context(), farClient, e, hereLife, a, mine)
+		return err
+	}
+	if err := take(es[0], making[0]); sigma.KindOf(err) != sigma.KindUnavailable {
+		t.Errorf("made for a pool that its proc has ended: %v", err)
+	}
+	if err := take(es[0], anew); err != nil {
+		t.Error(err)
+	}
+	there.CloseProc(farClient.Proc)
+	if err := take(es[1], making[1]); sigma.KindOf(err) != sigma.KindUnavailable {
+		t.Errorf("made for a proc that is gone: %v", err)
+	}
+	for i := 2; i < len(making); i++ {
+		there.FailAway(es[i], making[i], i%2 == 0)
+	}
+	if n := there.Pools("a"); n != 0 || there.pools.all != 0 || len(there.pools.away) != 0 {
+		t.Errorf("%d pools are left, %d of all", n, there.pools.all)
+	}
+}
+
+// A dialler that does not end its line when the listener has ended its direction has it ended, and until then it counts: so nobody has a listener hold more of them than there may be.
+func TestPoolAcrossLingers(t *testing.T) {
+	here, there := New("m"), New("n")
+	e, conn := pushed(t, here, server)
+	here.pools.linger = 200 * time.Millisecond
+	first, _, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, theirs := receive(t, conn)
+	there = New("n") // it knows nothing of before
+	if _, _, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if n := here.Pools("a"); n != 2 {
+		t.Errorf("%d pools count, one of them ending", n)
+	}
+	ended(t, first[0]) // which nobody closes
+	ended(t, theirs[0])
+	for late := time.Now().Add(30 * time.Second); here.Pools("a") != 1; <-time.After(time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatalf("%d pools count", here.Pools("a"))
 		}
 	}
 }

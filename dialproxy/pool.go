@@ -36,11 +36,12 @@ type dialler struct {
 type pool struct {
 	number uint64
 	from   dialler
-	line   int               // a duplicate of the dialler's end; of a pool with another machine, of the one that is here
+	line   int               // a duplicate of the dialler's end; of a pool with another machine, of the one that is here; -1 = it is being made
 	ready  map[uint64]uint64 // connections that have not begun, as the dialler said last: its numbers, and those here
 	other  sigma.Life        // of the machine at the other end; zero: this one
 	realm  sigma.RealmID
-	asking bool // of one that is dialled from here: a batch is being made
+	asking bool     // of one that is dialled from here: a batch is being made
+	untold []uint64 // of one that is dialled from here: what has begun, as far as the other machine may not know
 }
 
 // pools count them.
@@ -49,7 +50,12 @@ type pools struct {
 	of   map[sigma.RealmID]int                       // Proxy.mu
 	from map[sigma.ProcID]map[*listener]*pool        // Proxy.mu
 	away map[sigma.ProcID]map[sigma.EndpointID]*pool // Proxy.mu; to endpoints of other machines (across.go)
+
+	linger time.Duration // lineLinger
 }
+
+// lineLinger is how long another machine's line whose end was said goes on being heard by its listener, which itself hears it for half of that; then it ends, whatever the other machine does. Until then it counts.
+const lineLinger = 2 * time.Second
 
 // ofProc counts those that a proc of this machine dials with.
 func (c *pools) ofProc(id sigma.ProcID) int { return len(c.from[id]) + len(c.away[id]) }
@@ -281,11 +287,16 @@ func (x *Proxy) leaveLocked(own *pool, l *listener) {
 	if l.pools[own.from] != own {
 		return
 	}
-	how := unix.SHUT_RDWR // for all who have it
-	if own.other != (sigma.Life{}) {
-		how = unix.SHUT_WR // what is under way has begun: the listener's proc reads until the dialler has ended the other direction
+	if own.other == (sigma.Life{}) {
+		x.endLocked(own)
+	} else { // what is under way has begun: the listener's proc reads until the dialler has ended the other direction
+		unix.Shutdown(own.line, unix.SHUT_WR)
+		time.AfterFunc(x.pools.linger, func() {
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			x.endLocked(own)
+		})
 	}
-	x.endLocked(own, how)
 	delete(l.pools, own.from)
 	if of := x.pools.from[own.from.proc]; of[l] == own {
 		if delete(of, l); len(of) == 0 {
@@ -294,10 +305,12 @@ func (x *Proxy) leaveLocked(own *pool, l *listener) {
 	}
 }
 
-// endLocked ends a pool's line, and counts it no more.
-func (x *Proxy) endLocked(own *pool, how int) {
-	unix.Shutdown(own.line, how)
-	unix.Close(own.line)
+// endLocked ends a pool's line, for all who have it, and counts it no more.
+func (x *Proxy) endLocked(own *pool) {
+	if own.line >= 0 {
+		unix.Shutdown(own.line, unix.SHUT_RDWR)
+		unix.Close(own.line)
+	}
 	x.pools.all--
 	if x.pools.of[own.realm]--; x.pools.of[own.realm] == 0 {
 		delete(x.pools.of, own.realm)

@@ -31,18 +31,19 @@ func (k *Kernel) poolAway(ctx context.Context, who sigma.Principal, ask sigmap.P
 		return nil, nil, err
 	}
 	if a.Count == 0 {
-		if len(a.Begun) > 0 {
-			k.tellBegun(ctx, who, e, a.Begun)
+		if len(a.Begun) > 0 && k.tellBegun(ctx, who, e, a.Begun) {
+			k.proxy.ToldAway(a)
 		}
 		return &sigmap.PoolGrant{}, nil, nil
 	}
 	member, _ := k.id.Roster().Member(e.Machine)
 	other := sigma.Life{Machine: e.Machine, Incarnation: member.Incarnation}
 	files, err := k.dialBatch(ctx, who, e, a)
-	grant, e2 := k.proxy.TakeAway(ctx, who, e, other, a, files)
-	if err == nil {
-		err = e2
+	if err != nil {
+		k.proxy.FailAway(e, a, sigma.KindOf(err) == sigma.KindBusy)
+		return nil, nil, err
 	}
+	grant, err := k.proxy.TakeAway(ctx, who, e, other, a, files)
 	if err != nil {
 		session.CloseFiles(files)
 		return nil, nil, err
@@ -63,8 +64,8 @@ func (k *Kernel) dialBatch(ctx context.Context, who sigma.Principal, e sigma.End
 	defer done()
 	k.hearTCPEnds(k.ctx)
 	b := link.Batch{First: a.First, Line: a.Line, Count: uint8(a.Count), Begun: a.Begun}
-	if !a.Line { // the hello's connection is the first of them
-		b.Count--
+	if a.Line {
+		b.Count++
 	}
 	files, err := k.node.DialBatch(ctx, e.Machine, link.Target{Kind: link.ToEndpoint, Name: e.String()}, who, b)
 	if err == nil && k.isUrgent(who.Proc) {
@@ -75,8 +76,8 @@ func (k *Kernel) dialBatch(ctx context.Context, who sigma.Principal, e sigma.End
 	return files, err
 }
 
-// tellBegun tells the listener's machine which connections have begun. Nobody insists, so what fails to be told counts at the listener, which holds a bounded number, until its line ends.
-func (k *Kernel) tellBegun(ctx context.Context, who sigma.Principal, e sigma.Endpoint, begun []uint64) {
+// tellBegun tells the listener's machine which connections have begun. What fails to be told is told with the next ones, as long as there is the pool.
+func (k *Kernel) tellBegun(ctx context.Context, who sigma.Principal, e sigma.Endpoint, begun []uint64) bool {
 	err := k.ask(ctx, e.Machine, peerBegun, func(c *sigmap.Coder) {
 		c.RealmID(&who.Realm)
 		c.ProcID(&who.Proc)
@@ -86,6 +87,7 @@ func (k *Kernel) tellBegun(ctx context.Context, who sigma.Principal, e sigma.End
 	if err != nil {
 		k.cfg.Log.Debug("another machine was not told which connections have begun", "machine", e.Machine, "err", err)
 	}
+	return err == nil
 }
 
 // peerBegun answers peerBegun.

@@ -3,8 +3,8 @@ package link
 import (
 	"context"
 	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -19,19 +19,19 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-// A batch is several direct connections with one hello (docs/adr/0036): the dialler makes those that follow, each of which says for whom it is and no more, and then says hello for all of them on one that has waited.
+// A batch is several direct connections with one hello (docs/adr/0036): the dialler makes those that follow, each of which says for whom it is and no more, and then says hello for all of them on one that has waited, which ends with the answer: no proc has it.
 //
-//	dialler → "SGD2", 16 bytes name of a key, label (16 bytes), number in the batch (u8), MAC (32 bytes); nothing is answered
+//	dialler → "SGD2", 16 bytes name of a key, label (u64), number in the batch (u8), MAC (32 bytes); nothing is answered
 //
-// The MAC is HMAC-SHA-256 with the key over a label of this protocol's own, the batch's label, and the number. The hello, which is as fresh as any, names the label; a number is heard once, and what nobody says hello for ends.
+// The MAC is HMAC-SHA-256 with the key over a label of this protocol's own, the batch's label, and the number. The hello, which is as fresh as any, names the label; a number is heard once, and what nobody says hello for ends. A key's labels go up, so that of those that a hello was heard for only the last has to be known: nothing follows by it, or by one before, any more.
 
 // Sizes and limits of batches.
 const (
 	followMagic  = "SGD2"
-	labelBytes   = 16
+	labelBytes   = 8
 	followBytes  = keyName + labelBytes + 1 + macBytes
-	BatchMost    = 16              // connections that follow one hello
-	batchesMost  = 4               // of one key, that wait for their hello at once; the oldest makes room
+	BatchMost    = 16              // connections of one hello
+	batchesMost  = 4               // of one key, that wait for their hello at once, the oldest makes room; and hellos that wait for what follows them
 	followMax    = 5 * time.Second // what follows waits so long for its hello
 	followingMax = time.Second     // a hello waits so long for what follows it: that was said before it
 )
@@ -39,10 +39,10 @@ const (
 // Batch says that a direct connection stands for several.
 type Batch struct {
 	First uint64 // number of the first connection that can begin, as the dialler counts; the others have the next ones
-	Line  bool   // the connection of the hello is the one that says which begins; else it is the first of them
-	Count uint8  // how many follow it
+	Line  bool   // before the first there is one that says which begins
+	Count uint8  // how many there are, with that
 	Begun []uint64
-	label []byte
+	label uint64
 }
 
 // batchNumbersMost bounds Batch.Begun: what a dialler has not heard the other machine take note of.
@@ -52,7 +52,7 @@ func (b *Batch) code(c *sigmap.Coder) {
 	c.U64(&b.First)
 	c.Bool(&b.Line)
 	c.U8(&b.Count)
-	c.Data(&b.label)
+	c.U64(&b.label)
 	CodeNumbers(c, &b.Begun)
 }
 
@@ -72,7 +72,7 @@ func CodeNumbers(c *sigmap.Coder, v *[]uint64) {
 }
 
 func (b *Batch) check(op string) error {
-	if b.Count > BatchMost || b.Count == 0 && b.Line || len(b.label) != labelBytes {
+	if b.Count > BatchMost || b.Count == 0 || b.Count == 1 && b.Line {
 		return sigma.Errorf(op, sigma.KindInvalid, "a batch of %d connections cannot be", b.Count)
 	}
 	return nil
@@ -80,19 +80,24 @@ func (b *Batch) check(op string) error {
 
 // following are the connections of a batch that wait for its hello here.
 type following struct {
-	label [labelBytes]byte
+	label uint64
 	conns [BatchMost]*net.TCPConn // Node.mu
 	more  chan struct{}           // takes one: another came
 	end   *time.Timer
 }
 
 // proof is what one that follows says.
-func (k *directKey) proof(label []byte, number byte) []byte {
+func (k *directKey) proof(label uint64, number byte) []byte {
 	h := hmac.New(sha256.New, k.key[:])
 	io.WriteString(h, "sigma direct follow 1\x00")
-	h.Write(label)
-	h.Write([]byte{number})
+	h.Write(append(binary.LittleEndian.AppendUint64(nil, label), number))
 	return h.Sum(nil)
+}
+
+// follows is all that one says.
+func (k *directKey) follows(label uint64, number byte) []byte {
+	says := binary.LittleEndian.AppendUint64(append([]byte(followMagic), k.name[:]...), label)
+	return append(append(says, number), k.proof(label, number)...)
 }
 
 // acceptFollowing takes a connection that began with followMagic. It owns it; keep is called before it waits for its hello: false says that it was closed.
@@ -104,11 +109,11 @@ func (n *Node) acceptFollowing(raw net.Conn, keep func() bool) error {
 		raw.Close()
 		return sigma.Wrap(op, "", err)
 	}
-	name, label, number, proof := [keyName]byte(b[:]), [labelBytes]byte(b[keyName:]), b[keyName+labelBytes], b[followBytes-macBytes:]
+	name, label, number, proof := [keyName]byte(b[:]), binary.LittleEndian.Uint64(b[keyName:]), b[keyName+labelBytes], b[followBytes-macBytes:]
 	n.mu.Lock()
 	k := n.keys[name]
 	n.mu.Unlock()
-	if k == nil || number >= BatchMost || !hmac.Equal(proof, k.proof(label[:], number)) {
+	if k == nil || number >= BatchMost || !hmac.Equal(proof, k.proof(label, number)) {
 		conn.Close()
 		return sigma.Errorf(op, sigma.KindPermission, "a connection of a batch is not signed with the key of a link")
 	}
@@ -120,7 +125,7 @@ func (n *Node) acceptFollowing(raw net.Conn, keep func() bool) error {
 	n.mu.Lock()
 	var ended *following
 	f := k.find(label)
-	if f == nil && !k.over {
+	if f == nil && !k.over && label > k.heard {
 		if len(k.following) >= batchesMost {
 			ended, k.following = k.following[0], k.following[1:]
 		}
@@ -147,7 +152,7 @@ func (n *Node) acceptFollowing(raw net.Conn, keep func() bool) error {
 	return nil
 }
 
-func (k *directKey) find(label [labelBytes]byte) *following {
+func (k *directKey) find(label uint64) *following {
 	for _, f := range k.following {
 		if f.label == label {
 			return f
@@ -186,26 +191,42 @@ func (n *Node) dropFollowing(k *directKey, f *following) {
 	}
 }
 
-// gather gives the connections that follow a hello, which said their label and how many; they are the caller's. It waits a while for the last.
+// gather gives the connections that follow a hello, which said their label and how many; they are the caller's. It waits a while for the last. Afterwards nothing follows by that label any more.
 func (n *Node) gather(k *directKey, b *Batch) ([]*net.TCPConn, error) {
 	const op = "link.gather"
+	n.mu.Lock()
+	many := k.gathering >= batchesMost
+	if !many {
+		k.gathering++
+	}
+	n.mu.Unlock()
+	if many {
+		return nil, sigma.Errorf(op, sigma.KindBusy, "%d hellos wait for what follows them", batchesMost)
+	}
+	defer func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		k.gathering--
+	}()
 	timer := time.NewTimer(followingMax)
 	defer timer.Stop()
-	label := [labelBytes]byte(b.label)
 	for late := false; ; {
 		n.mu.Lock()
-		f := k.find(label)
-		here := 0
+		again := b.label <= k.heard
+		f, here := k.find(b.label), 0
 		if f != nil {
 			for here < int(b.Count) && f.conns[here] != nil {
 				here++
 			}
-			if here == int(b.Count) {
-				k.take(f)
-			}
+		}
+		all := here == int(b.Count) && !again
+		if all || late || again {
+			k.heard = max(k.heard, b.label)
+			k.take(f) // nobody finds it any more
 		}
 		n.mu.Unlock()
-		if f != nil && here == int(b.Count) {
+		switch {
+		case all:
 			for _, c := range f.conns[here:] { // that it does not speak for
 				if c != nil {
 					c.Close()
@@ -213,11 +234,12 @@ func (n *Node) gather(k *directKey, b *Batch) ([]*net.TCPConn, error) {
 			}
 			f.end.Stop()
 			return f.conns[:here:here], nil
+		case (late || again) && f != nil:
+			f.close()
 		}
-		if late {
-			if f != nil {
-				n.dropFollowing(k, f)
-			}
+		if again {
+			return nil, sigma.Errorf(op, sigma.KindStale, "the hello of a batch comes again, or too late")
+		} else if late {
 			return nil, sigma.Errorf(op, sigma.KindUnavailable, "%d of a batch's %d connections are not here", int(b.Count)-here, b.Count)
 		}
 		var more <-chan struct{}
@@ -241,24 +263,21 @@ func soon() <-chan struct{} {
 	return c
 }
 
-// takeBatch decides about a hello for a batch and hands its connections out. They are the caller's, who gets those that followed.
-func (n *Node) takeBatch(k *directKey, from sigma.Principal, target Target, b *Batch, hello *net.TCPConn) ([]*net.TCPConn, error) {
+// takeBatch decides about a hello for a batch and hands its connections out. They are the caller's.
+func (n *Node) takeBatch(k *directKey, from sigma.Principal, target Target, b *Batch) ([]*net.TCPConn, error) {
 	const op = "link.takeBatch"
 	if n.cfg.Batch == nil || target.Kind != ToEndpoint {
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "this machine takes no batches")
 	}
-	var conns []*net.TCPConn
-	if b.Count > 0 {
-		var err error
-		if conns, err = n.gather(k, b); err != nil {
-			return nil, err
-		}
+	conns, err := n.gather(k, b)
+	if err != nil {
+		return nil, err
 	}
-	return conns, n.cfg.Batch(Direct{k.link.Peer, from, target}, *b, append([]*net.TCPConn{hello}, conns...))
+	return conns, n.cfg.Batch(Direct{k.link.Peer, from, target}, *b, conns)
 }
 
-// DialBatch makes direct connections to an endpoint of machine m for from, whose Machine is set to this one: as DialDirect does, but the other machine gives all to the listener before it agrees. The first of the files, which are the caller's and do not block, is that of the hello. KindUnsupported: that machine, or this
-// one, makes none. KindBusy: another batch is being made for it.
+// DialBatch makes direct connections to an endpoint of machine m for from, whose Machine is set to this one: as DialDirect does, but the other machine gives all to the listener before it agrees. The files are the caller's and do not block. KindUnsupported: that machine, or this
+// one, makes none. KindBusy: another batch is being made for it, or that machine says so; then the listener has none of them, which is not known after most other errors.
 func (n *Node) DialBatch(ctx context.Context, m sigma.MachineID, target Target, from sigma.Principal, b Batch) ([]*os.File, error) {
 	const op = "link.DialBatch"
 	if n.cfg.Reserve == nil {
@@ -280,11 +299,13 @@ func (n *Node) DialBatch(ctx context.Context, m sigma.MachineID, target Target, 
 		return nil, err
 	}
 	defer done()
-	b.label = make([]byte, labelBytes)
-	rand.Read(b.label)
 	if err := b.check(op); err != nil {
 		return nil, err
 	}
+	n.mu.Lock()
+	k.labels++
+	b.label = k.labels
+	n.mu.Unlock()
 	s := n.takeWarm(m, k)
 	if s == nil {
 		if s, err = n.begin(ctx, member, k); errors.Is(err, errNoKey) { // who dials finds out
@@ -299,22 +320,15 @@ func (n *Node) DialBatch(ctx context.Context, m sigma.MachineID, target Target, 
 		return nil, err
 	}
 	conn, err := s.ask(ctx, &directHello{from, target, &b}, "machine "+string(m))
-	var hello *os.File
 	if err == nil {
-		hello, err = fileOf(conn)
+		conn.Close()
+		return files, nil
 	}
-	if err != nil {
-		session.CloseFiles(files)
-		if errors.Is(err, errUnheard) { // it was dead, which is no word about the machine
-			return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "machine " + string(m) + " has ended the connection", Err: err}
-		}
-		if said := (*sigma.Error)(nil); errors.As(err, &said) {
-			return nil, theirs(sigma.Wrap(op, "", said))
-		}
-		// The listener's proc has the connection before the answer comes on it, so what else comes is no word about the machine either.
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "machine " + string(m) + " did not answer for the batch", Err: err}
+	session.CloseFiles(files)
+	if errors.Is(err, errUnheard) { // it was dead, which is no word about the machine
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "machine " + string(m) + " has ended the connection", Err: err}
 	}
-	return append([]*os.File{hello}, files...), nil
+	return nil, theirs(n.failed(ctx, member, err))
 }
 
 // batchTurn has one batch at a time made for m: the other side counts what follows as handshakes until it is here. It does not wait, as its caller has a place that others dial in.
@@ -335,9 +349,6 @@ func (n *Node) batchTurn(m sigma.MachineID) (done func(), err error) {
 // follow makes the connections that follow the hello.
 func (n *Node) follow(ctx context.Context, m identity.Member, k *directKey, b *Batch) ([]*os.File, error) {
 	const op = "link.DialBatch"
-	if b.Count == 0 {
-		return nil, nil
-	}
 	if err := n.mayDial(m); err != nil {
 		return nil, err
 	}
@@ -346,11 +357,10 @@ func (n *Node) follow(ctx context.Context, m identity.Member, k *directKey, b *B
 		return nil, n.unreached(ctx, m, err)
 	}
 	for i, f := range files {
-		says := append(append(append([]byte(followMagic), k.name[:]...), b.label...), byte(i))
 		raw, err := f.SyscallConn()
 		if err == nil {
 			raw.Control(tuneSocket)
-			_, err = f.Write(append(says, k.proof(b.label, byte(i))...)) // there is room for it
+			_, err = f.Write(k.follows(b.label, byte(i))) // there is room for it
 		}
 		if err != nil {
 			session.CloseFiles(files)

@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -23,17 +24,16 @@ func (h *host_) takeBatch(d Direct, b Batch, conns []*net.TCPConn) error {
 	if d.From.Realm == "full" {
 		return sigma.Errorf("test", sigma.KindBusy, "no place")
 	}
-	if d.From.Realm == "spoils" {
-		conns[0].Write([]byte{1})
-		return conns[0].CloseWrite()
-	}
 	taken := batched{Direct: d, Batch: b}
 	for _, c := range conns {
 		f, err := c.File()
 		if err != nil {
 			return err
 		}
-		taken.files = append(taken.files, f)
+		if taken.files = append(taken.files, f); d.From.Realm == "spoils" { // as its proc may at once
+			c.Write([]byte{1})
+			c.CloseWrite()
+		}
 	}
 	h.batches <- taken
 	return nil
@@ -48,13 +48,13 @@ var toEndpoint = Target{ToEndpoint, "e"}
 func TestBatch(t *testing.T) {
 	s := newSystem(t)
 	m1, m2 := s.hosts["m1"], s.join("m2")
-	for i, b := range []Batch{{First: 5, Line: true, Count: BatchMost}, {First: 21, Count: 3, Begun: []uint64{5, 6}}, {First: 25}} {
+	for i, b := range []Batch{{First: 5, Line: true, Count: BatchMost}, {First: 21, Count: 3, Begun: []uint64{5, 6}}, {First: 25, Count: 1}} {
 		files, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, sigma.Principal{Realm: "default", Proc: "p", Machine: "m7"}, b)
 		if err != nil {
 			t.Fatal(err)
 		}
 		at := <-m1.batches
-		if at.From != (sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}) || at.First != b.First || at.Line != b.Line || len(at.Begun) != len(b.Begun) || len(at.files) != int(b.Count)+1 || len(files) != int(b.Count)+1 {
+		if at.From != (sigma.Principal{Realm: "default", Proc: "p", Machine: "m2"}) || at.First != b.First || at.Line != b.Line || len(at.Begun) != len(b.Begun) || len(at.files) != int(b.Count) || len(files) != int(b.Count) {
 			t.Fatalf("batch %d: got %+v of %+v, and %d files", i, at, at.From, len(files))
 		}
 		for i := range files {
@@ -81,7 +81,7 @@ func TestBatch(t *testing.T) {
 	if _, err := m2.node.DialBatch(s.ctx, "m1", Target{ToService, "x"}, proc, Batch{Line: true, Count: 2}); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("a batch for a service: %v", err)
 	}
-	for _, b := range []Batch{{Line: true}, {Count: BatchMost + 1}} {
+	for _, b := range []Batch{{}, {Line: true, Count: 1}, {Count: BatchMost + 1}} {
 		if _, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, proc, b); sigma.KindOf(err) != sigma.KindInvalid {
 			t.Errorf("%+v: %v", b, err)
 		}
@@ -93,22 +93,24 @@ func TestBatch(t *testing.T) {
 	})
 }
 
-// TestBatchSpoiled: a proc that speaks on the connection of the hello before its sigmad has answered keeps nobody from the machine.
+// TestBatchSpoiled: a proc that speaks on all it has, and ends it, before its sigmad has answered spoils no batch: the connection of the hello is none of it.
 func TestBatchSpoiled(t *testing.T) {
 	s := newSystem(t)
 	m1, m2 := s.hosts["m1"], s.join("m2")
 	for range 3 {
-		_, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, sigma.Principal{Realm: "spoils", Proc: "p"}, Batch{Line: true, Count: 2})
-		if err == nil {
-			t.Fatal("a batch whose answer was spoiled is there")
+		files, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, sigma.Principal{Realm: "spoils", Proc: "p"}, Batch{Line: true, Count: 2})
+		if err != nil {
+			t.Fatal(err)
 		}
+		for i, f := range files {
+			var b [2]byte
+			if n, err := f.Read(b[:]); n != 1 || b[0] != 1 || err != nil {
+				t.Errorf("connection %d says %x, %v", i, b[:n], err)
+			}
+		}
+		session.CloseFiles(files)
+		session.CloseFiles((<-m1.batches).files)
 	}
-	files, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, proc, Batch{Line: true, Count: 2})
-	if err != nil {
-		t.Fatalf("afterwards: %v", err)
-	}
-	session.CloseFiles(files)
-	session.CloseFiles((<-m1.batches).files)
 }
 
 // TestBatchTurn: while a batch is made for a machine another one is refused, without waiting; afterwards nothing is left of it.
@@ -123,6 +125,39 @@ func TestBatchTurn(t *testing.T) {
 	}
 	if done(); len(n.batches) != 0 {
 		t.Errorf("left: %v", n.batches)
+	}
+}
+
+// TestBatchWaiting: of hellos that wait for what follows them there are few at once, and none is left.
+func TestBatchWaiting(t *testing.T) {
+	s := newSystem(t)
+	m1, m2 := s.hosts["m1"], s.join("m2")
+	dial := func() error {
+		files, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, proc, Batch{First: 1, Line: true, Count: 2})
+		if err == nil {
+			session.CloseFiles((<-m1.batches).files)
+		}
+		session.CloseFiles(files)
+		return err
+	}
+	wait := func(by int) (before int) {
+		m1.node.mu.Lock()
+		defer m1.node.mu.Unlock()
+		k := m2.keyAt(m1)
+		before = k.gathering
+		k.gathering += by
+		return before
+	}
+	if err := dial(); err != nil {
+		t.Fatal(err)
+	}
+	wait(batchesMost)
+	if err := dial(); sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("while others wait: %v", err)
+	}
+	wait(-batchesMost)
+	if err := dial(); err != nil || wait(0) != 0 {
+		t.Errorf("afterwards: %v, and %d wait", err, wait(0))
 	}
 }
 
@@ -142,7 +177,6 @@ func TestBatchForged(t *testing.T) {
 	}
 	dial()
 	k := m2.keyOf("m1")
-	label := byte(0)
 	var heard []byte // of the one that worked last
 	for _, c := range []struct {
 		name   string
@@ -152,32 +186,35 @@ func TestBatchForged(t *testing.T) {
 	}{
 		{"the control", true, nil, nil},
 		{"one that does not follow", false, func(b []byte) [][]byte { return nil }, nil},
-		{"another number", false, func(b []byte) [][]byte { b[len(followMagic)+keyName+labelBytes] = 1; return [][]byte{b} }, nil},
+		{"another number", false, func(b []byte) [][]byte { b[len(followMagic)+keyName+labelBytes] = 5; return [][]byte{b} }, nil},
 		{"another label", false, func(b []byte) [][]byte { b[len(followMagic)+keyName] ^= 1; return [][]byte{b} }, nil},
 		{"another key's name", false, func(b []byte) [][]byte { b[len(followMagic)] ^= 1; return [][]byte{b} }, nil},
 		{"another proof", false, func(b []byte) [][]byte { b[len(b)-1] ^= 1; return [][]byte{b} }, nil},
 		{"half of it", false, func(b []byte) [][]byte { return [][]byte{b[:30]} }, nil},
 		{"what was said for another batch", false, func([]byte) [][]byte { return [][]byte{heard} }, nil},
 		{"forged ones besides", true, func(b []byte) [][]byte {
-			forged := append([]byte(nil), b...)
+			forged := slices.Clone(b)
 			forged[len(b)-1] ^= 1
 			return [][]byte{forged, heard, b, b}
 		}, nil},
 		{"another machine's proc", false, nil, func(h *directHello, _ *Batch) { h.From.Machine = "m1" }},
-		{"a label that is none", false, nil, func(_ *directHello, b *Batch) { b.label = b.label[:3] }},
-		{"more than followed", false, nil, func(_ *directHello, b *Batch) { b.Count = 2 }},
+		{"a label that was", false, func([]byte) [][]byte { return [][]byte{k.follows(50, 0), k.follows(50, 1)} }, func(_ *directHello, b *Batch) { b.label = 50 }},
+		{"a label of none", false, func([]byte) [][]byte { return [][]byte{k.follows(0, 0), k.follows(0, 1)} }, func(_ *directHello, b *Batch) { b.label = 0 }},
+		{"more than followed", false, nil, func(_ *directHello, b *Batch) { b.Count = 3 }},
 		{"too many", false, nil, func(_ *directHello, b *Batch) { b.Count = BatchMost + 1 }},
 		{"for a service", false, nil, func(h *directHello, _ *Batch) { h.Target = Target{ToService, "x"} }},
 	} {
-		label++
-		b := &Batch{First: 1, Line: true, Count: 1, label: make([]byte, labelBytes)}
-		b.label[0] = label
-		says := append(append(append(append([]byte(followMagic), k.name[:]...), b.label...), 0), k.proof(b.label, 0)...)
+		m2.node.mu.Lock()
+		k.labels += 100
+		label := k.labels
+		m2.node.mu.Unlock()
+		b := &Batch{First: 1, Line: true, Count: 2, label: label}
+		says := k.follows(label, 0)
 		all := [][]byte{says}
-		own := append([]byte(nil), says...)
 		if c.follow != nil {
-			all = c.follow(own)
+			all = c.follow(slices.Clone(says))
 		}
+		all = append(all, k.follows(label, 1))
 		for _, one := range all {
 			s.follow(one)
 		}
@@ -204,6 +241,7 @@ func TestBatchForged(t *testing.T) {
 			}
 			session.CloseFiles(at.files)
 			heard = says
+			s.unheard(says) // a label is good once
 		}
 	}
 	unclaimed(t, s, k, dial)
@@ -228,8 +266,7 @@ func (s *system) follow(says []byte) net.Conn {
 func unclaimed(t *testing.T, s *system, k *directKey, dial func()) {
 	m1, m2 := s.hosts["m1"], s.hosts["m2"]
 	for i := range 3 * batchesMost { // batches for which nobody says hello
-		l := append([]byte{byte(i), 99}, make([]byte, labelBytes-2)...)
-		s.follow(append(append(append(append([]byte(followMagic), k.name[:]...), l...), 0), k.proof(l, 0)...))
+		s.follow(k.follows(uint64(1e6+i), 0))
 	}
 	dial()
 	m2.node.Drop("m1")
@@ -238,10 +275,25 @@ func unclaimed(t *testing.T, s *system, k *directKey, dial func()) {
 		defer m1.node.mu.Unlock()
 		return m1.node.keys[k.name] == nil
 	})
-	l := make([]byte, labelBytes)
-	c := s.follow(append(append(append(append([]byte(followMagic), k.name[:]...), l...), 0), k.proof(l, 0)...))
-	c.SetDeadline(time.Now().Add(10 * time.Second))
-	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
-		t.Errorf("with a key that is over: %d, %v", n, err)
+	s.unheard(k.follows(2e6, 0))
+}
+
+// unheard says on a connection of its own what one that follows would, and that it is refused at once.
+func (s *system) unheard(says []byte) {
+	s.t.Helper()
+	for len(s.refused) > 0 { // of others
+		<-s.refused
+	}
+	own := s.follow(says).LocalAddr().String()
+	for late := time.After(10 * time.Second); ; {
+		select {
+		case r := <-s.refused:
+			if r.from == own {
+				return
+			}
+		case <-late:
+			s.t.Error("what follows by nothing waits")
+			return
+		}
 	}
 }

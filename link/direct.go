@@ -72,6 +72,9 @@ type directKey struct {
 	link      *Link
 	parked    []*net.TCPConn // Node.mu; that wait for their hello here, oldest first
 	following []*following   // Node.mu; batches that do, the same
+	gathering int            // Node.mu; hellos of batches that wait for what follows them here
+	heard     uint64         // Node.mu; the highest label of a batch that a hello was heard for here
+	labels    uint64         // Node.mu; the last that was dialled with
 	over      bool           // Node.mu; the link has ended
 }
 
@@ -287,7 +290,7 @@ func (n *Node) acceptDirect(raw net.Conn, ready func(), keep func() bool) error 
 	if err != nil {
 		return sigma.Wrap(op, "", err)
 	}
-	place, others, err := n.reserve(k, payload, conn)
+	place, others, err := n.reserve(k, payload)
 	defer func() {
 		for _, c := range others {
 			c.Close()
@@ -304,10 +307,10 @@ func (n *Node) acceptDirect(raw net.Conn, ready func(), keep func() bool) error 
 	if err != nil {
 		return err
 	}
-	conn.SetDeadline(time.Time{})
 	if place == nil { // a batch, which has been given away
 		return sigma.Wrap(op, "", cerr)
 	}
+	conn.SetDeadline(time.Time{})
 	if cerr != nil || !keep() {
 		place.Close()
 		return sigma.Wrap(op, "", cerr)
@@ -318,7 +321,7 @@ func (n *Node) acceptDirect(raw net.Conn, ready func(), keep func() bool) error 
 }
 
 // reserve decides about the hello of a direct connection, or of a batch: then there is no place to take, and those that followed are the caller's.
-func (n *Node) reserve(k *directKey, payload []byte, hello *net.TCPConn) (Place, []*net.TCPConn, error) {
+func (n *Node) reserve(k *directKey, payload []byte) (Place, []*net.TCPConn, error) {
 	from, target, b, err := ParseDirect(payload)
 	if err != nil {
 		return nil, nil, err
@@ -330,7 +333,7 @@ func (n *Node) reserve(k *directKey, payload []byte, hello *net.TCPConn) (Place,
 		return nil, nil, err
 	}
 	if b != nil {
-		conns, err := n.takeBatch(k, from, target, b, hello)
+		conns, err := n.takeBatch(k, from, target, b)
 		return nil, conns, err
 	}
 	p, err := n.cfg.Reserve(Direct{k.link.Peer, from, target})
