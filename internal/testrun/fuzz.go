@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -57,13 +60,31 @@ func fuzzShare(n int) time.Duration {
 	return min(max(fuzzTotal*fuzzWorkers/time.Duration(max(n, 1)), fuzzLeast), fuzzMost).Truncate(100 * time.Millisecond)
 }
 
-// runFuzz runs each target for each, or for its share of a minute if each is 0.
-func runFuzz(ctx context.Context, r *recorder, each time.Duration) {
+// fuzzer runs targets. A package is compiled once for all its targets: to have the go command do it for each takes as long as the targets do. The programs are made by whoever comes first, ahead or run, and
+// removed by run, or by ahead if there will be no run.
+type fuzzer struct {
+	each  time.Duration // for each target; 0 = its share of a minute
+	begin sync.Once
+	err   error  // of begin
+	dir   string // of the programs; absolute
+	cache string // where the go command keeps inputs that it found, one directory for each package
+
+	mu       sync.Mutex
+	programs map[string]func() (string, error) // mu; by the package's directory: compiles it when it is called first
+}
+
+// run runs each target.
+func (f *fuzzer) run(ctx context.Context, r *recorder) {
 	targets, err := fuzzTargets(".")
+	if err == nil {
+		err = f.prepare(ctx)
+	}
 	if err != nil {
 		r.fail("fuzz", err.Error())
 		return
 	}
+	defer os.RemoveAll(f.dir)
+	each := f.each
 	if each == 0 {
 		each = fuzzShare(len(targets))
 	}
@@ -73,24 +94,91 @@ func runFuzz(ctx context.Context, r *recorder, each time.Duration) {
 	for range fuzzWorkers {
 		workers.Go(func() {
 			for t := range work {
-				fuzzOne(ctx, r, t, each)
+				f.one(ctx, r, t, each)
 			}
 		})
 	}
-	for _, t := range targets {
+	for _, t := range spread(targets) {
 		work <- t
 	}
 	close(work)
 	workers.Wait()
 }
 
-func fuzzOne(ctx context.Context, r *recorder, t fuzzTarget, each time.Duration) {
-	name := strings.TrimPrefix(t.dir, "./") + " " + t.name
+// ahead compiles the packages that have targets, one after the other. run tells what is wrong with one.
+func (f *fuzzer) ahead(ctx context.Context) {
+	targets, err := fuzzTargets(".")
+	if err != nil || f.prepare(ctx) != nil {
+		return
+	}
+	for _, t := range targets {
+		if ctx.Err() == nil {
+			f.program(ctx, t.dir)
+		}
+	}
+	if ctx.Err() != nil {
+		os.RemoveAll(f.dir)
+	}
+}
+
+// spread orders targets so that neighbours are of different packages while there are such, and no worker waits for what another compiles.
+func spread(targets []fuzzTarget) []fuzzTarget {
+	nth, seen := map[fuzzTarget]int{}, map[string]int{}
+	for _, t := range targets {
+		nth[t] = seen[t.dir]
+		seen[t.dir]++
+	}
+	out := slices.Clone(targets)
+	slices.SortStableFunc(out, func(a, b fuzzTarget) int { return cmp.Compare(nth[a], nth[b]) })
+	return out
+}
+
+func (f *fuzzer) prepare(ctx context.Context) error {
+	f.begin.Do(func() {
+		cache, err := command{argv: []string{"go", "env", "GOCACHE"}}.output(ctx)
+		if err != nil {
+			f.err = fmt.Errorf("go env GOCACHE: %s%w", cache, err)
+			return
+		}
+		f.cache, f.programs = filepath.Join(strings.TrimSpace(cache), "fuzz"), map[string]func() (string, error){}
+		f.dir, f.err = os.MkdirTemp("", "testrun-fuzz-")
+	})
+	return f.err
+}
+
+// program compiles the tests of a package, for fuzzing, and returns the program's path.
+func (f *fuzzer) program(ctx context.Context, dir string) (string, error) {
+	f.mu.Lock()
+	compile := f.programs[dir]
+	if compile == nil {
+		compile = sync.OnceValues(func() (string, error) {
+			path := filepath.Join(f.dir, strings.ReplaceAll(strings.TrimPrefix(dir, "./"), "/", "-")+".test")
+			out, err := command{argv: []string{"go", "test", "-c", "-fuzz", ".", "-o", path, dir}}.output(ctx)
+			if err != nil {
+				err = fmt.Errorf("%s%w", out, err)
+			}
+			return path, err
+		})
+		f.programs[dir] = compile
+	}
+	f.mu.Unlock()
+	return compile()
+}
+
+func (f *fuzzer) one(ctx context.Context, r *recorder, t fuzzTarget, each time.Duration) {
+	pkg := strings.TrimPrefix(t.dir, "./")
+	name := pkg + " " + t.name
 	if ctx.Err() != nil {
 		return // run tells that the part did not end
 	}
-	c := command{argv: []string{"go", "test", "-run", "^$", "-fuzz", "^" + t.name + "$", "-fuzztime", each.String(), "-parallel", "1",
-		"-timeout", (each + 5*time.Minute).String(), t.dir}}
+	program, err := f.program(ctx, t.dir)
+	if err != nil {
+		r.fail(name, err.Error())
+		return
+	}
+	// As go test starts it, in the package's directory, where testdata is.
+	c := command{dir: t.dir, argv: []string{program, "-test.paniconexit0", "-test.run", "^$", "-test.fuzz", "^" + t.name + "$", "-test.fuzztime", each.String(), "-test.parallel", "1",
+		"-test.fuzzcachedir", filepath.Join(f.cache, goModule, pkg), "-test.timeout", (each + 5*time.Minute).String()}}
 	out, err := c.output(ctx)
 	if err != nil && fuzzClockRace(out) {
 		out, err = c.output(ctx)
@@ -98,8 +186,11 @@ func fuzzOne(ctx context.Context, r *recorder, t fuzzTarget, each time.Duration)
 	if ctx.Err() != nil {
 		return
 	}
+	if err == nil && strings.Contains(out, "not built with coverage") {
+		err = errors.New("it ran without guidance by coverage")
+	}
 	if err != nil {
-		r.fail(name, out+fmt.Sprintf("%v\nif it wrote a file below testdata/fuzz, commit it with the repair", err))
+		r.fail(name, out+fmt.Sprintf("%v\nif it wrote a file below %s/testdata/fuzz, commit it with the repair", err, pkg))
 		return
 	}
 	r.pass(name, 0) // its time was given, so it is not one of the slow ones

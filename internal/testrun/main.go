@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -51,19 +52,21 @@ type part struct {
 	name  string
 	bound time.Duration // longer is a failure
 	run   func(ctx context.Context, r *recorder)
+	ahead func(ctx context.Context) // compiles what it needs, beside the parts before it, some of whose tests mostly wait; nil = nothing. run says what was wrong with it
 }
 
 // allParts lists the stages, cheap ones first, so that a typing mistake is told at once. The bounds are several times what the stage takes on a
 // machine of two slow cores with empty build caches.
 func allParts(fuzzTime time.Duration) []part {
+	fuzz := &fuzzer{each: fuzzTime}
 	return []part{
-		{"gofmt", time.Minute, runGofmt},
-		{"vet", 10 * time.Minute, runVet},
-		{"unit", 20 * time.Minute, runUnit},
-		{"rust", 15 * time.Minute, runRust},
-		{"fuzz", 15*time.Minute + 100*fuzzTime, func(ctx context.Context, r *recorder) { runFuzz(ctx, r, fuzzTime) }},
-		{"system", 30 * time.Minute, runSystem},
-		{vmPart, 2 * time.Hour, runVM},
+		{"gofmt", time.Minute, runGofmt, nil},
+		{"vet", 10 * time.Minute, runVet, nil},
+		{"unit", 20 * time.Minute, runUnit, nil},
+		{"rust", 15 * time.Minute, runRust, buildRust},
+		{"fuzz", 15*time.Minute + 100*fuzzTime, fuzz.run, fuzz.ahead},
+		{"system", 30 * time.Minute, runSystem, nil},
+		{vmPart, 2 * time.Hour, runVM, nil},
 	}
 }
 
@@ -90,6 +93,13 @@ func choose(all []part, names []string) ([]part, error) {
 
 // run runs the parts in order. A failure does not stop it, an interrupt does.
 func run(ctx context.Context, parts []part, t *Tally) {
+	var ahead sync.WaitGroup
+	defer ahead.Wait()
+	for _, p := range parts {
+		if p.ahead != nil {
+			ahead.Go(func() { p.ahead(ctx) })
+		}
+	}
 	for _, p := range parts {
 		r := &recorder{part: p.name, tally: t, out: os.Stdout}
 		if ctx.Err() != nil {

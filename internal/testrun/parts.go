@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -76,8 +77,11 @@ func hasGoFiles(dir string) bool {
 	return err == nil && len(files) > 0
 }
 
+// waitFirst are packages whose tests take longest and mostly wait. They are started first, so that others have the processors meanwhile.
+var waitFirst = []string{"./named", "./kernel", "./s3/remote"}
+
 func runUnit(ctx context.Context, r *recorder) {
-	runGoTest(ctx, r, "-timeout", packageTimeout, "./...")
+	runGoTest(ctx, r, slices.Concat([]string{"-timeout", packageTimeout}, waitFirst, []string{"./..."})...)
 }
 
 // runGoTest runs go test -json with args and records its tests.
@@ -97,14 +101,20 @@ func runRust(ctx context.Context, r *recorder) {
 	}
 	var output string
 	var failed int
-	c := command{argv: []string{"cargo", "test", "--release", "--locked", "--no-fail-fast", "--color", "never"}, dir: "launcher"}
-	err := c.run(ctx, func(in io.Reader) { output, failed = parseCargo(r, in) })
+	err := cargoTest("--no-fail-fast").run(ctx, func(in io.Reader) { output, failed = parseCargo(r, in) })
 	switch {
 	case err != nil && failed == 0:
 		r.fail("cargo test", output+err.Error())
 	case failed > 0:
 		r.say("output of cargo test:\n%s", output)
 	}
+}
+
+// buildRust compiles what runRust runs.
+func buildRust(ctx context.Context) { cargoTest("--no-run").output(ctx) }
+
+func cargoTest(flag string) command {
+	return command{argv: []string{"cargo", "test", "--release", "--locked", "--color", "never", flag}, dir: "launcher"}
 }
 
 // runSystem runs the tests that make procs. As root they run directly; else they are compiled as this user and only the test programs are run by sudo, so that
@@ -114,7 +124,7 @@ func runSystem(ctx context.Context, r *recorder) {
 		r.fail("system tests", "there are no tests in test/")
 		return
 	}
-	args := []string{"-tags", "system", "-count", "1", "-p", "1", "-timeout", systemTimeout}
+	args := []string{"-tags", "system", "-count", "1", "-p", "1", "-parallel", "2", "-timeout", systemTimeout}
 	if os.Geteuid() != 0 {
 		if err := askSudo(ctx); err != nil {
 			r.fail("system tests", "could not run: "+err.Error())

@@ -159,7 +159,7 @@ func TestTallyOK(t *testing.T) {
 
 func TestRunFailsPartsThatRanNothing(t *testing.T) {
 	tally := &Tally{}
-	run(t.Context(), []part{{"empty", time.Minute, func(context.Context, *recorder) {}}}, tally)
+	run(t.Context(), []part{{"empty", time.Minute, func(context.Context, *recorder) {}, nil}}, tally)
 	if got, want := tally.count(), (Counts{Failed: 1}); got != want {
 		t.Errorf("got %v, want %v", got, want)
 	}
@@ -168,7 +168,7 @@ func TestRunFailsPartsThatRanNothing(t *testing.T) {
 func TestRunFailsPartsBeyondTheirBound(t *testing.T) {
 	tally := &Tally{}
 	slow := func(ctx context.Context, r *recorder) { r.pass("x", 0); <-ctx.Done() }
-	run(t.Context(), []part{{"slow", time.Millisecond, slow}}, tally)
+	run(t.Context(), []part{{"slow", time.Millisecond, slow, nil}}, tally)
 	if got, want := tally.count(), (Counts{Passed: 1, Failed: 1}); got != want {
 		t.Errorf("got %v, want %v", got, want)
 	}
@@ -178,7 +178,7 @@ func TestRunCountsInterruptedPartsAsFailed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	tally := &Tally{}
-	run(ctx, []part{{"a", time.Minute, nil}, {"b", time.Minute, nil}}, tally)
+	run(ctx, []part{{"a", time.Minute, nil, nil}, {"b", time.Minute, nil, nil}}, tally)
 	if got, want := tally.count(), (Counts{Failed: 2}); got != want {
 		t.Errorf("got %v, want %v", got, want)
 	}
@@ -209,6 +209,25 @@ func TestFuzzTargets(t *testing.T) {
 	}
 	if len(got) != 2 || got[0] != (fuzzTarget{"./p", "FuzzA"}) || got[1] != (fuzzTarget{"./p", "FuzzB"}) {
 		t.Errorf("got %v", got)
+	}
+}
+
+func TestSpread(t *testing.T) {
+	got := spread([]fuzzTarget{{"./p", "A"}, {"./p", "B"}, {"./q", "A"}, {"./q", "B"}, {"./q", "C"}, {"./r", "A"}})
+	if want := []fuzzTarget{{"./p", "A"}, {"./q", "A"}, {"./r", "A"}, {"./p", "B"}, {"./q", "B"}, {"./q", "C"}}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// What a part compiles ahead begins with the first part, and is over before run returns.
+func TestAhead(t *testing.T) {
+	begun, over := make(chan struct{}), false
+	parts := []part{{"first", time.Minute, func(_ context.Context, r *recorder) { <-begun; r.pass("a", 0) }, nil},
+		{"second", time.Minute, func(_ context.Context, r *recorder) { r.pass("b", 0) }, func(context.Context) { close(begun); over = true }}}
+	tally := &Tally{}
+	run(t.Context(), parts, tally)
+	if !tally.OK() || !over {
+		t.Errorf("got %v, over %v", tally.count(), over)
 	}
 }
 
