@@ -85,15 +85,24 @@ func (a *app) logs(ctx context.Context, o logsOptions, word string) error {
 }
 
 func newWaitCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "wait PROC...",
-		Short: "Wait until procs have ended",
+	var start bool
+	cmd := &cobra.Command{
+		Use:   "wait [--start] PROC...",
+		Short: "Wait until procs have ended, or started",
 		Long: `Wait until procs have ended, print how each did, and exit with the code of the first
-one (in the order given) that did not end well. ` + procArgument,
+one (in the order given) that did not end well. With --start, wait until they have
+started, and print their ids. ` + procArgument,
 		Example: `  id=$(sudo sigma run -d ./job); sudo sigma wait $id`,
 		Args:    between(1, -1),
-		RunE:    func(cmd *cobra.Command, args []string) error { return a.wait(cmd.Context(), args) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if start {
+				return a.eachProc(cmd.Context(), args, func(ctx context.Context, c *sdk.Client, id sigma.ProcID) error { return c.WaitStart(ctx, id) })
+			}
+			return a.wait(cmd.Context(), args)
+		},
 	}
+	cmd.Flags().BoolVar(&start, "start", false, "wait for the start only")
+	return cmd
 }
 
 type waitJSON struct {
