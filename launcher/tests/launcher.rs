@@ -508,7 +508,7 @@ fn parked(machine: &Machine) -> Vec<i32> {
 
 /// Waits until so many children are parked.
 fn wait_parked(machine: &Machine, count: usize) -> Vec<i32> {
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let end = std::time::Instant::now() + harness::PATIENCE;
     loop {
         let found = parked(machine);
         if found.len() == count {
@@ -641,7 +641,7 @@ fn the_seed_of_a_proc_that_lives_on_is_let_go() {
     let Reply::Started { pid, .. } = machine.reply() else { panic!() };
     reader.read_exact(&mut [0; 12]).unwrap();
     let own = cgroup_of(&machine, pid);
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let end = std::time::Instant::now() + harness::PATIENCE;
     let is_beside =
         |seed: &i32| std::fs::read_to_string(format!("/proc/{seed}/cgroup")).unwrap_or_default().contains(&own);
     while parked(&machine).iter().any(is_beside) {
@@ -692,7 +692,7 @@ fn idle_groups_keep_nothing() {
         let leaves = machine.cgroups().into_iter().map(group).flat_map(|dir| std::fs::read_dir(dir).unwrap()).flatten();
         leaves.filter(|entry| entry.file_name().to_string_lossy().starts_with("spare-")).count()
     };
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    let end = std::time::Instant::now() + harness::PATIENCE;
     while spares() > 0 {
         assert!(std::time::Instant::now() < end, "{} leaves are left", spares());
         std::thread::sleep(std::time::Duration::from_millis(20));

@@ -15,6 +15,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+/// How long a test waits before it gives up: on a host that is slow, or stands still for some seconds, too.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+const RECORD_MS: i32 = PATIENCE.as_millis() as i32;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     Started { id: u64, pid: i32, received: u64, cloned: u64, contained: u64, exec: u64 },
@@ -295,7 +299,7 @@ impl Machine {
                 let error = std::io::Error::last_os_error();
                 assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "send: {error}");
                 let mut poll = libc::pollfd { fd: socket, events: libc::POLLIN | libc::POLLOUT, revents: 0 };
-                assert_eq!(libc::poll(&mut poll, 1, 10_000), 1, "neither room nor a record for ten seconds");
+                assert_eq!(libc::poll(&mut poll, 1, RECORD_MS), 1, "neither room nor a record for a minute");
                 if poll.revents & libc::POLLIN != 0 {
                     self.early.borrow_mut().push_back(self.receive());
                 }
@@ -303,7 +307,7 @@ impl Machine {
         }
     }
 
-    /// The next record; fails the test after ten seconds without one.
+    /// The next record; fails the test after a minute without one.
     pub fn reply(&self) -> Reply {
         loop {
             let early = self.early.borrow_mut().pop_front();
@@ -321,7 +325,7 @@ impl Machine {
         let mut record = [0u8; 1024];
         // SAFETY: pointers and lengths are those of live locals.
         let len = unsafe {
-            assert_eq!(libc::poll(&mut poll, 1, 10_000), 1, "no record for ten seconds");
+            assert_eq!(libc::poll(&mut poll, 1, RECORD_MS), 1, "no record for a minute");
             libc::recv(socket, record.as_mut_ptr().cast(), record.len(), 0)
         };
         assert!(len > 0, "the launcher is gone");
@@ -335,7 +339,7 @@ impl Machine {
     }
 
     pub fn wait(&mut self) -> ExitStatus {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
             if let Some(status) = self.launcher.try_wait().unwrap() {
                 return status;
@@ -345,8 +349,19 @@ impl Machine {
         panic!("the launcher did not end");
     }
 
-    /// Names everything of this instance that is still there: cgroups, mounts, processes by uid.
+    /// Names everything of this instance that stays: cgroups, mounts, processes by uid. Dying takes the kernel a moment.
     pub fn leftovers(&self) -> Vec<String> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let found = self.found();
+            if found.is_empty() || Instant::now() > end {
+                return found;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn found(&self) -> Vec<String> {
         let mut found = self.cgroups();
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         found.extend(mounts.lines().filter(|l| l.contains(self.dir.to_str().unwrap())).map(String::from));
@@ -375,7 +390,7 @@ impl Machine {
 
     /// Waits until so many processes of the instance are left: dying takes the kernel a moment.
     pub fn settle(&self, count: usize) {
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + PATIENCE;
         while self.processes().len() > count && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -389,7 +404,7 @@ impl Drop for Machine {
             return;
         }
         self.socket = None;
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + PATIENCE;
         while matches!(self.launcher.try_wait(), Ok(None)) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -490,7 +505,7 @@ fn is_frozen(pid: i32) -> bool {
 
 /// Returns when the kernel says that a process is frozen: to v1's freezer that may take a moment.
 pub fn await_frozen(pid: i32) {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + PATIENCE;
     while !is_frozen(pid) {
         assert!(Instant::now() < end, "it still runs");
         std::thread::yield_now();
@@ -591,7 +606,8 @@ pub fn go_program() -> Option<File> {
 /// Builds a program and opens it; None without a compiler. The files are removed at once: a program is
 /// only ever known by its descriptor.
 fn build(name: &str, text: &str, compile: impl Fn(&Path, &Path) -> std::io::Result<ExitStatus>) -> Option<File> {
-    let dir = build_dir().join(format!("{name}.{}", std::process::id()));
+    static NEXT: AtomicU32 = AtomicU32::new(0); // tests that run at the same time build the same program
+    let dir = build_dir().join(format!("{name}.{}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
     std::fs::create_dir(&dir).unwrap();
     let (source, out) = (dir.join(name), dir.join("out"));
     std::fs::write(&source, text).unwrap();
