@@ -146,7 +146,7 @@ func (c *Cluster) prepare() (err error) {
 			return err
 		}
 	}
-	nsfs, number := nsfsMounts(), rand.Uint32()
+	nsfs, number := nsfsMounts(), freeNumbers(c.o.Machines)
 	for i := range c.o.Machines {
 		m, err := c.prepareMachine(i, number)
 		if err != nil {
@@ -178,6 +178,29 @@ func (c *Cluster) prepareMachine(i int, number uint32) (*Machine, error) {
 	var err error
 	m.System.guardian, err = newGuardian(m.System, c.dir)
 	return m, err
+}
+
+// freeNumbers chooses the first of so many numbers of instances in a row: modulo 1024 none is that of another cluster of a test.
+func freeNumbers(machines int) uint32 {
+	taken := map[uint32]bool{}
+	files, _ := filepath.Glob(filepath.Join(os.TempDir(), "sigma-test-*", "m*", "data", "instance"))
+	for _, f := range files {
+		var n uint32
+		if b, err := os.ReadFile(f); err == nil {
+			fmt.Sscanf(string(b), "%x", &n)
+			taken[n%1024] = true
+		}
+	}
+	for {
+		first := rand.Uint32()
+		free := true
+		for i := range machines {
+			free = free && !taken[(first+uint32(i))%1024]
+		}
+		if free || len(taken)+machines > 512 {
+			return first
+		}
+	}
 }
 
 // giveNumber makes a data directory of an instance with a number of our choice: left to themselves two machines of a host could get uids in common, which the number modulo 1024 decides.

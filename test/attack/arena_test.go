@@ -23,7 +23,7 @@ import (
 )
 
 // testMax bounds each test.
-const testMax = 3 * time.Minute
+const testMax = 5 * time.Minute
 
 // arena is a system with two realms, a proc in each to be attacked, and the attackers' programs.
 type arena struct {
@@ -282,4 +282,4 @@ func (a *arena) harmless(ctx context.Context, t *testing.T, s *score, group stri
 }
 
 // answerMax is within what a daemon that is well answers on a busy machine.
-const answerMax = 20 * time.Second
+const answerMax = time.Minute

@@ -18,6 +18,7 @@ import (
 // 001 §3.4: a part of the scheduling that is cut off by the network, and lives. Three machines with a besched each are full, so that procs wait at all three; then one is cut off. What waited there is placed through the others, each
 // proc starts once, and all who wait are answered; when the network is whole again, the third takes part.
 func TestPaperBeschedCutOff(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	cluster := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3, Control: 3})
 	c, err := cluster.Machine(0).Client(ctx, sigma.DefaultRealm)

@@ -108,6 +108,7 @@ type chaos struct {
 	worst   []time.Duration  // the longest of each fault
 	most    time.Duration    // that it may take
 	watcher *testenv.Machine // a control machine that no fault is upon
+	stalls  *testenv.Stalls
 }
 
 // Goal: "Done when 2" of the issue. No waiter is left unanswered, no proc starts twice, no machine that was only slow is given up, nothing leaks, and a loss is known to those who wait within 3 s.
@@ -125,6 +126,7 @@ func chaosOf(t *testing.T, acts []act) {
 	x := &chaos{t: t, ctx: ctx, acts: acts, random: rand.New(rand.NewPCG(seed, 0)), done: map[string]int{}, lives: map[sigma.MachineID]sigma.Incarnation{}, most: lossMost * testenv.Slow(),
 		o: testenv.ClusterOptions{Machines: chaosMachines, Control: control, Seed: seed, CPU: 1, Memory: 2 * sigma.GiB}}
 	x.c = testenv.NewCluster(t, x.o)
+	x.stalls = testenv.WatchStalls(t)
 	x.watcher = x.c.Machine(0)
 	first, err := x.watcher.Client(ctx, sigma.DefaultRealm)
 	must(t, err)
@@ -325,9 +327,10 @@ func (x *chaos) end(v *testenv.Machine, do, undo func() error) error {
 			d := w.when.Sub(at)
 			worst = max(worst, d)
 			x.took = append(x.took, d)
-			x.c.Note("waiter at %s for %s was answered after %v: %v %s %v", w.at.Name, w.id, d, w.status.Code, w.status.Msg, w.err)
-			if d > x.most {
-				x.load.fault("the waiter at %s for %s at %s was answered %v after the fault", w.at.Name, w.id, v.Name, d)
+			stalled := x.stalls.Between(at, w.when)
+			x.c.Note("waiter at %s for %s was answered after %v, of which the host stood still %v: %v %s %v", w.at.Name, w.id, d, stalled, w.status.Code, w.status.Msg, w.err)
+			if d-stalled > x.most {
+				x.load.fault("the waiter at %s for %s at %s was answered %v after the fault, of which the host stood still %v", w.at.Name, w.id, v.Name, d, stalled)
 			}
 		case <-time.After(answersMost * testenv.Slow()):
 			return fmt.Errorf("the waiter at %s for %s, which was at %s, is not answered", w.at.Name, w.id, v.Name)

@@ -108,6 +108,7 @@ func (n *namer) run(ctx context.Context, t *testing.T) {
 // Goal: three control machines, of which each is killed in turn under a write load, lose no name that was acknowledged and make none twice, and a snapshot that is saved meanwhile and restored has all that was
 // acknowledged before. Method: clients of all machines make names exclusively, their own and contested ones; after each loss all of them must go on. The time until then is printed.
 func TestControlMachinesSurvive(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute*testenv.Slow())
 	defer cancel()
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3, Control: 3, Realms: []sigma.RealmID{"tenant"}})

@@ -11,6 +11,7 @@ import (
 
 // Goal: to remove a realm does not start the databases' service as long as nobody used a database, wherever it is asked for; afterwards, a restart of sigmad included, a realm's databases go with it.
 func TestRemovedRealmsDatabases(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 2})
 	m1, m2 := c.Machine(0), c.Machine(1)

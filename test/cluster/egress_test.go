@@ -14,6 +14,7 @@ import (
 
 // Goal: what a proc sent to another machine is counted to the byte, although it was killed, for itself and its realm.
 func TestEgress(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	cluster := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 2})
 	local := testenv.BuildGo(t, t.TempDir(), "../machine/testdata/goprobe")

@@ -133,6 +133,7 @@ func (x *fileFaults) serves(m *testenv.Machine, paths []string) error {
 // Goal: "Done when 3" of Files. Whatever happens to stores, machines, links and disks, no file that was acknowledged is lost, none that was removed comes back, none is seen by half, not even for a moment, nothing is left of those that were not published,
 // and each error says which file it is about and what is wrong. Method: each file's bytes tell which write they are; writers keep a ledger of what they were told, which is compared with what there is meanwhile and afterwards.
 func TestFileFaults(t *testing.T) {
+	t.Parallel()
 	seed := setting(t, "SIGMA_FILES_SEED", rand.Uint64(), func(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) })
 	most := setting(t, "SIGMA_FILES_TIME", filesTime, time.ParseDuration)
 	t.Logf("to repeat: SIGMA_FILES_TIME=%v SIGMA_FILES_SEED=%d", most, seed)

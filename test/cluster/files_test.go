@@ -34,6 +34,7 @@ func texts(t *testing.T, dir string, files, size int) (words int) {
 
 // Goal: a file of one machine is as good at another, whatever its size; procs read and write it there too. When its machine is lost whoever waits is told which, within 3 s, and it is there when the machine is.
 func TestFiles(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3})
 	m1, m2, m3 := c.Machine(0), c.Machine(1), c.Machine(2)
@@ -92,6 +93,7 @@ func TestFiles(t *testing.T) {
 
 // Goal: a word count is right although one of its machines dies while it works.
 func TestCountLosesMachine(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3})
 	m1, m3 := c.Machine(0), c.Machine(2)

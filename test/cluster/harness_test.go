@@ -2,6 +2,8 @@
 
 // Package cluster tests a system of several machines from outside, and the harness that makes them (testenv.Cluster): machines that join, work for one another, drain, and are killed, paused and cut off
 // under load. It needs root and /dev/net/tun.
+//
+// Tests that mostly wait, and count nothing of the host, run beside each other; those that load the host, or hold the system to a time, run alone.
 package cluster
 
 import (
@@ -20,7 +22,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-const testMax = 2 * time.Minute
+const testMax = 5 * time.Minute
 
 // victim, in the environment, makes the test program one that is to be killed (TestVictim).
 const victim = "SIGMA_CLUSTER_VICTIM"

@@ -59,6 +59,7 @@ func registration(ctx context.Context, c *sdk.Client) (r system.Registration, er
 
 // 001 §3.4: whichever control machine is lost, with who leads initd or with the instance that runs, there is one instance of a registered proc afterwards, and never two. Two of three are lost, one after the other: m1 led at first.
 func TestPaperInitdSurvivesAnyControlMachine(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	cluster := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3, Control: 3})
 	first := cluster.Machine(0)

@@ -100,6 +100,7 @@ func (c *linearClient) run(ctx context.Context, t *testing.T) {
 // Goal: operations on names have one order also as programs see them, through the sigmads of three control machines, while named of one is killed, or a machine is stopped for a while or cut off one way or both.
 // Method: two clients on each machine; porcupine looks for the order. All faults are shorter than what ends a machine's life.
 func TestNamesHaveOneOrder(t *testing.T) {
+	t.Parallel()
 	rounds, seed := 3, uint64(time.Now().UnixNano()%1e9)
 	if n, err := strconv.Atoi(os.Getenv("SIGMA_LINEAR_ROUNDS")); err == nil {
 		rounds = n

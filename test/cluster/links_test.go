@@ -99,6 +99,7 @@ func (p *probes) everywhere(at sigma.MachineID, ok bool, atOnce int, args ...str
 // Goal: a proc is reached by name from every machine of its realm as from its own, a tree that it serves is part of the realm's everywhere, and no proc of another realm reaches it from any machine. A connection ends when one
 // of the two machines is lost.
 func TestEndpointsAcross(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	cluster := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3, Realms: []sigma.RealmID{"other"}})
 	local := testenv.BuildGo(t, t.TempDir(), "../machine/testdata/goprobe")

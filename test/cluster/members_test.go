@@ -17,6 +17,7 @@ import (
 // Goal: net/http servers on two machines are members of one directory, and a client finds them all. Each request is made over a connection of its own and none fails: while all members run, when those of one machine have left, and after
 // that machine's plug is pulled while members run there.
 func TestMembersAcross(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	cluster := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 2})
 	local := testenv.BuildGo(t, t.TempDir(), "../../examples/httpserver")

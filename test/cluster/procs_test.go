@@ -17,6 +17,7 @@ import (
 // Goal: procs that are spawned at one machine run on all, and from each machine they are waited for, read and killed wherever they are. Who waits for a proc of a machine that dies hears so, also
 // at another machine; what that machine was the home of goes on elsewhere.
 func TestProcsEverywhere(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	cluster := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3})
 	clients := map[sigma.MachineID]*sdk.Client{}
@@ -156,6 +157,7 @@ func exit(ctx context.Context, t *testing.T, c *sdk.Client, id sigma.ProcID) sig
 // Goal: a sigmad that dies is followed by one that knows all again: what it ran for others goes on and is reported, and what others run for it is listed and waited for there. No proc is lost, but for
 // those that a machine's sigmad has not kept yet.
 func TestSigmadRestarts(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	cluster := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3})
 	home, runner, other := cluster.Machine(0), cluster.Machine(1), cluster.Machine(2)

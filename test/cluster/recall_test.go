@@ -58,8 +58,9 @@ func TestRecallIsBounded(t *testing.T) {
 	must(t, err)
 	defer reader.Close()
 	last, worst := sigma.Version(0), time.Duration(0)
+	patience := testMax // while nothing is done to the machine
 	read := func() error {
-		soon, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		soon, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		asked := time.Now()
 		_, id, err := reader.Get(soon, "/n")
@@ -100,6 +101,7 @@ func TestRecallIsBounded(t *testing.T) {
 		must(t, read())
 	}
 	t.Logf("connected, what was read was %v behind at most", worst)
+	patience = 300 * time.Millisecond
 	c.Partition(c.Machine(1))
 	answered, refused := 0, 0
 	for cut := time.Now(); time.Since(cut) < 1300*time.Millisecond; { // a longer cut ends the machine's life

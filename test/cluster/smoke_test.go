@@ -16,6 +16,7 @@ import (
 // Goal: three machines are one system. All list each other; procs spawned at any run on all, and are waited for, listed and killed from any; names and files are the same everywhere; a machine that is
 // drained gets no procs and loses those it has; one that goes down is missed by nobody.
 func TestThreeMachines(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3, Realms: []sigma.RealmID{"tenant"}, Memory: 4 * sigma.GiB})
 	ls := c.Machine(2).Must(t, "machine", "ls")

@@ -19,6 +19,7 @@ import (
 
 // Goal: pipes of the tree carry bytes between procs and programs of different machines, in order and to their end; whoever is left when the other end dies, with its machine too, is told; and who follows a proc's log from anywhere gets all of it and ends with the proc.
 func TestStreams(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3})
 	m1, m2, m3 := c.Machine(0), c.Machine(1), c.Machine(2)

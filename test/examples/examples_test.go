@@ -20,7 +20,7 @@ var shared testenv.Shared
 func TestMain(m *testing.M) { os.Exit(shared.Main(m)) }
 
 func testContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute*testenv.Slow())
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -45,7 +45,7 @@ func TestLeader(t *testing.T) {
 		}
 	}
 	leader := s.Install(ctx, t, c, example(t, "leader"))
-	args := append([]string{"-ttl", "1s"}, append([]string{"/election/leader"}, dirs...)...)
+	args := append([]string{"-ttl", "3s"}, append([]string{"/election/leader"}, dirs...)...)
 	old := spawn(leader, append([]string{"-stubborn"}, args...)...)
 	started(old)
 	next := spawn(leader, args...)

@@ -24,7 +24,7 @@ var shared testenv.Shared
 func TestMain(m *testing.M) { os.Exit(shared.Main(m)) }
 
 // testMax bounds each test.
-const testMax = 2 * time.Minute
+const testMax = 5 * time.Minute
 
 const (
 	probe = "../machine/testdata/probe.c"

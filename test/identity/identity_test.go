@@ -30,7 +30,7 @@ import (
 	"sigmaos.dev/sigmap"
 )
 
-const testMax = 2 * time.Minute
+const testMax = 5 * time.Minute
 
 // world is a system of two real machines, m1, which founded it, and m2. The test itself is other machines, which use m2's network.
 type world struct {

@@ -26,7 +26,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-const testMax = 2 * time.Minute
+const testMax = 5 * time.Minute
 
 const other sigma.RealmID = "other"
 

@@ -137,6 +137,17 @@ func (r *realm) info(id sigma.ProcID) sigma.ProcInfo {
 	return sigma.ProcInfo{}
 }
 
+// censused counts what there is once the daemons have the sessions that the first procs of either class, and the first removal of a realm since one of them was started, bring with them: lcsched
+// needs a while until it leads.
+func censused(t *testing.T, s *testenv.System) testenv.Census {
+	t.Helper()
+	s.Must(t, "realm", "create", "goes-first")
+	s.Must(t, "-r", "goes-first", "run", program(t, "hello.c"))
+	s.Must(t, "-r", "goes-first", "run", "--lc", "0.01", program(t, "hello.c"))
+	s.Must(t, "realm", "rm", "--force", "goes-first")
+	return s.Census()
+}
+
 func kindIs(t *testing.T, what string, err error, want sigma.Kind) {
 	t.Helper()
 	if err == nil || sigma.KindOf(err) != want {

@@ -303,15 +303,18 @@ func TestKillStores(t *testing.T) {
 // restarted checks that a service runs and says that it was started again.
 func (r *realm) restarted(name string) {
 	r.t.Helper()
-	list, err := r.Services(r.ctx)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	for _, s := range list {
-		if s.Name == name && (s.State != "running" || s.Restarts == 0) {
-			r.t.Errorf("%s is %s after %d restarts", name, s.State, s.Restarts)
+	testenv.Eventually(r.t, name+" runs again", func() error {
+		list, err := r.Services(r.ctx)
+		if err != nil {
+			return err
 		}
-	}
+		for _, s := range list {
+			if s.Name == name && (s.State != "running" || s.Restarts == 0) {
+				return fmt.Errorf("it is %s after %d restarts", s.State, s.Restarts)
+			}
+		}
+		return nil
+	})
 }
 
 // The queue dies with besched, and what was in it is queued again, in order; what runs goes on.

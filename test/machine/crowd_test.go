@@ -19,7 +19,7 @@ import (
 func TestCrowdOfOneRealm(t *testing.T) {
 	crowd, other := newRealm(t, "crowd"), newRealm(t, "modest")
 	other.run("probe.c", "exit", "0") // so that what a first proc brings with it is there
-	before := crowd.s.Census()
+	before := censused(t, crowd.s)
 	d := crowd.descriptor("probe.c", "stay")
 	d.Memory = sigma.Bytes(crowd.metric("sigma_schedd_memory_capacity_bytes")) / 3 * 2 &^ 0xffff // one of them runs
 	burst := slices.Repeat([]sigma.Descriptor{d}, sigma.BurstMax/4)
@@ -53,7 +53,7 @@ func TestCrowdOfOneRealm(t *testing.T) {
 // Bad input of scheduling: removal of a realm with 1,000 running procs. Everything of it is gone from the host.
 func TestRemoveRealmOfThousandProcs(t *testing.T) {
 	r := newRealm(t, "thousand")
-	before := r.s.Census()
+	before := censused(t, r.s)
 	d := r.descriptor("probe.c", "stay")
 	d.Memory = sigma.MemoryLeast
 	const procs = 1000

@@ -20,7 +20,7 @@ var shared testenv.Shared
 func TestMain(m *testing.M) { os.Exit(s3server.Or(func() int { return shared.Main(m) })) }
 
 // testMax bounds one test's dealings with the system.
-const testMax = time.Minute
+const testMax = 3 * time.Minute
 
 func testContext(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())

@@ -244,7 +244,7 @@ func TestKillSigmadWhilePaging(t *testing.T) {
 
 // Leases of procs outlive named and sigmad, killed without warning, as long as who holds them renews them; when the holder has died together with named they are over within their time after the restart, and so are its files.
 func TestLeasesOverKills(t *testing.T) {
-	const ttl = 4 * time.Second // a restart takes less, on a busy host too
+	const ttl = 6 * time.Second // a restart takes less, on a busy host too
 	s := testenv.Boot(t, testenv.Options{})
 	ctx := testContext(t)
 	c := s.Connect(ctx, t, defaultRealm)

@@ -27,27 +27,31 @@ func (r *realm) carried(id sigma.ProcID) (u state.ProcUsage) {
 	return u
 }
 
-// connected checks the line of /sys/connections of a proc that has had messages answered.
+// connected waits for the line of /sys/connections of a proc that has had messages answered.
 func (r *realm) connected(from, to sigma.ProcID, transport string, poured, messages uint64) {
 	r.t.Helper()
+	testenv.Eventually(r.t, "its connection is shown", func() error { return r.shown(from, to, transport, poured, messages) })
+}
+
+func (r *realm) shown(from, to sigma.ProcID, transport string, poured, messages uint64) error {
 	text, _, err := r.Get(r.ctx, "/sys/connections")
 	if err != nil {
-		r.t.Fatal(err)
+		return err
 	}
 	for line := range bytes.Lines(text) {
 		var one state.Connection
 		if err := json.Unmarshal(line, &one); err != nil {
-			r.t.Fatal(err)
+			return err
 		}
 		if one.From != string(from) || one.Proc != string(to) {
 			continue
 		}
 		if transport != "" && one.Transport != transport || one.Sent == nil || *one.Sent != poured || one.Turns == nil || *one.Turns < messages || *one.Turns > messages+1 || one.Messages == nil || *one.Messages < 2*messages {
-			r.t.Errorf("of its connection: %s", strings.TrimSpace(string(line)))
+			return fmt.Errorf("of its connection: %s", strings.TrimSpace(string(line)))
 		}
-		return
+		return nil
 	}
-	r.t.Errorf("its connection is not among %s", text)
+	return fmt.Errorf("it is not among %s", text)
 }
 
 // TestTraffic: what a proc's connections carried is known while it runs, when it has ended and when it was killed, on sockets and in rings, of both sides; nothing of it has left the machine.

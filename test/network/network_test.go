@@ -27,7 +27,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-const waitMax = 20 * time.Second
+const waitMax = time.Minute
 
 // victim, in the environment, makes the test program one that is to be killed (TestKilled).
 const victim = "SIGMA_NETLAB_VICTIM"
@@ -137,11 +137,22 @@ func TestLate(t *testing.T) {
 	if d := time.Since(began); d < delay {
 		t.Errorf("they came after %v", d)
 	}
-	l.Set(a, b, netlab.Rule{Delay: delay})
-	dropped := l.Counts(a, b).Dropped
-	io.WriteString(x, "late")
-	l.Set(a, b, netlab.Rule{Cut: true})
-	until(t, "the drop", func() bool { return l.Counts(a, b).Dropped > dropped })
+	for long := delay; ; long *= 4 { // on a host that stands still it may arrive before its way is cut
+		l.Set(a, b, netlab.Rule{Delay: long})
+		before := l.Counts(a, b)
+		io.WriteString(x, "late")
+		l.Set(a, b, netlab.Rule{Cut: true})
+		until(t, "the end of its way", func() bool {
+			c := l.Counts(a, b)
+			return c.Passed+c.Dropped > before.Passed+before.Dropped
+		})
+		if l.Counts(a, b).Dropped > before.Dropped {
+			break
+		}
+		if long > 10*time.Second {
+			t.Fatal("what is late is not dropped when its way is cut")
+		}
+	}
 }
 
 // TestThrottle: a throttled direction passes no more than its rate and drops what its queue cannot hold; a lossy one drops about its share. The other direction is not touched.
@@ -161,10 +172,12 @@ func TestThrottle(t *testing.T) {
 		t.Errorf("%+v in %v", c, d)
 	}
 	l.Set(a, b, netlab.Rule{Loss: 0.5})
-	for range 1000 {
+	for i := range 1000 {
 		x.Write(nil)
+		if i%100 == 99 { // more than the device's queue holds would be lost before the network has them, while its switch is not run
+			until(t, "all of them", func() bool { n := l.Counts(a, b); return n.Passed+n.Dropped >= c.Passed+c.Dropped+uint64(i)+1 })
+		}
 	}
-	until(t, "all of them", func() bool { n := l.Counts(a, b); return n.Passed+n.Dropped >= c.Passed+c.Dropped+1000 })
 	if n := l.Counts(a, b).Dropped - c.Dropped; n < 400 || n > 600 {
 		t.Errorf("%d of 1000 were dropped", n)
 	}

@@ -9,6 +9,8 @@ package reference
 import (
 	"context"
 	"flag"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -103,7 +105,7 @@ func begin(t *testing.T, s *testenv.System) (dir string, env []string) {
 
 // runPage runs the blocks of a page one after the other, in a realm of their own.
 func runPage(t *testing.T, s *testenv.System, file, realm string) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute*testenv.Slow())
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute*testenv.Slow())
 	defer cancel()
 	admin, err := sdk.Connect(ctx, s.Socket(), sigma.DefaultRealm)
 	if err != nil {
@@ -128,7 +130,7 @@ func TestSystems(t *testing.T) {
 	if _, _, rootless := testenv.RootlessUIDs(); rootless {
 		t.Skip("skipped: these examples start systems as root")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute*testenv.Slow())
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute*testenv.Slow())
 	defer cancel()
 	// They are not told to be booted: what still runs at the end is stopped, and what does not need not start again.
 	first, second := testenv.New(t, testenv.Options{}), testenv.New(t, testenv.Options{Machine: "m2"})
@@ -141,13 +143,16 @@ func TestSystems(t *testing.T) {
 	}
 }
 
+// freeAddress is one that nobody listens at, with a port that the kernel does not give away by itself.
 func freeAddress(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000))); err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no port is free")
+	return ""
 }
 
 // runBlocks runs a page's blocks. real has pairs of what the page shows and what stands for it in this run.

@@ -25,9 +25,9 @@ import (
 
 const (
 	rounds     = 50
-	roundMax   = 30 * time.Second // on a busy machine, one that restarts the system included
-	liveMost   = 100              // procs at once; beyond that half are killed
-	answerMost = 30 * time.Second // for the last waiter
+	roundMax   = time.Minute // on a busy machine, one that restarts the system included
+	liveMost   = 100         // procs at once; beyond that half are killed
+	answerMost = time.Minute // for the last waiter
 	pauseMost  = 300 * time.Millisecond
 )
 

@@ -110,8 +110,11 @@ func hold(ctx context.Context, c *sdk.Client) error {
 	return c.WaitEvict(ctx)
 }
 
-// eachMax bounds one attempt. One that waits for ever has got nothing.
-const eachMax = 2 * time.Second
+// eachMax bounds one attempt, of which one that waits for ever has got nothing, and ownMax its control, which must succeed on a host that stands still for seconds, too.
+const (
+	eachMax = 2 * time.Second
+	ownMax  = 30 * time.Second
+)
 
 func attack(ctx context.Context, c *sdk.Client) error {
 	e := forge.Env{C: c}
@@ -122,16 +125,16 @@ func attack(ctx context.Context, c *sdk.Client) error {
 	defer out.Flush()
 	for _, a := range forge.All() {
 		what := act{a.Name, a.Attempt, a.Asset}
-		tell(out, what, bounded(ctx, func(ctx context.Context) error { return a.Try(ctx, &e) }), "blocked")
+		tell(out, what, bounded(ctx, eachMax, func(ctx context.Context) error { return a.Try(ctx, &e) }), "blocked")
 		if a.Own != nil {
-			tell(out, what, bounded(ctx, func(ctx context.Context) error { return a.Own(ctx, &e) }), "control failed")
+			tell(out, what, bounded(ctx, ownMax, func(ctx context.Context) error { return a.Own(ctx, &e) }), "control failed")
 		}
 	}
 	return nil
 }
 
-func bounded(ctx context.Context, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, eachMax)
+func bounded(ctx context.Context, most time.Duration, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	return f(ctx)
 }

@@ -17,6 +17,7 @@ import (
 // Goal: without a majority of the control machines procs run on, whoever waits for them waits on, and requests for names fail within their deadline with words that say why; when a majority is back everything
 // goes on. Method: four machines, three of them control machines, two of which lose their power; then one comes back.
 func TestQuorumLost(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	cluster := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 4, Control: 3})
 	c, err := cluster.Machine(0).Client(ctx, sigma.DefaultRealm) // m1 has the object store, too
