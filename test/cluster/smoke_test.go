@@ -52,9 +52,12 @@ func TestThreeMachines(t *testing.T) {
 		}
 		on := spread(ctx, t, client, client, far, ds, func(on placed) bool { return len(on) == 3 })
 		ids := slices.Concat(on["m1"], on["m2"], on["m3"])
-		if list, err := far.List(ctx, false); err != nil || len(list) != len(ds) || len(ids) != len(ds) {
-			t.Errorf("%d procs were spawned at %s; at %s, %d and %d are listed, %v", len(ds), m.Name, other.Name, len(ids), len(list), err)
-		}
+		testenv.Eventually(t, "all are listed elsewhere", func() error {
+			if list, err := far.List(ctx, false); err != nil || len(list) != len(ds) || len(ids) != len(ds) {
+				return fmt.Errorf("%d procs were spawned at %s; at %s, %d and %d are listed, %w", len(ds), m.Name, other.Name, len(ids), len(list), err)
+			}
+			return nil
+		})
 		for j, id := range ids {
 			if j%2 == 0 {
 				err = client.Kill(ctx, id)

@@ -40,12 +40,22 @@ func TestStreams(t *testing.T) {
 	}
 	m1.Must(t, "machine", "cordon", "m1", "m3")
 	// at starts a proc, which is on m2.
-	at := func(args ...string) sigma.ProcID {
+	at := func(args ...string) (id sigma.ProcID) {
 		t.Helper()
-		ids, err := client.Spawn(ctx, sigma.Descriptor{Program: program, Args: args})
-		must(t, err)
-		must(t, client.WaitStart(ctx, ids[0]))
-		return ids[0]
+		testenv.Eventually(t, "a proc is on m2", func() error { // besched hears of cordons a little later
+			ids, err := client.Spawn(ctx, sigma.Descriptor{Program: program, Args: args})
+			must(t, err)
+			id = ids[0]
+			must(t, client.WaitStart(ctx, id))
+			on := runs(ctx, t, client, ids)
+			if len(on["m2"]) == 1 {
+				return nil
+			}
+			must(t, client.Kill(ctx, id))
+			exit(ctx, t, client, id)
+			return fmt.Errorf("%s is on %v", id, on)
+		})
+		return id
 	}
 	t.Run("log", func(t *testing.T) { followsLogs(ctx, t, client, at("print", "/pipes/feed"), m1, m2, m3) })
 
