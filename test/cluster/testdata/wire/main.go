@@ -3,7 +3,7 @@
 //	serve PATH SEED    listens, and answers
 //	talk PATH SEED     dials: once, often, and for a call; and writes a file to the machine that listens, and reads it
 //
-// What is said is made of the seed, so that nothing else carries it. talk goes on dialling until the file PATH-over is there.
+// What is said is made of the seed, so that nothing else carries it. talk makes the file PATH-often when it has dialled oftenLeast times one after another, and goes on until the file PATH-over is there.
 package main
 
 import (
@@ -20,6 +20,9 @@ import (
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
+
+// oftenLeast is far more dials than it takes until the SDK asks for connections made in advance.
+const oftenLeast = 100
 
 var say = &call.Method{Name: "wire.Wire/Say"}
 
@@ -141,9 +144,17 @@ func talk(ctx context.Context, c *sdk.Client, path, seed string) error {
 	if err := c.Started(ctx); err != nil {
 		return err
 	}
-	for {
+	for i := 1; ; i++ {
 		if err := trip(ctx, c, e, marker(seed, "often")); err != nil {
 			return err
+		}
+		if i < oftenLeast {
+			continue
+		}
+		if i == oftenLeast {
+			if _, err := c.Put(ctx, path+"-often", nil, sigma.PutOptions{}); err != nil {
+				return err
+			}
 		}
 		if _, err := c.Stat(ctx, path+"-over"); err == nil {
 			return nil
