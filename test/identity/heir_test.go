@@ -21,6 +21,7 @@ import (
 // Goal: when the machine that decides about membership is gone, another control machine decides within seconds, with the authority that it was handed before: it lists, makes tokens and certifies. An
 // ordinary machine is never handed it, and it is in no other file. The machine that comes back is a member again, and decides no more.
 func TestHeir(t *testing.T) {
+	t.Parallel()
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 4, Control: 3})
 	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
 	defer cancel()
@@ -107,6 +108,7 @@ func (w *world) dial(p *peer, m sigma.MachineID) error {
 
 // Goal: a lost machine can be taken out of the control plane and removed; one that lives gives its part up, has the authority no more, does not take it again when it is restarted, and can be removed then. What is left goes on.
 func TestControlOff(t *testing.T) {
+	t.Parallel()
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 3, Control: 3})
 	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())
 	defer cancel()
