@@ -162,6 +162,21 @@ func (w *random) check() {
 			w.t.Fatalf("a lease of kind %d while %d machines attend", l.kind, len(w.attending))
 		}
 	}
+	lent, leases := 0, map[sigma.MachineID]int{}
+	for _, l := range w.c.leases {
+		leases[l.machine.life.Machine]++
+	}
+	for id, m := range w.c.machines {
+		if m.leases != leases[id] || m.full && len(m.credits) > 0 {
+			w.t.Fatalf("%s has %d leases, and %d are counted; full: %v with %d credits", id, leases[id], m.leases, m.full, len(m.credits))
+		}
+		if m.leases > 0 && !m.full {
+			lent++
+		}
+	}
+	if w.c.lent != lent {
+		w.t.Fatalf("%d machines count as lent to, want %d", w.c.lent, lent)
+	}
 	if w.c.Waiting() != len(w.waiting) || len(w.c.leases) != len(w.leased) || w.c.credits.free() != len(w.credits) {
 		w.t.Fatalf("%d wait, want %d; %d leases, want %d; %d credits, want %d", w.c.Waiting(), len(w.waiting), len(w.c.leases), len(w.leased), w.c.credits.free(), len(w.credits))
 	}

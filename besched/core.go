@@ -89,6 +89,8 @@ type machine struct {
 	memory  sigma.Bytes
 	kept    *queue    // for whose first job it is kept alone; nil if for none
 	credits []*credit // nearly always one
+	leases  int
+	full    bool // it took its credit back, or that was used up to the last
 }
 
 // Core is the state. Not safe for concurrent use.
@@ -104,6 +106,7 @@ type Core struct {
 	recent   recent
 	aside    aside
 	leases   []lease // oldest first; none while a job waits
+	lent     int     // machines that have leases and are not full
 }
 
 // NewCore makes an empty queue.
@@ -180,6 +183,7 @@ func (c *Core) Gone(life sigma.Life) ([]Grant, []Ticket) {
 		c.credits.remove(cr)
 	}
 	c.leases = slices.DeleteFunc(c.leases, func(l lease) bool { return l.machine == m })
+	c.count(m, 0, true)
 	for _, w := range c.where {
 		if w.Home == life {
 			c.remove(w)
@@ -198,6 +202,7 @@ func (c *Core) recall(kind Lease, so bool) (out []Ticket) {
 	c.leases = slices.DeleteFunc(c.leases, func(l lease) bool {
 		if l.kind == kind {
 			out = append(out, l.ticket)
+			c.count(l.machine, l.machine.leases-1, l.machine.full)
 		}
 		return l.kind == kind
 	})
@@ -218,7 +223,11 @@ func (c *Core) Enqueue(jobs []Job) ([]Grant, []Ticket) {
 			c.aside.add(j)
 			continue
 		}
-		c.where[j.ID] = c.turns.add(j)
+		w := c.turns.add(j)
+		c.where[j.ID] = w
+		if w.hopes = j.Near != "" && c.near(&j) != nil; w.hopes {
+			c.aside.hope = append(c.aside.hope, w)
+		}
 	}
 	return c.matched()
 }
@@ -244,6 +253,7 @@ func (c *Core) Cancel(id sigma.ProcID) []Grant {
 // Park makes the offer of a machine that attends. The grant may come at once.
 func (c *Core) Park(t Ticket, machine sigma.MachineID, o Offer) []Grant {
 	if m := c.machines[machine]; m != nil {
+		c.count(m, m.leases, false)
 		c.credits.add(&credit{ticket: t, machine: m, Offer: o})
 		if o.Kept || o.Elsewhere && m.kept != nil {
 			c.untold = append(c.untold, m)
@@ -262,10 +272,13 @@ func (c *Core) Leased(t Ticket) bool {
 func (c *Core) Leave(t Ticket) bool {
 	if cr := c.credits.find(t); cr != nil {
 		c.credits.remove(cr)
+		c.count(cr.machine, cr.machine.leases, len(cr.machine.credits) == 0)
 		return true
 	}
 	i := slices.IndexFunc(c.leases, func(l lease) bool { return l.ticket == t })
 	if i >= 0 {
+		m := c.leases[i].machine
+		c.count(m, m.leases-1, m.full)
 		c.leases = slices.Delete(c.leases, i, i+1)
 	}
 	return i >= 0
@@ -320,6 +333,10 @@ func (c *Core) match() (out []Grant) {
 		if q == nil {
 			break
 		}
+		if c.hopes(q.first) {
+			c.setAside(q.first)
+			continue
+		}
 		if late != nil && late.overtaken >= late.first.Memory && c.keep(late) {
 			continue
 		}
@@ -336,8 +353,10 @@ func (c *Core) match() (out []Grant) {
 		}
 		give(cr, q)
 	}
+	c.despair()
 	for _, cr := range given {
 		c.credits.remove(cr)
+		c.count(cr.machine, cr.machine.leases, len(cr.machine.credits) == 0 && cr.Memory < sigma.MemoryLeast)
 		out = append(out, Grant{Ticket: cr.ticket, Jobs: cr.jobs})
 	}
 	return c.lend(c.tell(out))
@@ -358,21 +377,33 @@ func (c *Core) tell(out []Grant) []Grant {
 }
 
 // lend gives leases to those who ask for one, if no job waits. A lease uses a credit up until the machine has parked the next one, so of several machines half keep theirs (but one that has the only credit while there is no lease): a job that comes meanwhile would find none, wait, and so have all leases
-// recalled, again and again where jobs come faster than credits.
+// recalled, again and again where jobs come faster than credits. Machines that have a lease and are full do not count: they will park nothing for as long as they are.
 func (c *Core) lend(out []Grant) []Grant {
 	if c.Waiting() > 0 || c.credits.asks == 0 {
 		return out
 	}
 	kind, most := LeaseAlone, 1
 	if len(c.machines) > 1 {
-		kind, most = LeaseShared, c.credits.free()-(c.credits.free()+len(c.leases))/2
+		kind, most = LeaseShared, c.credits.free()-(c.credits.free()+c.lent)/2
 	}
 	for _, cr := range c.credits.asking(most) {
 		c.credits.remove(cr)
 		c.leases = append(c.leases, lease{cr.ticket, cr.machine, kind})
+		c.count(cr.machine, cr.machine.leases+1, false)
 		out = append(out, Grant{Ticket: cr.ticket, Lease: kind})
 	}
 	return out
+}
+
+// count takes note of how many leases a machine has, and whether it is full.
+func (c *Core) count(m *machine, leases int, full bool) {
+	if m.leases > 0 && !m.full {
+		c.lent--
+	}
+	m.leases, m.full = leases, full
+	if m.leases > 0 && !m.full {
+		c.lent++
+	}
 }
 
 // keep reserves a machine for the first job of a realm: that with the most room of those that are large enough, and not more than half of all. It reports whether there was one.

@@ -3,11 +3,15 @@ package besched
 import (
 	"container/heap"
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // tenant is a realm that always has work.
@@ -263,6 +267,63 @@ func TestSharesChange(t *testing.T) {
 			t.Errorf("seed %d: Jain's index %.4f of four windows", seed, j)
 		}
 	}
+}
+
+// Goal: that another realm's share changes, or is reported to have, forgives a realm nothing and owes it nothing: one that used much keeps waiting for what others did not have, however often shares are told.
+func TestDebtsOutliveOthersShares(t *testing.T) {
+	c := NewCore()
+	c.Attend(life("m"), 1000, 1000)
+	c.Shares(map[sigma.RealmID]uint32{"even": 2})
+	var jobs []Job
+	for i := range 40 {
+		for _, realm := range []sigma.RealmID{"debtor", "even", "other"} {
+			jobs = append(jobs, Job{ID: sigma.ProcID(fmt.Sprint(realm, i)), Realm: realm, Memory: 1, Home: life("m")})
+		}
+	}
+	c.Enqueue(jobs)
+	c.Charge([]Charge{{Realm: "debtor", Used: 2 * time.Second}}) // as much as some hundred of its jobs
+	for i := range uint32(5) {
+		c.Shares(map[sigma.RealmID]uint32{"other": 3 + i%2})
+		for _, j := range c.Park(Ticket(i+1), "m", Offer{Memory: 8})[0].Jobs {
+			if j.Realm == "debtor" {
+				t.Fatalf("%s was given when another realm's share changed", j.ID)
+			}
+		}
+	}
+	c.Shares(map[sigma.RealmID]uint32{"debtor": 2})
+	got := c.Park(9, "m", Offer{Memory: 4})[0].Jobs
+	if !slices.ContainsFunc(got, func(j Job) bool { return j.Realm == "debtor" }) {
+		t.Errorf("its own share changed, and it was given none of %v", got)
+	}
+}
+
+// Goal: of reports of shares that machines make, one that is older than what is known changes nothing, whenever it comes.
+func TestOlderSharesAreIgnored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewService()
+		m, leave := attended(t, s, "m")
+		defer leave()
+		tell := func(age time.Duration, shares uint32, want uint32) {
+			t.Helper()
+			of := []RealmShares{{"r", shares}}
+			payload, err := sigmap.Payload(func(c *sigmap.Coder) { CodeShares(c, &age, &of) })
+			if err == nil {
+				_, err = m.account(t.Context(), CallShares, payload)
+			}
+			if got := s.core.turns.shares["r"]; err != nil || got != want {
+				t.Errorf("%d shares, told %v later: %d hold (%v), want %d", shares, age, got, err, want)
+			}
+		}
+		tell(time.Second, 2, 2)
+		tell(0, 3, 3)
+		tell(500*time.Millisecond, 2, 3)
+		tell(math.MaxInt64, 2, 3)
+		time.Sleep(time.Second)
+		tell(500*time.Millisecond, 4, 4)
+		tell(math.MinInt64, 5, 5) // from the future: as if it were of now
+		time.Sleep(time.Millisecond)
+		tell(0, 6, 6)
+	})
 }
 
 // Goal: a newcomer starts even with those who were there, who had all for a long time: it neither waits for what they did not need, nor keeps them from running.

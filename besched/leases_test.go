@@ -54,3 +54,46 @@ func TestLeasesLeaveCreditsForJobs(t *testing.T) {
 		}
 	}
 }
+
+// Goal: machines that have a lease and are full keep nobody else from one: of four, three fill up, by procs of their own or by what they are granted; the fourth, which alone has room, is given a lease as soon as it asks.
+func TestFullMachinesKeepNobodyFromALease(t *testing.T) {
+	c := NewCore()
+	ticket, leased := Ticket(0), map[sigma.MachineID]bool{}
+	of, parked := map[Ticket]sigma.MachineID{}, map[sigma.MachineID]Ticket{}
+	park := func(m sigma.MachineID) {
+		ticket++
+		of[ticket], parked[m] = m, ticket
+		for _, g := range c.Park(ticket, m, Offer{Memory: sigma.GiB, Ask: !leased[m]}) {
+			delete(parked, of[g.Ticket])
+			leased[of[g.Ticket]] = g.Lease != NoLease
+		}
+	}
+	for i := range 4 {
+		c.Attend(sigma.Life{Machine: sigma.MachineID(fmt.Sprint("m", i)), Incarnation: 1}, 1000, sigma.GiB)
+	}
+	full := []sigma.MachineID{"m0", "m1", "m2"}
+	for range 3 {
+		for _, m := range full {
+			if _, is := parked[m]; !is {
+				park(m)
+			}
+		}
+	}
+	for _, m := range full {
+		if !leased[m] || c.lent != 3 {
+			t.Fatalf("leases have %v, %d are counted", leased, c.lent)
+		}
+	}
+	c.Leave(parked["m0"])
+	c.Leave(parked["m1"])
+	gs, _ := c.Enqueue([]Job{{ID: "all", Realm: "r", Memory: sigma.GiB, Home: sigma.Life{Machine: "m0", Incarnation: 1}}})
+	if len(gs) != 1 || of[gs[0].Ticket] != "m2" || c.lent != 0 {
+		t.Fatalf("granted are %v, %d are counted", gs, c.lent)
+	}
+	if park("m3"); !leased["m3"] {
+		t.Error("the machine that has room has no lease")
+	}
+	if _, recalled := c.Enqueue([]Job{{ID: "j", Realm: "r", Memory: 1, Home: sigma.Life{Machine: "m0", Incarnation: 1}}}); len(recalled) != 4 || c.lent != 0 { // of all four
+		t.Errorf("%d leases were recalled, %d machines are lent to", len(recalled), c.lent)
+	}
+}

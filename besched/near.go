@@ -9,13 +9,14 @@ import (
 
 // How jobs come to the machine where their data is.
 //
-// A job that should be near a machine (Job.Near) is given to that machine as long as it has room. If it has none the job is set aside, as if it had not been sent yet: it has no turn, delays nobody, and no lease is recalled for it. When the machine parks a
+// A job that should be near a machine (Job.Near) is given to that machine as long as it has room. If it has none, others of the same batch included, the job is set aside, as if it had not been sent yet: it has no turn, delays nobody, and no lease is recalled for it. When the machine parks a
 // credit with room for it, or after sigma.NearWait (Hurry), it goes to the end of its realm's queue, so that its realm has its part and no more.
 
 // aside are the jobs that wait for the machine that they should be near.
 type aside struct {
 	jobs map[sigma.ProcID]Job
 	of   map[sigma.MachineID][]sigma.ProcID // in the order in which they came
+	hope []*waiting                         // jobs of the batch that is being queued whose machine had room before it
 }
 
 func newAside() aside {
@@ -57,6 +58,28 @@ func (c *Core) expects(j *Job) bool {
 	}
 	m := c.machines[j.Near]
 	return m != nil && m.memory >= j.Memory && (m.kept != nil || m.roomAt(j.Memory) == nil)
+}
+
+// hopes reports whether a job came with the batch that is being queued and found that its machine has room, which others of the batch have taken meanwhile.
+func (c *Core) hopes(w *waiting) bool {
+	return len(c.aside.hope) > 0 && w.hopes && c.expects(&w.Job)
+}
+
+// setAside takes a job that hopes out of its queue.
+func (c *Core) setAside(w *waiting) {
+	c.remove(w)
+	c.aside.add(w.Job)
+}
+
+// despair ends the batch: who hopes for a machine that has no more room waits for it, beside the queues.
+func (c *Core) despair() {
+	for _, w := range c.aside.hope {
+		if c.where[w.ID] == w && c.hopes(w) {
+			c.setAside(w)
+		}
+		w.hopes = false
+	}
+	c.aside.hope = nil
 }
 
 // Expecting reports whether a job is aside; the shell tells Hurry of it after sigma.NearWait.

@@ -92,6 +92,59 @@ func TestNearMachine(t *testing.T) {
 	want("and it goes where there is room", said(c.Hurry("10")), "10>b ")
 }
 
+// Goal: of a batch whose procs should be near one machine nothing goes elsewhere while that has room or is about to: what its credit cannot take, by number or by memory, waits beside the queues, recalls no lease, and goes there with the next credits. Other jobs of the batch take what is free elsewhere.
+func TestNearBatch(t *testing.T) {
+	for _, memory := range []sigma.Bytes{sigma.GiB, 1000} { // 64 jobs of a grant, or 10 by memory
+		c := NewCore()
+		of := map[Ticket]sigma.MachineID{}
+		ticket, given := Ticket(0), map[sigma.MachineID]int{}
+		see := func(gs []Grant, recalled []Ticket) {
+			t.Helper()
+			if len(recalled) > 0 {
+				t.Fatalf("%d leases are recalled", len(recalled))
+			}
+			for _, g := range gs {
+				for _, j := range g.Jobs {
+					if j.Near != "" && of[g.Ticket] != j.Near {
+						t.Fatalf("%s is given to %s", j.ID, of[g.Ticket])
+					}
+					given[of[g.Ticket]]++
+				}
+			}
+		}
+		park := func(m sigma.MachineID, memory sigma.Bytes) {
+			t.Helper()
+			ticket++
+			of[ticket] = m
+			see(c.Park(ticket, m, Offer{Memory: memory, Ask: m == "b" && ticket == 1}), nil)
+		}
+		for _, m := range []sigma.MachineID{"a", "b"} {
+			c.Attend(life(m), 1000, sigma.GiB)
+		}
+		park("b", sigma.GiB) // a lease
+		park("b", sigma.GiB)
+		park("a", memory)
+		var jobs []Job
+		for i := range 200 {
+			jobs = append(jobs, Job{ID: sigma.ProcID(fmt.Sprint("near", i)), Realm: "r", Memory: 100, Near: "a", Home: life("b")})
+		}
+		jobs = append(jobs, Job{ID: "any", Realm: "s", Memory: 100, Home: life("b")})
+		see(c.Enqueue(jobs))
+		if len(c.leases) != 1 || c.Waiting() != 0 || given["b"] != 1 {
+			t.Fatalf("%d leases, %d jobs wait, given are %v", len(c.leases), c.Waiting(), given)
+		}
+		for n := 1; given["a"] < 200; n++ {
+			if !c.Expecting("near199") || n > 20 {
+				t.Fatalf("given are %v by %d credits", given, n)
+			}
+			park("a", memory)
+		}
+		if len(c.aside.jobs) != 0 || len(c.aside.hope) != 0 {
+			t.Errorf("%d jobs are still aside", len(c.aside.jobs))
+		}
+	}
+}
+
 // Goal: who should be near a machine takes no more than others of its realm's part: with every job of one realm near a machine and none of the other's, both have as many.
 func TestNearTakesTurns(t *testing.T) {
 	c := NewCore()

@@ -21,7 +21,7 @@ import (
 //	                                          machine is kept for a job, if the offer says that it must know. Largest is the most memory that a machine has
 //	hold     lease -> -                       waits until the lease is recalled
 //	charge   []Charge -> -                    what the procs used that ran on the machine
-//	shares   []RealmShares -> -               of all realms that have not 1
+//	shares   age, []RealmShares -> -          of all realms that have not 1, as they were so long ago; what is older than what is known is ignored
 //	queues   - -> []Queued                    what waits; of anybody, who need not attend
 const (
 	CallAttend  = "attend"
@@ -84,7 +84,8 @@ type RealmShares struct {
 }
 
 // CodeShares is the payload of shares.
-func CodeShares(c *sigmap.Coder, rs *[]RealmShares) {
+func CodeShares(c *sigmap.Coder, age *time.Duration, rs *[]RealmShares) {
+	codeDuration(c, age)
 	n := len(*rs)
 	c.Count(&n, 6)
 	if c.Decoding() {
@@ -147,6 +148,7 @@ type Service struct {
 	waiting   map[Ticket]chan Grant      // mu; each has room for its grant
 	holding   map[Ticket]chan struct{}   // mu; closed by the recall of the lease
 	attending map[sigma.MachineID]*visit // mu
+	sharesAt  time.Time                  // mu; when the shares were asked for that are known
 }
 
 // visit is what a machine has here by one session.
@@ -263,10 +265,12 @@ func (v *visit) account(ctx context.Context, method string, payload []byte) ([]b
 		v.s.core.Charge(cs)
 		return nil, nil
 	case CallShares:
+		var age time.Duration
 		var rs []RealmShares
-		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeShares(c, &rs) }); err != nil {
+		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeShares(c, &age, &rs) }); err != nil {
 			return nil, err
 		}
+		at := time.Now().Add(-max(0, age)) // by this clock, for those of machines differ
 		if err := v.attends(ctx); err != nil {
 			return nil, err
 		}
@@ -276,6 +280,10 @@ func (v *visit) account(ctx context.Context, method string, payload []byte) ([]b
 		}
 		v.s.mu.Lock()
 		defer v.s.mu.Unlock()
+		if at.Before(v.s.sharesAt) {
+			return nil, nil
+		}
+		v.s.sharesAt = at
 		v.s.core.Shares(of)
 		return nil, nil
 	}

@@ -44,6 +44,7 @@ type waiting struct {
 	Job
 	q          *queue
 	prev, next *waiting
+	hopes      bool // see Core.hopes
 }
 
 // queue is a realm's account, with its jobs that wait.
@@ -123,24 +124,18 @@ func (t *turns) tidy() {
 	t.many = max(accountsMax, 2*len(t.accounts))
 }
 
-// setShares makes all even if a share is another than before: what was used under other shares is held against nobody, and owed to nobody.
+// setShares makes a realm even whose share is another than before: what it used under the other share is not held against it, nor owed to it. Realms whose shares stay keep what they have.
 func (t *turns) setShares(of map[sigma.RealmID]uint32) {
 	t.shares = of
-	changed := false
 	for realm, q := range t.accounts {
 		now := float64(max(1, of[realm]))
-		changed = changed || q.shares != now
-		q.shares = now
-	}
-	if !changed {
-		return
-	}
-	t.settle()
-	for _, q := range t.accounts {
-		q.used, q.floor = t.now, t.now
-	}
-	for _, c := range t.classes {
-		heap.Init(&c.heap)
+		if q.shares == now {
+			continue
+		}
+		q.shares, q.used, q.floor = now, t.now, t.now
+		if q.class != nil {
+			heap.Fix(&q.class.heap, q.at)
+		}
 	}
 }
 

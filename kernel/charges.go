@@ -248,7 +248,7 @@ func (s *scheduler) watchUse(ctx context.Context) {
 			s.use(ctx, now, realm, id)
 		}
 		s.sendCharges()
-		if of, matter := s.sharesToTell(); matter {
+		if of, _, matter := s.sharesToTell(); matter {
 			shares := make(map[sigma.RealmID]uint32, len(of))
 			for _, r := range of {
 				shares[r.Realm] = r.Shares
@@ -258,24 +258,24 @@ func (s *scheduler) watchUse(ctx context.Context) {
 	}
 }
 
-// sharesToTell are the realms' shares, if procs of this machine wait at besched: then they matter.
-func (s *scheduler) sharesToTell() (of []besched.RealmShares, matter bool) {
+// sharesToTell are the realms' shares, as they were so long ago at most, if procs of this machine wait at besched: then they matter.
+func (s *scheduler) sharesToTell() (of []besched.RealmShares, age time.Duration, matter bool) {
 	s.k.mu.Lock()
 	waits := s.k.core.Queued() > 0
 	s.k.mu.Unlock()
 	if !waits || s.charges.contended.Load() == nil {
-		return nil, false
+		return nil, 0, false
 	}
-	all, err := s.k.realmList()
+	all, asked, err := s.k.realmListAt()
 	if err != nil { // what besched knows stands
-		return nil, false
+		return nil, 0, false
 	}
 	for _, r := range all {
 		if r.Shares > 1 {
 			of = append(of, besched.RealmShares{Realm: r.ID, Shares: r.Shares})
 		}
 	}
-	return of, true
+	return of, time.Since(asked), true
 }
 
 // useBefore looks for the first time at one that ran before somebody waited.

@@ -265,8 +265,8 @@ func (sh *shard) tellShares(ctx context.Context, b sigma.Caller) {
 		case <-ctx.Done():
 			return
 		}
-		if of, matter := sh.s.sharesToTell(); matter {
-			sh.call(ctx, b, callMax, besched.CallShares, func(c *sigmap.Coder) { besched.CodeShares(c, &of) })
+		if of, age, matter := sh.s.sharesToTell(); matter {
+			sh.call(ctx, b, callMax, besched.CallShares, func(c *sigmap.Coder) { besched.CodeShares(c, &age, &of) })
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"runtime"
 	"slices"
+	"time"
 
 	"sigmaos.dev/besched"
 	"sigmaos.dev/dialproxy"
@@ -102,11 +103,24 @@ func (r *root) realmInfos(ctx context.Context) ([]sigma.RealmInfo, error) {
 
 // realmList is what named tells of all realms.
 func (k *Kernel) realmList() ([]sigma.RealmInfo, error) {
-	return recall(&k.memo, "realms", func() ([]sigma.RealmInfo, error) {
+	all, _, err := k.realmListAt()
+	return all, err
+}
+
+// realmListAt tells too when named was asked: what it says is no older.
+func (k *Kernel) realmListAt() ([]sigma.RealmInfo, time.Time, error) {
+	type list struct {
+		all   []sigma.RealmInfo
+		asked time.Time
+	}
+	l, err := recall(&k.memo, "realms", func() (l list, err error) {
 		ctx, cancel := k.asked()
 		defer cancel()
-		return realms{k, nil}.list(ctx)
+		l.asked = time.Now()
+		l.all, err = realms{k, nil}.list(ctx)
+		return l, err
 	})
+	return l.all, l.asked, err
 }
 
 // queuesFile is /sys/queues: what waits at the scheduler.
