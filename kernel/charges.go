@@ -28,8 +28,25 @@ type tracked struct {
 	realm    sigma.RealmID
 	given    time.Time
 	prepaid  time.Duration // not reported yet
-	reported time.Duration // of its cost
+	reported time.Duration // of its cost until it was looked at last; it, and what it cost since then while nobody waited, is charged to nobody any more
+	looked   time.Time     // zero = not yet
 	since    time.Time     // its cost when nobody waited, before this, is in reported
+}
+
+// forgive puts into reported what a proc cost when nobody waited, which was since it was looked at last until since: as much of cost, what it has cost until now, as that time is of all that passed.
+func (t *tracked) forgive(since, placed, now time.Time, cost time.Duration) {
+	if t.since.Equal(since) {
+		return
+	}
+	t.since = since
+	from := placed
+	if t.looked.After(from) {
+		from = t.looked
+	}
+	if free := since.Sub(from); free > 0 {
+		part := min(1, float64(free)/float64(max(1, now.Sub(from))))
+		t.reported += time.Duration(part * float64(max(0, cost-t.reported)))
+	}
 }
 
 const (
@@ -123,12 +140,8 @@ func (c *charges) ended(p *schedd.Proc, cpu sigma.MilliCPU, memory sigma.Bytes) 
 		return false
 	}
 	whole := costOf(p, p.Usage, p.Times.Ended, cpu, memory)
-	used := whole
-	if before := since.Sub(p.Times.Placed); before > 0 && !t.since.Equal(*since) { // when nobody waited
-		held := max(1, p.Times.Ended.Sub(p.Times.Placed))
-		used = time.Duration(float64(whole) * max(0, 1-float64(before)/float64(held)))
-	}
-	c.oweLocked(p.Realm, besched.Charge{Used: max(0, used-t.reported), Prepaid: t.prepaid, Ended: 1, Whole: whole})
+	t.forgive(*since, p.Times.Placed, p.Times.Ended, whole)
+	c.oweLocked(p.Realm, besched.Charge{Used: max(0, whole-t.reported), Prepaid: t.prepaid, Ended: 1, Whole: whole})
 	return true
 }
 
@@ -159,19 +172,6 @@ func (c *charges) take(shard besched.Shard) (out []besched.Charge) {
 	return out
 }
 
-// begin has a proc charged for that ran before somebody waited: as time passes, without what it has cost until now, and not all at its end, when its realm would pay at once for what it had in many seconds.
-func (c *charges) begin(realm sigma.RealmID, id sigma.ProcID, since time.Time, cost time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	t := c.jobs[id]
-	if t == nil {
-		t = &tracked{realm: realm, given: since}
-		c.jobs[id] = t
-		c.tracked.Store(int64(len(c.jobs)))
-	}
-	t.since, t.reported = since, max(t.reported, cost)
-}
-
 // old lists some of the jobs that were given long ago.
 func (c *charges) old(now time.Time) map[sigma.ProcID]sigma.RealmID {
 	c.mu.Lock()
@@ -188,21 +188,40 @@ func (c *charges) old(now time.Time) map[sigma.ProcID]sigma.RealmID {
 	return out
 }
 
-// so says what a job has cost until now. over: it does not run here, nor will it.
-func (c *charges) so(id sigma.ProcID, cost time.Duration, over bool) {
+// so says what a proc that runs here has cost until now. One that was placed when nobody waited is charged for from then on when somebody did, as time passes, and not all at its end, when its realm would pay at once for what it had in many seconds.
+func (c *charges) so(now time.Time, p *schedd.Proc, cost time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	since := c.contended.Load()
+	if since == nil {
+		return
+	}
+	t := c.jobs[p.ID]
+	if t == nil {
+		t = &tracked{realm: p.Realm, given: *since}
+		c.jobs[p.ID] = t
+		c.tracked.Store(int64(len(c.jobs)))
+	}
+	t.forgive(*since, p.Times.Placed, now, cost)
+	if cost > t.reported || t.prepaid > 0 {
+		c.oweLocked(t.realm, besched.Charge{Used: max(0, cost-t.reported), Prepaid: t.prepaid})
+		t.reported, t.prepaid = max(cost, t.reported), 0
+	}
+	t.looked = now
+}
+
+// over says that a job does not run here, nor will it.
+func (c *charges) over(id sigma.ProcID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t := c.jobs[id]
 	if t == nil {
 		return
 	}
-	if over {
-		delete(c.jobs, id)
-		c.tracked.Store(int64(len(c.jobs)))
-	}
-	if cost > t.reported || t.prepaid > 0 {
-		c.oweLocked(t.realm, besched.Charge{Used: max(0, cost-t.reported), Prepaid: t.prepaid})
-		t.reported, t.prepaid = max(cost, t.reported), 0
+	delete(c.jobs, id)
+	c.tracked.Store(int64(len(c.jobs)))
+	if t.prepaid > 0 {
+		c.oweLocked(t.realm, besched.Charge{Prepaid: t.prepaid})
 	}
 }
 
@@ -240,12 +259,11 @@ func (s *scheduler) watchUse(ctx context.Context) {
 		}
 		some := earlier[:min(len(earlier), chargeEach)]
 		for _, id := range some {
-			s.useBefore(ctx, since, id)
+			s.useBefore(ctx, id)
 		}
 		earlier = earlier[len(some):]
-		now := time.Now()
-		for id, realm := range s.charges.old(now) {
-			s.use(ctx, now, realm, id)
+		for id, realm := range s.charges.old(time.Now()) {
+			s.use(ctx, realm, id)
 		}
 		s.sendCharges()
 		if of, _, matter := s.sharesToTell(); matter {
@@ -279,22 +297,31 @@ func (s *scheduler) sharesToTell() (of []besched.RealmShares, age time.Duration,
 }
 
 // useBefore looks for the first time at one that ran before somebody waited.
-func (s *scheduler) useBefore(ctx context.Context, since time.Time, id sigma.ProcID) {
+func (s *scheduler) useBefore(ctx context.Context, id sigma.ProcID) {
 	s.k.mu.Lock()
 	p := s.k.core.Find(id)
-	if p == nil || p.State != sigma.ProcRunning {
+	if p == nil {
 		s.k.mu.Unlock()
 		return
 	}
 	copied := *p
 	s.k.mu.Unlock()
-	if u, err := s.k.usageOf(ctx, copied.Realm, id); err == nil {
-		s.charges.begin(copied.Realm, id, since, costOf(&copied, u, time.Now(), s.k.cpu(), s.k.cfg.Memory))
+	s.look(ctx, &copied)
+}
+
+// look charges for one, if it runs here.
+func (s *scheduler) look(ctx context.Context, p *schedd.Proc) {
+	if p.State != sigma.ProcRunning || p.Away() {
+		return
+	}
+	if u, err := s.k.usageOf(ctx, p.Realm, p.ID); err == nil {
+		now := time.Now()
+		s.charges.so(now, p, costOf(p, u, now, s.k.cpu(), s.k.cfg.Memory))
 	}
 }
 
-// use looks at one.
-func (s *scheduler) use(ctx context.Context, now time.Time, realm sigma.RealmID, id sigma.ProcID) {
+// use looks at one that is charged for.
+func (s *scheduler) use(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) {
 	s.k.mu.Lock()
 	p := s.k.core.Proc(realm, id)
 	known := p != nil
@@ -307,16 +334,14 @@ func (s *scheduler) use(ctx context.Context, now time.Time, realm sigma.RealmID,
 	case !known:
 		s.charges.mu.Lock()
 		t := s.charges.jobs[id]
-		gone := t != nil && now.Sub(t.given) > abandonedAfter
+		gone := t != nil && time.Since(t.given) > abandonedAfter
 		s.charges.mu.Unlock()
 		if gone {
-			s.charges.so(id, 0, true)
+			s.charges.over(id)
 		}
 	case copied.Ended() || copied.Away():
-		s.charges.so(id, 0, true)
-	case copied.State == sigma.ProcRunning:
-		if u, err := s.k.usageOf(ctx, realm, id); err == nil {
-			s.charges.so(id, costOf(&copied, u, now, s.k.cpu(), s.k.cfg.Memory), false)
-		}
+		s.charges.over(id)
+	default:
+		s.look(ctx, &copied)
 	}
 }

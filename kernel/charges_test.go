@@ -30,13 +30,16 @@ func TestChargesOnce(t *testing.T) {
 	if old := c.old(now.Add(chargeEvery)); len(old) != 2 || old["long"] != "r" {
 		t.Errorf("%v are looked at", old)
 	}
-	c.so("long", 3*time.Second, false)
+	so := func(id sigma.ProcID, placed, at time.Time, cost time.Duration) {
+		c.so(at, &schedd.Proc{ProcInfo: sigma.ProcInfo{ID: id, Realm: "r", Times: sigma.Times{Placed: placed}}}, cost)
+	}
+	so("long", now, now.Add(3*time.Second), 3*time.Second)
 	check("a look", besched.Charge{Used: 3 * time.Second, Prepaid: time.Second})
-	c.so("long", 5*time.Second, false)
+	so("long", now, now.Add(5*time.Second), 5*time.Second)
 	check("a second look", besched.Charge{Used: 2 * time.Second})
 	ended("long", now, 8*time.Second)
 	check("the end", besched.Charge{Used: 3 * time.Second, Ended: 1, Whole: 8 * time.Second})
-	c.so("never", 0, true)
+	c.over("never")
 	check("a job that never came", besched.Charge{Prepaid: time.Minute})
 	c.given(now, "one", []besched.Job{{ID: "twice", Realm: "r", Prepaid: 7}})
 	c.given(now, "one", []besched.Job{{ID: "twice", Realm: "r", Prepaid: 9}})
@@ -45,8 +48,8 @@ func TestChargesOnce(t *testing.T) {
 	check("its end", besched.Charge{Used: 4, Prepaid: 9, Ended: 1, Whole: 4})
 	ended("before", now.Add(-5*time.Second), 8*time.Second)
 	check("one that ran half of its time under a lease", besched.Charge{Used: 4 * time.Second, Ended: 1, Whole: 8 * time.Second})
-	c.begin("r", "earlier", now, 5*time.Second)
-	c.so("earlier", 6*time.Second, false)
+	so("earlier", now.Add(-5*time.Second), now, 5*time.Second)
+	so("earlier", now.Add(-5*time.Second), now.Add(time.Second), 6*time.Second)
 	check("a look at one that ran under a lease, and has been looked at since", besched.Charge{Used: time.Second})
 	ended("earlier", now.Add(-5*time.Second), 8*time.Second)
 	check("its end", besched.Charge{Used: 2 * time.Second, Ended: 1, Whole: 8 * time.Second})
@@ -59,4 +62,73 @@ func TestChargesOnce(t *testing.T) {
 	if got := c.take("one"); len(got) != 0 || !c.idle() {
 		t.Errorf("under a lease %v is owed", got)
 	}
+}
+
+// ran is a proc that has been placed on a machine of one core, where memory costs nothing.
+func ran(id sigma.ProcID, placed time.Time) *schedd.Proc {
+	p := &schedd.Proc{}
+	p.ID, p.Realm, p.State, p.Times.Placed = id, "r", sigma.ProcRunning, placed
+	return p
+}
+
+// contendedSince has somebody wait since a moment.
+func (c *charges) contendedSince(at time.Time) { c.contended.Store(&at) }
+
+// Goal: of a proc that ran while nobody waited its realm is charged with what it cost from then on when somebody did, to the first look at it as after that, and at its end; what it cost while nobody waited is charged never, however often that changes.
+func TestChargedFromWhenSomebodyWaits(t *testing.T) {
+	const shard = besched.Shard("m1/1")
+	begin := time.Now()
+	at := func(s float64) time.Time { return begin.Add(time.Duration(s * 1e9)) }
+	cost := func(s float64) time.Duration { return time.Duration(s * 1e9) }
+	charged := func(c *charges, what string, want float64) {
+		t.Helper()
+		var got time.Duration
+		for _, ch := range c.take(shard) {
+			got += ch.Used - ch.Prepaid
+		}
+		if d := got - cost(want); d < -time.Millisecond || d > time.Millisecond {
+			t.Errorf("%s: charged are %v, want %v", what, got, cost(want))
+		}
+	}
+	end := func(c *charges, p *schedd.Proc, s float64) {
+		p.State, p.Times.Ended, p.Usage.UserTime = sigma.ProcEnded, at(s), cost(s)
+		c.ended(p, 1000, 0)
+	}
+
+	c := newCharges()
+	c.attend(shard)
+	p := ran("early", at(0)) // uses a whole core
+	c.contendedSince(at(10))
+	c.so(at(14), p, cost(14))
+	charged(c, "at the first look", 4)
+	c.so(at(15), p, cost(15))
+	charged(c, "at the next", 1)
+	c.lease(true)
+	c.so(at(16), p, cost(16))
+	charged(c, "while nobody waits", 0)
+	c.contendedSince(at(20))
+	c.so(at(22), p, cost(22))
+	charged(c, "when somebody waits again", 2)
+	end(c, p, 23)
+	charged(c, "at its end", 1)
+
+	p = ran("unseen", at(0))
+	end(c, p, 30)
+	charged(c, "one that was never looked at", 10)
+
+	c.given(at(20), shard, []besched.Job{{ID: "given", Realm: "r", Prepaid: cost(0.5)}})
+	p = ran("given", at(20))
+	c.so(at(21), p, cost(1)) // it began at 20
+	charged(c, "one that was given", 0.5)
+	c.lease(true)
+	c.contendedSince(at(25))
+	p.State, p.Times.Ended, p.Usage.UserTime = sigma.ProcEnded, at(27), cost(7)
+	c.ended(p, 1000, 0)
+	charged(c, "its end, after a time when nobody waited", 2)
+	if n := c.tracked.Load(); n != 0 {
+		t.Errorf("%d procs are noted still", n)
+	}
+	c.given(at(25), shard, []besched.Job{{ID: "never", Realm: "r", Prepaid: cost(0.5)}})
+	c.over("never")
+	charged(c, "one that never came", -0.5)
 }
