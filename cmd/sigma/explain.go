@@ -81,7 +81,8 @@ type situation struct {
 	queues   []state.Queue
 	noQueues error // why they are not known
 	machines []state.MachineSeen
-	here     state.MachineUse // of the machine that was asked; none if it does not say
+	here     state.MachineUse       // of the machine that was asked; none if it does not say
+	most     map[string]state.Limit // of memory at each machine, by realms that have one; used is at the machine that was asked
 }
 
 func situationOf(ctx context.Context, c *sdk.Client) situation {
@@ -93,6 +94,15 @@ func situationOf(ctx context.Context, c *sdk.Client) situation {
 			return nil
 		}
 		return json.Unmarshal(b, &s.here)
+	})
+	s.most = map[string]state.Limit{}
+	readLines(ctx, c, "/sys/limits", func(b []byte) error {
+		var l state.Limit
+		err := json.Unmarshal(b, &l)
+		if err == nil && l.Limit == "max_memory_bytes" {
+			s.most[l.Realm] = l
+		}
+		return err
 	})
 	return s
 }
@@ -210,10 +220,31 @@ func (s *situation) rules(p *sigma.ProcInfo, m *state.MachineSeen) string {
 		return fmt.Sprintf("is too small: it has %v of memory", sigma.Bytes(m.Memory))
 	case float64(p.CPU) > 1000*m.CPU:
 		return fmt.Sprintf("is too small: it has %g cores", m.CPU)
+	case s.most[string(p.Realm)].Max > 0:
+		return s.keptBack(p, m)
 	case s.here.Machine == m.Name && sigma.Bytes(s.here.Free) < p.Memory:
 		return fmt.Sprintf("is full: %v of %v are free for procs, %d run", sigma.Bytes(s.here.Free), sigma.Bytes(s.here.Capacity), s.here.Running)
 	case s.here.Machine == m.Name:
 		return fmt.Sprintf("has %v free for procs", sigma.Bytes(s.here.Free))
 	}
 	return "is large enough; what is free there is known to itself and its scheduler"
+}
+
+// keptBack says what rules a machine out for a proc whose realm may have only so much of each machine's memory.
+func (s *situation) keptBack(p *sigma.ProcInfo, m *state.MachineSeen) string {
+	l := s.most[string(p.Realm)]
+	most := sigma.Bytes(l.Max)
+	switch {
+	case most < p.Memory:
+		return fmt.Sprintf("is not for it: its realm may have %v of memory at each machine", most)
+	case s.here.Machine != m.Name || l.Used == nil:
+		return fmt.Sprintf("is large enough, but keeps it back while its realm has more than %v there, of the %v that it may have at each machine; what it has is known to the machine", most-p.Memory, most)
+	case sigma.Bytes(*l.Used) > most-p.Memory:
+		return fmt.Sprintf("keeps it back: its realm may have %v of memory at each machine, and has %v there; it goes on when others of its realm have ended", most, sigma.Bytes(*l.Used))
+	}
+	free := fmt.Sprintf("has %v free for procs, and its realm has %v there of the %v that it may have", sigma.Bytes(s.here.Free), sigma.Bytes(*l.Used), most)
+	if sigma.Bytes(s.here.Free) < p.Memory {
+		return "is full: it " + free
+	}
+	return free
 }
