@@ -86,9 +86,8 @@ func (c *Core) forgetOf(now time.Time, id sigma.RealmID, all bool) (out []Effect
 	return out
 }
 
-// realmGone forgets the ended procs of a realm, but for guests whose homes have not heard of their end. There are no others, but for what a removal that is under way ends anyway.
+// realmGone forgets the ended procs of a realm, but for guests whose homes have not heard of their end. Others, of which there are only those that a removal which is under way ends anyway, stay as they are; what is kept back goes on when it may, and with the realm's maximum.
 func (c *Core) realmGone(now time.Time, id sigma.RealmID) []Effect {
-	delete(c.maxima.back, id)
 	if c.realms[id] == nil {
 		return nil
 	}

@@ -52,6 +52,31 @@ func TestMaximumOfRealm(t *testing.T) {
 	}
 }
 
+// Goal: what is kept back goes on when there is room for its realm, or no maximum any more, also if the realm's ended procs were forgotten meanwhile, as they are when it is removed.
+func TestKeptBackOutlivesForgetting(t *testing.T) {
+	now := time.Unix(100, 0)
+	c := lcCore()
+	c.Step(now, Maxima{map[sigma.RealmID]sigma.Bytes{"r": 40 * sigma.MiB}})
+	c.Step(now, Leased{On: true})
+	for _, id := range []sigma.ProcID{"a", "b", "c", "d"} {
+		c.Step(now, Spawned{By: sigma.Principal{Realm: "r"}, IDs: []sigma.ProcID{id}, Ds: []sigma.Descriptor{{Program: "/bin/x", Memory: 20 * sigma.MiB}}})
+		if id == "c" || id == "d" {
+			c.Step(now, Assigned{id})
+		}
+	}
+	c.Step(now, Offered{ID: "g", Realm: "r", Memory: 20 * sigma.MiB, Home: sigma.Life{Machine: "m2", Incarnation: 1}})
+	c.Step(now, RealmGone{"r"})
+	if c.KeptBack("r") != 3 {
+		t.Errorf("%d are kept back", c.KeptBack("r"))
+	}
+	wantEffects(t, "an end", c.Step(now, Gone{ID: "a"}), "start c")
+	wantEffects(t, "another", c.Step(now, Gone{ID: "b"}), "start d")
+	wantEffects(t, "the realm is gone, with its maximum", c.Step(now, Maxima{}), "take g")
+	if c.KeptBack("r") != 0 || len(c.maxima.back) != 0 {
+		t.Errorf("%d are kept back", c.KeptBack("r"))
+	}
+}
+
 // Goal: a reservation counts for its realm's maximum too and comes before its best-effort procs; one that would not fit alone is given back.
 func TestMaximumAndReservations(t *testing.T) {
 	now := time.Unix(100, 0)

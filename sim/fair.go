@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/lcsched"
 	"sigmaos.dev/sigma"
 )
 
@@ -16,6 +17,9 @@ type realm struct {
 	progress time.Duration // when a proc of it was placed last, or began to wait with none before it
 	wants    sigma.Bytes   // that those that wait ask for
 	has      sigma.Bytes   // that those that run hold
+	most     float64       // GiB that its maxima leave it at all machines; 0 = all there is
+
+	asked, reserved lcsched.Amount // by latency-critical procs that have not been answered, and by those of them that run
 
 	had, ideal float64       // GiB seconds while it waited, and those that it should have had
 	short      float64       // GiB seconds that it has had too few of since it began to wait
@@ -54,14 +58,20 @@ func (s *Sim) window() {
 			r.had += gib(r.has)
 			r.ideal += part
 		}
-		if r.short = max(0, r.short+part-gib(r.has)); r.short > bound && !s.cfg.Faults {
+		if r.short = max(0, r.short+part-gib(r.has)); r.short > bound && !s.cfg.Faults && r.most == 0 {
 			s.fail("realm %s has waited for %v, and had %.1f GiB s less than its part", r.id, s.now-r.since, r.short)
 		}
 	}
 }
 
 // demand is the GiB that a realm wants or has for each of its shares.
-func (r *realm) demand() float64 { return gib(r.wants+r.has) / r.shares }
+func (r *realm) demand() float64 {
+	d := gib(r.wants + r.has)
+	if r.most > 0 {
+		d = min(d, r.most)
+	}
+	return d / r.shares
+}
 
 // fairness is Jain's index of what realms that waited had of their ideal parts, and the least of these.
 func (s *Sim) fairness() (index, worst float64) {

@@ -77,6 +77,9 @@ func (m *machine) restart() {
 	m.debts, m.paying, m.synced = map[sigma.Life][]sigma.ProcID{}, map[sigma.Life]bool{}, map[sigma.Life]bool{}
 	m.lcTerm = 0
 	m.step(schedd.Cores{CPU: m.cores()})
+	if len(s.cfg.Limits) > 0 {
+		m.step(schedd.Maxima{Memory: s.maxima()})
+	}
 	for _, id := range slices.Sorted(maps.Keys(m.running)) {
 		p := m.running[id]
 		if !p.kept {
@@ -115,7 +118,12 @@ func (m *machine) halt() {
 func (s *Sim) holds(info sigma.ProcInfo, begins bool) {
 	r := s.realms[info.Realm]
 	switch {
+	case info.Class == sigma.LatencyCritical && begins:
+		r.reserved.CPU += info.CPU
+		r.reserved.Memory += info.Memory
 	case info.Class == sigma.LatencyCritical:
+		r.reserved.CPU -= info.CPU
+		r.reserved.Memory -= info.Memory
 	case begins:
 		r.has += info.Memory
 	default:
@@ -293,8 +301,12 @@ func (m *machine) runs(id sigma.ProcID, info sigma.ProcInfo, home sigma.Life) {
 	if m.used > m.size.Memory || m.cpu > m.cores() {
 		s.fail("machine %s is over-committed: %v of %v, %d of %d thousandths of a core", m.name, m.used, m.size.Memory, m.cpu, m.cores())
 	}
+	m.within(info)
 	run := time.Duration(0)
 	if sp := s.procs[id]; sp != nil {
+		if waited := s.now - sp.spawned; sp.sure && waited > sureWithin && !s.cfg.Faults {
+			s.fail("proc %s of realm %s is within the realm's minimum, and waited %v for its reservation", id, sp.Realm, waited)
+		}
 		if sp.starts++; sp.starts > 1 {
 			s.fail("proc %s was started twice", id)
 		}

@@ -307,6 +307,9 @@ func (m *machine) attendLC() {
 		e.Held = append(e.Held, h)
 	}
 	m.tellLC(e)
+	if len(m.s.cfg.Limits) > 0 {
+		m.tellLC(lcsched.Limited{Limits: m.s.reservable()})
+	}
 	m.step(schedd.LCSchedulerLost{})
 }
 

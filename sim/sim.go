@@ -1,7 +1,7 @@
 // Package sim runs the decisions of a whole system in virtual time: the very cores of schedd, besched and lcsched, with procs that arrive, run and end by a seed, messages that take time and get lost, machines and
 // daemons that die, and clocks that are wrong. The same Config gives the same run.
 //
-// It checks at each step that no machine is over-committed and no proc starts twice; each second of virtual time that no realm that waits is passed over for long or falls behind its ideal part, and that who was spawned
+// It checks at each step that no machine is over-committed, no realm has more of one than it may, and no proc starts twice; without faults also that no realm reserves more than it may at all machines, and what it has a right to within sureWithin; each second of virtual time that no realm that waits is passed over for long or falls behind its ideal part, and that who was spawned
 // is known where it is at home; and in the end that each was answered once and nothing is reserved any more. A Violation names the seed. What it leaves out is what procs do to one another by computing: a proc runs for the time that it was given, and is admitted by memory or by its reservation.
 //
 // Users: cmd/sigma (sigma sim).
@@ -24,20 +24,21 @@ type Config struct {
 	Machines int
 	Realms   int
 	Procs    int
-	Load     float64                  // offered memory-time as a part of all machines'; above 1 the queue grows until the last has come
-	Run      time.Duration            // mean of the procs' run times, which are exponential
-	LC       float64                  // part of the procs that reserve cores
-	Near     float64                  // part of the procs that should be near a machine
-	Shards   int                      // of besched
-	Cores    int                      // of each machine
-	Memory   sigma.Bytes              // of each machine, for procs
-	Sizes    []Size                   // of machines, in turn, instead of Cores and Memory
-	Faults   bool                     // messages are lost, machines and daemons die, clocks are wrong by up to an hour
-	Shares   []uint32                 // of realms, in turn; none = 1 each
-	SharesOf map[sigma.RealmID]uint32 // of those that have not 1, instead of Shares
-	Trace    []Arrival                // instead of procs by the seed
-	Delay    time.Duration            // mean time that a message is under way
-	Starts   time.Duration            // between placing a proc and its program's first instruction
+	Load     float64                             // offered memory-time as a part of all machines'; above 1 the queue grows until the last has come
+	Run      time.Duration                       // mean of the procs' run times, which are exponential
+	LC       float64                             // part of the procs that reserve cores
+	Near     float64                             // part of the procs that should be near a machine
+	Shards   int                                 // of besched
+	Cores    int                                 // of each machine
+	Memory   sigma.Bytes                         // of each machine, for procs
+	Sizes    []Size                              // of machines, in turn, instead of Cores and Memory
+	Faults   bool                                // messages are lost, machines and daemons die, clocks are wrong by up to an hour
+	Shares   []uint32                            // of realms, in turn; none = 1 each
+	SharesOf map[sigma.RealmID]uint32            // of those that have not 1, instead of Shares
+	Limits   map[sigma.RealmID]sigma.RealmLimits // of processors and memory, of realms that have any
+	Trace    []Arrival                           // instead of procs by the seed
+	Delay    time.Duration                       // mean time that a message is under way
+	Starts   time.Duration                       // between placing a proc and its program's first instruction
 }
 
 // Size is what a machine has for procs.
@@ -168,6 +169,7 @@ type proc struct {
 	starts  int
 	prepaid time.Duration
 	shard   *shard // that granted it
+	sure    bool   // when it came it and all that its realm had reserved, or waited for, was within the realm's minimum
 }
 
 // Sim is one run. Not safe for concurrent use.
@@ -329,7 +331,7 @@ func (s *Sim) spawn(a Arrival) {
 	m.homes[p.id] = true
 	r := s.realms[a.Realm]
 	if r == nil {
-		r = &realm{id: a.Realm, shares: float64(s.shareOf(a.Realm))}
+		r = &realm{id: a.Realm, shares: float64(s.shareOf(a.Realm)), most: gib(s.cfg.Limits[a.Realm].MaxMemory) * float64(len(s.machines))}
 		s.realms[a.Realm] = r
 		s.order = append(s.order, r)
 		s.tellShares(s.shards...)
@@ -339,6 +341,11 @@ func (s *Sim) spawn(a Arrival) {
 	}
 	if r.waiting++; a.CPU == 0 {
 		r.wants += a.Memory
+	} else {
+		r.asked.CPU += a.CPU
+		r.asked.Memory += a.Memory
+		l := s.cfg.Limits[a.Realm]
+		p.sure = r.asked.CPU <= l.MinCPU && r.asked.Memory <= l.MinMemory
 	}
 	d := sigma.Descriptor{Program: "/bin/x", Memory: a.Memory, Near: a.Near}
 	if a.CPU > 0 {
@@ -398,6 +405,10 @@ func (s *Sim) answer(id sigma.ProcID, lost bool) {
 	}
 	if lost {
 		s.report.Lost++
+	}
+	if r := s.realms[p.Realm]; p.CPU > 0 {
+		r.asked.CPU -= p.CPU
+		r.asked.Memory -= p.Memory
 	}
 	delete(s.procs, id)
 }

@@ -1,11 +1,15 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"sigmaos.dev/lcsched"
 	"sigmaos.dev/sigma"
 )
 
@@ -21,6 +25,47 @@ func TestFaults(t *testing.T) {
 				t.Error("nothing broke")
 			}
 		})
+	}
+}
+
+// Goal: limits of realms hold whatever breaks: r1 never has more memory of a machine than it may, and all of its procs run all the same.
+func TestFaultsWithLimits(t *testing.T) {
+	for seed := range uint64(8) {
+		c := Config{Seed: seed, Machines: 5, Procs: 500, Load: 1.2, LC: 0.2, Shards: 1 + int(seed%2), Run: 300 * time.Millisecond, Faults: true,
+			Limits: map[sigma.RealmID]sigma.RealmLimits{"r1": {MaxMemory: 256 * sigma.MiB, MaxCPU: 5000}, "r2": {MinCPU: 4000, MinMemory: 512 * sigma.MiB}, "r3": {ReserveCPU: 8000}}}
+		if _, err := New(c).Run(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Goal: without faults maxima and quotas hold, and what a realm may always reserve it gets within the time in which best-effort procs give way, though another realm wants to reserve more than all machines have, for minutes, and best-effort procs take all that they leave.
+func TestLimitsHold(t *testing.T) {
+	for seed := range uint64(4) {
+		c := Config{Seed: seed, Machines: 4, Cores: 8, Shards: 1 + int(seed%2), Limits: map[sigma.RealmID]sigma.RealmLimits{
+			"sure": {MinCPU: 4000, MinMemory: 512 * sigma.MiB}, "quota": {ReserveCPU: 3000, ReserveMemory: 512 * sigma.MiB}, "bound": {MaxMemory: 256 * sigma.MiB, MaxCPU: 1000}}}
+		r := rand.New(rand.NewPCG(seed, 3))
+		add := func(realm sigma.RealmID, every, run time.Duration, cpu sigma.MilliCPU, memory sigma.Bytes) {
+			for at := time.Duration(r.Int64N(int64(every))); at < time.Minute; at += every {
+				c.Trace = append(c.Trace, Arrival{At: at, Realm: realm, Run: run/2 + time.Duration(r.Int64N(int64(run))), CPU: cpu, Memory: memory, Waited: -1})
+			}
+		}
+		add("hog", 500*time.Millisecond, 30*time.Second, 1500, 200*sigma.MiB)
+		add("sure", 3*time.Second, 8*time.Second, 1000, 128*sigma.MiB)
+		add("quota", time.Second, 4*time.Second, 500, 100*sigma.MiB)
+		add("bound", 300*time.Millisecond, 3*time.Second, 0, 100*sigma.MiB)
+		add("bound", 5*time.Second, 3*time.Second, 500, 64*sigma.MiB)
+		add("many", 50*time.Millisecond, 3*time.Second, 0, 64*sigma.MiB)
+		slices.SortStableFunc(c.Trace, func(a, b Arrival) int { return cmp.Compare(a.At, b.At) })
+		s := New(c)
+		if _, err := s.Run(); err != nil {
+			t.Error(err)
+		}
+		for _, id := range []sigma.RealmID{"sure", "quota", "bound"} {
+			if s.realms[id].reserved != (lcsched.Amount{}) || s.realms[id].waiting != 0 {
+				t.Errorf("seed %d: realm %s has %v reserved, %d procs wait", seed, id, s.realms[id].reserved, s.realms[id].waiting)
+			}
+		}
 	}
 }
 
