@@ -11,7 +11,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// charges is what this machine owes besched the word of: what procs used while somebody waits (docs/adr/0012-turns-by-what-was-used.md). While there is a lease nobody waits, and nothing is
+// charges is what this machine owes besched the word of: what procs used, and what services did for realms, while somebody waits (docs/adr/0012-turns-by-what-was-used.md). While there is a lease nobody waits, and nothing is
 // noted.
 type charges struct {
 	contended atomic.Pointer[time.Time] // since when there is no lease; nil = there is one
@@ -208,6 +208,23 @@ func (c *charges) so(now time.Time, p *schedd.Proc, cost time.Duration) {
 		t.reported, t.prepaid = max(cost, t.reported), 0
 	}
 	t.looked = now
+}
+
+// served charges for what a service did for a realm from a moment until now: the part of it since somebody waits. A moment that is zero is too long ago to know.
+func (c *charges) served(from, now time.Time, done sigma.Work) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	since := c.contended.Load()
+	if since == nil || done.CPU <= 0 {
+		return
+	}
+	part := 1.0
+	if since.After(from) {
+		part = float64(max(0, now.Sub(*since))) / float64(max(1, now.Sub(from)))
+	}
+	if used := time.Duration(min(1, part) * float64(done.CPU)); used > 0 {
+		c.oweLocked(done.Realm, besched.Charge{Used: used})
+	}
 }
 
 // over says that a job does not run here, nor will it.

@@ -132,3 +132,41 @@ func TestChargedFromWhenSomebodyWaits(t *testing.T) {
 	c.over("never")
 	charged(c, "one that never came", -0.5)
 }
+
+// Goal: what services of this machine do for a realm while somebody waits counts for its turns as what its procs use does, and as one sum; what they did before does not, nor is a job of the realm thought to cost more.
+func TestServicesCountInTurns(t *testing.T) {
+	begin := time.Now()
+	k := loneScheduler().k
+	k.worked = newWorked()
+	var err error
+	if k.ledger, err = newLedger(t.TempDir(), begin); err != nil {
+		t.Fatal(err)
+	}
+	c := k.sched.charges
+	c.attend("one")
+	works := func(cpu time.Duration) []sigma.Work {
+		return []sigma.Work{{Realm: "r", Requests: 1, CPU: cpu}, {Realm: sigma.SystemRealm, CPU: cpu}}
+	}
+	owed := func(what string, want time.Duration) {
+		t.Helper()
+		got := c.take("one")
+		if want == 0 && len(got) == 0 {
+			return
+		}
+		if len(got) != 1 || got[0] != (besched.Charge{Realm: "r", Used: want}) {
+			t.Errorf("%s: %+v is owed, want %v", what, got, want)
+		}
+	}
+	c.contendedSince(begin)
+	k.countWork(begin.Add(time.Second), "some", 2*time.Second, works(time.Second))
+	owed("not known since when", 0)
+	k.countWork(begin.Add(2*time.Second), "some", 2*time.Second, works(time.Second))
+	k.countWork(begin.Add(3*time.Second), "some", 4*time.Second, works(time.Second))
+	owed("while somebody waits", 3*time.Second)
+	c.lease(true)
+	k.countWork(begin.Add(4*time.Second), "some", 2*time.Second, works(time.Second))
+	owed("while nobody does", 0)
+	c.contendedSince(begin.Add(6 * time.Second))
+	k.countWork(begin.Add(8*time.Second), "some", 4*time.Second, works(time.Second))
+	owed("half of the time", time.Second)
+}

@@ -21,7 +21,12 @@ type worked struct {
 	mu   sync.Mutex
 	used map[string]spent                         // mu; by service: what was divided
 	of   map[string]map[sigma.RealmID]*sigma.Work // mu; by service
+	told map[string]report                        // mu; by service: that was counted last
+	at   map[string]time.Time                     // mu; by service: when that was
 }
+
+// report is one that a service has made in one of its lives.
+type report struct{ launch, number uint64 }
 
 // spent is what one incarnation of a service has used.
 type spent struct {
@@ -30,7 +35,18 @@ type spent struct {
 }
 
 func newWorked() *worked {
-	return &worked{used: map[string]spent{}, of: map[string]map[sigma.RealmID]*sigma.Work{}}
+	return &worked{used: map[string]spent{}, of: map[string]map[sigma.RealmID]*sigma.Work{}, told: map[string]report{}, at: map[string]time.Time{}}
+}
+
+// news reports whether a service's report was not counted yet. A service makes the next one only when it knows that the last was.
+func (w *worked) news(service string, r report) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if last := w.told[service]; last.launch == r.launch && r.number <= last.number {
+		return false
+	}
+	w.told[service] = r
+	return true
 }
 
 // fresh is what a service has used since it was asked last, when all that it has used since it was launched is now.
@@ -85,6 +101,15 @@ func (w *worked) add(service string, done sigma.Work) {
 	s.Requests, s.In, s.Out, s.CPU = s.Requests+done.Requests, s.In+done.In, s.Out+done.Out, s.CPU+done.CPU
 }
 
+// since is when a service's work was counted before now; zero = never.
+func (w *worked) since(service string, now time.Time) time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	at := w.at[service]
+	w.at[service] = now
+	return at
+}
+
 // drop forgets a realm that was removed.
 func (w *worked) drop(realm sigma.RealmID) {
 	w.mu.Lock()
@@ -118,11 +143,13 @@ func (w *worked) text(b *strings.Builder) {
 	}
 }
 
-// countWork counts what a service did, of what it has used since that was counted last.
+// countWork counts what a service did, of what it has used since that was counted last: in the realms' usage, and in their turns at besched.
 func (k *Kernel) countWork(now time.Time, service string, used time.Duration, works []sigma.Work) {
+	before := k.worked.since(service, now)
 	for _, done := range divide(used, works) {
 		k.worked.add(service, done)
 		k.ledger.served(now, service, done)
+		k.sched.charges.served(before, now, done)
 	}
 }
 
@@ -140,8 +167,9 @@ func (r *root) workedCall(ctx context.Context, payload []byte) ([]byte, []*os.Fi
 	if s == nil {
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "only services may tell this")
 	}
+	var number uint64
 	var works []sigma.Work
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Works(&works) }); err != nil {
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&number); c.Works(&works) }); err != nil {
 		return nil, nil, err
 	}
 	if len(works) > sigmap.WorksMax {
@@ -155,13 +183,15 @@ func (r *root) workedCall(ctx context.Context, payload []byte) ([]byte, []*os.Fi
 	s.mu.Lock()
 	id := s.launch
 	s.mu.Unlock()
-	var used time.Duration
-	if l := k.living(); l != nil {
-		if m, err := k.meter(ctx, l, id); err == nil { // else its time is divided the next time
-			used = k.worked.fresh(s.name, spent{id, m.User + m.Sys})
+	if k.worked.news(s.name, report{id, number}) {
+		var used time.Duration
+		if l := k.living(); l != nil {
+			if m, err := k.meter(ctx, l, id); err == nil { // else its time is divided the next time
+				used = k.worked.fresh(s.name, spent{id, m.User + m.Sys})
+			}
 		}
+		k.countWork(time.Now(), s.name, used, works)
 	}
-	k.countWork(time.Now(), s.name, used, works)
 	shares := make([]sigmap.RealmShares, 0, len(works))
 	for _, w := range works {
 		shares = append(shares, sigmap.RealmShares{Realm: w.Realm, Shares: known[w.Realm].Shares})

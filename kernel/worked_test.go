@@ -39,6 +39,20 @@ func TestDivide(t *testing.T) {
 	}
 }
 
+// Goal: a report that is told again, because its answer was lost, is counted once; one of another service, or of the service's next life, is another.
+func TestReportsCountOnce(t *testing.T) {
+	w := newWorked()
+	for i, c := range []struct {
+		service string
+		r       report
+		want    bool
+	}{{"named", report{1, 1}, true}, {"named", report{1, 1}, false}, {"named", report{1, 2}, true}, {"s3d", report{2, 1}, true}, {"named", report{1, 1}, false}, {"named", report{3, 1}, true}, {"named", report{3, 1}, false}} {
+		if got := w.news(c.service, c.r); got != c.want {
+			t.Errorf("%d: %+v of %s: %v, want %v", i, c.r, c.service, got, c.want)
+		}
+	}
+}
+
 // Goal: what sigmad answers procs of a realm is in the realm's usage, and so is what a service tells, in both lines and metrics; a proc may not tell.
 func TestServedIsTold(t *testing.T) {
 	m := boot(t)
@@ -62,8 +76,8 @@ func TestServedIsTold(t *testing.T) {
 	if want := `sigma_service_requests_total{service="s3d",realm="default"} 7`; err != nil || !strings.Contains(string(text), want) {
 		t.Errorf("the metrics lack %s: %v", want, err)
 	}
-	works := []sigma.Work{{Realm: sigma.DefaultRealm, Requests: 1}}
-	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Works(&works) })
+	number, works := uint64(1), []sigma.Work{{Realm: sigma.DefaultRealm, Requests: 1}}
+	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.U64(&number); c.Works(&works) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,6 @@ package sdk
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -18,16 +17,16 @@ func (c *Client) tellWork(ctx context.Context, turns *treekit.Turns) {
 	every := time.NewTicker(workEvery)
 	defer every.Stop()
 	shares := map[sigma.RealmID]uint32{}
-	var left []sigma.Work // what could not be told
+	var told reports
 	for {
 		select {
 		case <-every.C:
 		case <-ctx.Done():
 			return
 		}
-		left = tellParts(addWork(left, turns.Work()), func(part []sigma.Work) error {
+		told.tell(turns.Work(), func(number uint64, part []sigma.Work) error {
 			var of []sigmap.RealmShares
-			err := c.do(ctx, sigmap.FileSelf, sigmap.CallWorked, func(e *sigmap.Coder) { e.Works(&part) }, func(d *sigmap.Coder) { d.RealmsShares(&of) })
+			err := c.do(ctx, sigmap.FileSelf, sigmap.CallWorked, func(e *sigmap.Coder) { e.U64(&number); e.Works(&part) }, func(d *sigmap.Coder) { d.RealmsShares(&of) })
 			if err != nil { // sigmad is being started again
 				return err
 			}
@@ -47,14 +46,27 @@ func (c *Client) tellWork(ctx context.Context, turns *treekit.Turns) {
 	}
 }
 
-// tellParts tells works in parts of what one report has at most, and gives what could not be told.
-func tellParts(works []sigma.Work, tell func([]sigma.Work) error) (left []sigma.Work) {
-	for part := range slices.Chunk(works, sigmap.WorksMax) {
-		if tell(part) != nil {
-			left = append(left, part...)
+// reports are what a service tells of its work. Each has a number, and is told again, as it is, until it is confirmed: what was counted and whose answer was lost is known by its number, and not counted again. What comes meanwhile is in later ones.
+type reports struct {
+	number uint64       // of the last that was made
+	open   []sigma.Work // that may have been counted already; none = all that was made was confirmed
+	later  []sigma.Work // for later ones: one line for each realm
+}
+
+// tell tells what is left of before, and what is new, in parts of what one report has at most, until one is not confirmed.
+func (r *reports) tell(works []sigma.Work, tell func(number uint64, part []sigma.Work) error) {
+	r.later = addWork(r.later, works)
+	for len(r.open)+len(r.later) > 0 {
+		if len(r.open) == 0 {
+			n := min(len(r.later), sigmap.WorksMax)
+			r.number++
+			r.open, r.later = r.later[:n:n], r.later[n:]
 		}
+		if tell(r.number, r.open) != nil {
+			return
+		}
+		r.open = nil
 	}
-	return left
 }
 
 // addWork adds what is new to what was left: one line for each realm.

@@ -61,7 +61,7 @@ const (
 	CallStarted    = "started"
 	CallExited     = "exited"
 	CallWaitEvict  = "wait-evict"
-	CallWorked     = "worked" // of services: what was done for realms -> the realms' shares
+	CallWorked     = "worked" // of services: the report's number, what was done for realms -> the realms' shares
 	CallInfo       = "info"
 	CallListen     = "listen"
 	CallAccept     = "accept"
