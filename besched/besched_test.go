@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -313,6 +315,11 @@ func TestServiceLease(t *testing.T) {
 		if err := a.hold(t.Context(), l); err != nil {
 			t.Errorf("holding what was recalled: %v", err)
 		}
+		l = pull(a, 1, LeaseAlone)
+		c := s.visit("c") // which does not even attend
+		if err := c.hold(t.Context(), l); err != nil || !s.core.Leased(l) || len(s.holding) != 0 {
+			t.Errorf("another machine's lease was taken: %v", err)
+		}
 	})
 }
 
@@ -365,6 +372,45 @@ func TestServiceCalls(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", c.method, err, c.want)
 		}
 	}
+}
+
+// What machines say is read without a fault, and what was read changes no invariant of the accounts, whatever the numbers.
+func FuzzCodes(f *testing.F) {
+	charges, age, shares, offer := []Charge{{Realm: "a", Used: 1, Prepaid: 2, Ended: 3, Whole: 4}}, time.Second, []RealmShares{{"a", 2}}, Offer{Memory: 5, Load: 6, Ask: true}
+	for _, put := range []func(*sigmap.Coder){func(c *sigmap.Coder) { CodeCharges(c, &charges) }, func(c *sigmap.Coder) { CodeShares(c, &age, &shares) }, func(c *sigmap.Coder) { CodeOffer(c, &offer) }} {
+		b, _ := sigmap.Payload(put)
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := NewCore()
+		c.Attend(life("m"), 1000, sigma.GiB)
+		var cs []Charge
+		var rs []RealmShares
+		var d time.Duration
+		var o Offer
+		var qs []Queued
+		var p Pulled
+		sigmap.Parse(b, func(x *sigmap.Coder) { CodeQueues(x, &qs) })
+		sigmap.Parse(b, p.Code)
+		if sigmap.Parse(b, func(x *sigmap.Coder) { CodeShares(x, &d, &rs) }) == nil {
+			of := map[sigma.RealmID]uint32{}
+			for _, r := range rs {
+				of[r.Realm] = r.Shares
+			}
+			c.Shares(of)
+		}
+		if sigmap.Parse(b, func(x *sigmap.Coder) { CodeCharges(x, &cs) }) == nil {
+			c.Charge(cs)
+		}
+		if sigmap.Parse(b, func(x *sigmap.Coder) { CodeOffer(x, &o) }) == nil {
+			c.Park(1, "m", o)
+		}
+		for realm, q := range c.turns.accounts {
+			if math.IsNaN(q.used) || math.IsInf(q.used, 0) || math.IsNaN(q.mean) || math.IsInf(q.mean, 0) || q.mean < 0 {
+				t.Errorf("the account of %s is %v, a job of it costs %v", realm, q.used, q.mean)
+			}
+		}
+	})
 }
 
 func FuzzCodeJobs(f *testing.F) {

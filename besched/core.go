@@ -268,6 +268,14 @@ func (c *Core) Leased(t Ticket) bool {
 	return slices.ContainsFunc(c.leases, func(l lease) bool { return l.ticket == t })
 }
 
+// leasedTo is the machine that the lease t was given to; "" if it has been recalled.
+func (c *Core) leasedTo(t Ticket) sigma.MachineID {
+	if i := slices.IndexFunc(c.leases, func(l lease) bool { return l.ticket == t }); i >= 0 {
+		return c.leases[i].machine.life.Machine
+	}
+	return ""
+}
+
 // Leave takes a credit or lease back; false if it was used up by a grant, or recalled, before.
 func (c *Core) Leave(t Ticket) bool {
 	if cr := c.credits.find(t); cr != nil {

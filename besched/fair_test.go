@@ -326,6 +326,33 @@ func TestOlderSharesAreIgnored(t *testing.T) {
 	})
 }
 
+// Goal: what a realm is charged with in advance is bounded as its debts are, however long its jobs were said to have run: with a machine that is lost it is never given back. Nor do absurd reports make an account that is no number, or keep a realm from its turns for longer.
+func TestPrepaidIsBounded(t *testing.T) {
+	for _, whole := range []time.Duration{10 * time.Hour, math.MaxInt64, math.MinInt64} {
+		c := NewCore()
+		c.Attend(life("m"), 1000, 100)
+		var jobs []Job
+		for i := range 1000 {
+			for _, realm := range []sigma.RealmID{"long", "short"} {
+				jobs = append(jobs, Job{ID: sigma.ProcID(fmt.Sprint(realm, i)), Realm: realm, Memory: 1, Home: life("m")})
+			}
+		}
+		c.Enqueue(jobs)
+		c.Charge([]Charge{{Realm: "long", Used: -whole, Prepaid: whole, Ended: math.MaxUint32, Whole: whole}, {Realm: "long", Used: whole, Prepaid: -whole, Ended: 1, Whole: whole}})
+		given := map[sigma.RealmID]int{}
+		for tk := range Ticket(12) { // 768 jobs of 20 ms, more than twice what spanMax is
+			for _, j := range c.Park(tk+1, "m", Offer{Memory: 100})[0].Jobs {
+				if given[j.Realm]++; j.Prepaid < 0 || j.Prepaid > spanMax {
+					t.Fatalf("%v: %s was charged with %v in advance", whole, j.ID, j.Prepaid)
+				}
+			}
+		}
+		if q := c.turns.accounts["long"]; given["long"] < 2 || math.IsNaN(q.used) || math.IsInf(q.used, 0) {
+			t.Errorf("%v: given were %v, the account is %v", whole, given, q.used)
+		}
+	}
+}
+
 // Goal: a newcomer starts even with those who were there, who had all for a long time: it neither waits for what they did not need, nor keeps them from running.
 func TestNewcomer(t *testing.T) {
 	old, young := &tenant{length: 20 * time.Millisecond, memory: 1}, &tenant{length: 20 * time.Millisecond, memory: 1, from: 60 * time.Second}

@@ -140,6 +140,9 @@ func (p *Pulled) Code(c *sigmap.Coder) {
 	c.U64((*uint64)(&p.Largest))
 }
 
+// memoryMax is more than any machine has, and so little that sums of what is told do not overflow.
+const memoryMax = 1 << 20 * sigma.GiB
+
 // Service answers machines. It is a tree whose root is one callable file. Safe for concurrent use.
 type Service struct {
 	mu        sync.Mutex
@@ -216,11 +219,15 @@ func (v *visit) call(ctx context.Context, method string, payload []byte) ([]byte
 			return nil, err
 		}
 		life.Machine = v.machine
+		memory = min(memory, memoryMax)
 		return nil, v.attend(ctx, life, cpu, memory)
 	case CallEnqueue:
 		var jobs []Job
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeJobs(c, &jobs) }); err != nil {
 			return nil, err
+		}
+		for i := range jobs {
+			jobs[i].Memory = min(jobs[i].Memory, memoryMax)
 		}
 		return nil, v.enqueue(ctx, jobs)
 	case CallCancel:
@@ -234,6 +241,7 @@ func (v *visit) call(ctx context.Context, method string, payload []byte) ([]byte
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeOffer(c, &o) }); err != nil {
 			return nil, err
 		}
+		o.Memory = min(o.Memory, memoryMax)
 		p, err := v.pull(ctx, o)
 		if err != nil {
 			return nil, err
@@ -456,7 +464,7 @@ func (s *Service) pulled(g Grant) Pulled {
 func (v *visit) hold(ctx context.Context, t Ticket) error {
 	s := v.s
 	s.mu.Lock()
-	if !s.core.Leased(t) || s.holding[t] != nil {
+	if to := s.core.leasedTo(t); to == "" || to != v.machine || s.holding[t] != nil { // nobody takes another's
 		s.mu.Unlock()
 		return nil
 	}

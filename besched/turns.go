@@ -238,7 +238,7 @@ func (t *turns) overtake(late, q *queue) {
 func (t *turns) prepay(q *queue, w *waiting, span float64) {
 	q.used = max(q.used, t.now-span)
 	t.now = max(t.now, q.used)
-	w.Prepaid = time.Duration(q.mean * 1e9)
+	w.Prepaid = time.Duration(min(q.mean, span*q.shares) * 1e9) // no more than can be held against it: what is lost with a machine is not given back
 	q.used += w.Prepaid.Seconds() / q.shares
 	t.most = max(t.most, q.used)
 	t.served++
@@ -255,7 +255,7 @@ func (t *turns) charge(ch Charge, span float64) {
 		q.mean += (mean - q.mean) * min(1, float64(ch.Ended)/weigh)
 	}
 	before := q.used
-	q.used = max(q.used+(ch.Used-ch.Prepaid).Seconds()/q.shares, min(q.floor, before))
+	q.used = max(q.used+(ch.Used.Seconds()-ch.Prepaid.Seconds())/q.shares, min(q.floor, before))
 	if q.used > before {
 		q.used = max(before, min(q.used, t.now+span))
 	}
