@@ -81,6 +81,16 @@ func (o *Offers) Leave(shard Shard) {
 // Shards counts those that are attended.
 func (o *Offers) Shards() int { return len(o.stands) }
 
+// Parked is how many credits are at shards, those that are on their way back among them.
+func (o *Offers) Parked() (n int) {
+	for _, s := range o.stands {
+		if s.parked {
+			n++
+		}
+	}
+	return n
+}
+
 // Close says whether new procs are not wanted here.
 func (o *Offers) Close(closed bool) { o.closed = closed }
 

@@ -38,6 +38,7 @@ func (k *Kernel) launchers(ctx context.Context) error {
 			k.launcher = l
 			close(k.comes)
 			k.mu.Unlock()
+			k.sched.launches(true)
 			k.adopted(inherited)
 			err = l.Run(ctx, k.launchEvent)
 		}
@@ -48,6 +49,7 @@ func (k *Kernel) launchers(ctx context.Context) error {
 		lost := k.children
 		k.children = map[uint64]func(launch.Event){}
 		k.mu.Unlock()
+		k.sched.launches(false)
 		for id, handle := range lost {
 			if handle != nil { // else it is just being registered, and asked for later
 				handle(launch.Lost{ID: id})

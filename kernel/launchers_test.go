@@ -48,3 +48,31 @@ func TestLauncherDies(t *testing.T) {
 		return m.k.core.Free() == m.k.core.Capacity() && len(m.k.children) == 3
 	})
 }
+
+// Goal: while a machine has no launcher it offers nothing, so that procs go to others instead of waiting for the next launcher; then it offers again.
+func TestNoLauncherNoOffers(t *testing.T) {
+	w := newWorld(t, part{name: "m1", control: true, services: []string{serviceNamed, serviceBesched, serviceS3}}, part{name: "m2"})
+	m1, m2 := w.machines["m1"], w.machines["m2"]
+	offers := func(n int) {
+		t.Helper()
+		eventually(t, "credits are parked, or none", func() bool {
+			m2.k.sched.mu.Lock()
+			defer m2.k.sched.mu.Unlock()
+			return m2.k.sched.offers.Parked() == n && m2.k.sched.offers.Shards() == 1
+		})
+	}
+	c := m1.connect("default")
+	offers(1)
+	m2.die()
+	offers(0)
+	for range 4 { // of which the other machine, which runs less, would get some
+		m1.spawn(c, sigma.Descriptor{})
+		if err := (<-m1.procs).open(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m2.launcher()
+	offers(1)
+	m1.spawn(c, sigma.Descriptor{})
+	(<-m2.procs).exit(0)
+}

@@ -28,6 +28,8 @@ type scheduler struct {
 	offers *besched.Offers
 	shards map[besched.Shard]*shard // mu; that are attended
 	closed bool                     // mu; no new procs are wanted here
+	lame   bool                     // mu; there is no launcher that could start them
+	shut   bool                     // mu; for either reason, nothing is offered
 	roomy  chan struct{}            // what can be offered, or where, changed
 	moved  chan struct{}            // closed and replaced when the roster changed: maybe this is another life
 }
@@ -76,12 +78,27 @@ func (s *scheduler) room() { poke(s.roomy) }
 func (s *scheduler) close(closed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed == closed {
+	s.closed = closed
+	s.offerLocked()
+}
+
+// launches says whether there is a launcher. Without one what is placed here would wait for the next.
+func (s *scheduler) launches(on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lame = !on
+	s.offerLocked()
+}
+
+// offerLocked begins or ends to offer what this machine has.
+func (s *scheduler) offerLocked() {
+	shut := s.closed || s.lame
+	if s.shut == shut {
 		return
 	}
-	s.closed = closed
-	s.offers.Close(closed)
-	if closed {
+	s.shut = shut
+	s.offers.Close(shut)
+	if shut {
 		for _, sh := range s.shards {
 			sh.release()
 		}

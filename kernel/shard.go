@@ -171,7 +171,7 @@ func (sh *shard) pull(ctx context.Context, all *sync.WaitGroup, b sigma.Caller) 
 			s.offers.Granted(sh.name, len(got.Jobs), got.Kind, got.Kept)
 			if got.Lease != 0 {
 				hctx, cancel := context.WithCancel(ctx)
-				if sh.held = cancel; s.closed {
+				if sh.held = cancel; s.shut {
 					cancel()
 				}
 				all.Go(func() { sh.hold(hctx, b, got.Lease) })
