@@ -26,7 +26,8 @@ type Bench struct {
 	Name        string
 	Question    string // that it answers, one line
 	Metrics     []string
-	AnyMachines bool // Config.Machines counts
+	AnyMachines bool     // Config.Machines counts
+	Parts       []string // that Config.Only may name; nil = it is one whole
 	run         func(ctx context.Context, r *Run) error
 }
 
@@ -41,6 +42,7 @@ type Config struct {
 	Results  string    // directory for raw samples, made if missing; "" = keep none
 	Quick    bool      // end within 50 s
 	Machines int       // of benches that can have any number; 0 = their own choice
+	Only     string    // one of Bench.Parts; "" = all of them
 	Out      io.Writer // JSON lines
 	Notes    io.Writer // for people: what happens, skipped peers
 }

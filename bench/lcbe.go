@@ -23,7 +23,7 @@ import (
 // to let one cgroup yield to another, from which ADR 21 chose. Each arm's group outweighs whatever else the host does. Arms take turns, with the same arrivals, and the latencies of all turns of an arm are one
 // sample: the 99th percentile of a turn alone is its fourth slowest request or so, and two arms of the same kind differed by a half. How single turns compare is beside it. Expected: within 1.15 of solo for ours; docker as shares.
 func lcbeBench() Bench {
-	return Bench{Name: "lc-be", Question: "what does a latency-critical server notice of best-effort work beside it?",
+	return Bench{Name: "lc-be", Question: "what does a latency-critical server notice of best-effort work beside it?", Parts: []string{"compute", "io"},
 		Metrics: []string{"lc_p50_ms", "lc_p99_ms", "lc_p99_of_solo", "be_of_what_lc_leaves", "io_lc_p50_ms", "io_lc_p99_ms", "io_lc_p99_of_solo", "io_be_of_what_lc_leaves", "yield_cpu"}, run: runLCBE}
 }
 
@@ -136,6 +136,9 @@ func runLCBE(ctx context.Context, r *Run) (err error) {
 // arms are what each block runs.
 func (a *lcbe) arms(ctx context.Context) (all []func() error) {
 	arm := func(name string, run func() (served, error)) {
+		if only := a.r.Only; only != "" && name != "solo" && strings.HasPrefix(name, "io ") != (only == "io") {
+			return
+		}
 		all = append(all, func() error {
 			got, err := run()
 			if err != nil {
@@ -329,6 +332,9 @@ func (a *lcbe) print() error {
 	}
 	for _, kind := range []string{"", "io "} {
 		metric, ours := strings.ReplaceAll(kind, " ", "_"), kind+"ours"
+		if a.latency[ours] == nil { // it was not asked for
+			continue
+		}
 		figures := map[string]func(name string) float64{
 			"lc_p50_ms": func(name string) float64 { return median(a.latency[name]) },
 			"lc_p99_ms": func(name string) float64 { return quantile(a.latency[name], 0.99) },
@@ -371,7 +377,7 @@ func (a *lcbe) printPrice(ctx context.Context) error {
 	}
 	looks, pushes, cpu := figure("looks_total"), figure("pushes_total"), figure("cpu_seconds_total")
 	a.r.note("the launcher looked %.0f times, for %.1f us each, and pushed best-effort work aside after %.0f", looks, cpu/max(1, looks)*1e6, pushes)
-	arms := 2 * len(a.p99["ours"]) // in which both compute
+	arms := len(a.p99["ours"]) + len(a.p99["io ours"]) // in which both compute
 	return a.r.print(Line{Metric: "yield_cpu", Unit: "1", Ours: cpu / (float64(arms) * a.each.Seconds()), N: int(looks)})
 }
 

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -63,8 +65,14 @@ func command() *cobra.Command {
 			if cfg.Machines < 0 || cfg.Machines > 50 {
 				return fmt.Errorf("--machines %d is not between 1 and 50", cfg.Machines)
 			}
+			if cfg.Only != "" && !slices.Contains(b.Parts, cfg.Only) {
+				return fmt.Errorf("--only %q is none of %s", cfg.Only, strings.Join(b.Parts, ", "))
+			}
 			return run(cmd.Context(), cfg, b)
 		}}
+		if b.Parts != nil {
+			cmd.Flags().StringVar(&cfg.Only, "only", "", "run one `PART` of it: "+strings.Join(b.Parts, ", "))
+		}
 		if b.AnyMachines {
 			cmd.Flags().IntVar(&cfg.Machines, "machines", 0, "have `N` machines on this host (default: the bench's choice)")
 		}
