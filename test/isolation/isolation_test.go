@@ -1,6 +1,6 @@
 //go:build system
 
-// Package isolation tries, from procs of one realm, on the same machine and on another, to reach what is another realm's or the host's: by endpoints, listeners, tickets and sockets, by what is said in a set-up message, and while a realm is being removed. Each attempt has a control that shows
+// Package isolation tries, from procs of one realm, on the same machine and on another, to reach what is another realm's or the host's: by endpoints, listeners, tickets and sockets, by what is said in a set-up message, by connections that machines make in advance, and while a realm is being removed. Each attempt has a control that shows
 // that it would have succeeded with what is one's own. That a machine cannot be another is tried in test/identity. It needs root and /dev/net/tun.
 package isolation
 
@@ -45,12 +45,13 @@ type suite struct {
 
 // held is what prober's World is.
 type held struct {
-	Realm  sigma.RealmID
-	Proc   sigma.ProcID
-	Stream string
-	Tree   string
-	Closed string
-	Ticket []byte
+	Realm   sigma.RealmID
+	Proc    sigma.ProcID
+	Machine sigma.MachineID
+	Stream  string
+	Tree    string
+	Closed  string
+	Ticket  []byte
 }
 
 type words struct{ What, Control, Err string }
@@ -74,10 +75,16 @@ func TestIsolation(t *testing.T) {
 	s.tryPort()
 	s.tryEnded()
 	s.tryRemoval()
+	s.tryBatches()
 	fmt.Printf("isolation: %d tried, %d succeeded\n", s.tried, s.succeeded)
-	if s.tried < 40 {
+	if s.tried < 140 {
 		t.Errorf("only %d attempts were made", s.tried)
 	}
+}
+
+// connect makes a TCP connection from where m2 is.
+func (s *suite) connect(ctx context.Context, address string) (net.Conn, error) {
+	return s.m2.Net.Dial(ctx, "tcp", address)
 }
 
 func (s *suite) must(err error) {
@@ -111,10 +118,27 @@ func (s *suite) try(what string, control, attempt func() error) {
 	s.said(what, said, text(attempt()))
 }
 
-// start spawns a proc that stays, and gives what it says.
-func (s *suite) start(c *sdk.Client, args ...string) (id sigma.ProcID, w held) {
+// start spawns a proc that stays, on m1, near which it is if that has room at once, and gives what it says.
+func (s *suite) start(c *sdk.Client, args ...string) (sigma.ProcID, held) {
 	s.t.Helper()
-	ids, err := c.Spawn(s.ctx, sigma.Descriptor{Program: s.path, Args: args, Start: sigma.StartedByCall})
+	for range placings {
+		id, w := s.startNear(c, args...)
+		if w.Machine == s.m1.Name {
+			return id, w
+		}
+		s.must(c.Kill(s.ctx, id))
+	}
+	s.t.Fatal("no proc comes to m1")
+	return "", held{}
+}
+
+// placings is how often a proc is started that does not come to the machine it is for.
+const placings = 20
+
+// startNear does so wherever there is room.
+func (s *suite) startNear(c *sdk.Client, args ...string) (id sigma.ProcID, w held) {
+	s.t.Helper()
+	ids, err := c.Spawn(s.ctx, sigma.Descriptor{Program: s.path, Args: args, Start: sigma.StartedByCall, Near: s.m1.Name})
 	if err == nil {
 		err = c.WaitStart(s.ctx, ids[0])
 	}
@@ -138,14 +162,21 @@ func (s *suite) hold(c *sdk.Client) *held {
 	return &w
 }
 
-// run runs the program to its end as a proc, and gives the lines it says.
+// run runs the program to its end as a proc on m, and gives the lines it says.
 func (s *suite) run(m *testenv.Machine, env []string, args ...string) (out []words) {
 	s.t.Helper()
 	c := m.Connect(s.ctx, s.t, sigma.DefaultRealm)
-	ids, err := c.Spawn(s.ctx, sigma.Descriptor{Program: s.path, Args: args, Env: env})
-	s.must(err)
-	st, err := c.WaitExit(s.ctx, ids[0])
-	s.must(err)
+	var ids []sigma.ProcID
+	var st sigma.Status
+	var err error
+	for range placings {
+		ids, err = c.Spawn(s.ctx, sigma.Descriptor{Program: s.path, Args: args, Env: append(env, "MACHINE="+string(m.Name)), Near: m.Name})
+		s.must(err)
+		st, err = c.WaitExit(s.ctx, ids[0])
+		if s.must(err); st.ExitCode != elsewhere {
+			break
+		}
+	}
 	b, _, err := c.Get(s.ctx, sigma.JoinPath("proc", string(ids[0]), "stdout"))
 	s.must(err)
 	if !st.OK() {
@@ -154,6 +185,9 @@ func (s *suite) run(m *testenv.Machine, env []string, args ...string) (out []wor
 	}
 	return s.lines(b)
 }
+
+// elsewhere is how prober ends on another machine than MACHINE.
+const elsewhere = 77
 
 func (s *suite) lines(b []byte) (out []words) {
 	s.t.Helper()

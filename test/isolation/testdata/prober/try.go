@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -60,9 +61,8 @@ func attempts(ctx context.Context, c *sdk.Client, w env) (all []attempt) {
 	all = append(all, a.identities()...)
 	if w.Here {
 		all = append(all, a.tickets()...)
-		all = append(all, a.pools()...)
 	}
-	return all
+	return append(all, a.pools()...)
 }
 
 type prober struct {
@@ -325,9 +325,23 @@ func (a *prober) pools() (all []attempt) {
 	}
 	// cool dials until memory comes with no dial any more; before, nothing is made in advance.
 	cool := func() {
-		for range 20 {
+		for i := 0; i < 20 && a.Here; i++ { // with another machine there is none
 			call(a.ctx, a.c, sigmap.CallDial, func(c *sigmap.Coder) { c.Endpoint(&own) })
 		}
+	}
+	// pool asks again while the listener has not taken what was dialled before.
+	pool := func(e *sigma.Endpoint, count uint32) (grant sigmap.PoolGrant, err error) {
+		for range 500 {
+			var reply []byte
+			reply, err = call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&sigmap.PoolAsk{Endpoint: *e, Count: count}) })
+			if err == nil {
+				return grant, sigmap.Parse(reply, func(c *sigmap.Coder) { c.PoolGrant(&grant) })
+			} else if sigma.KindOf(err) != sigma.KindBusy {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		return grant, err
 	}
 	ask := func(endpoint string, change func(*sigma.Endpoint)) func() error {
 		return func() error {
@@ -339,15 +353,11 @@ func (a *prober) pools() (all []attempt) {
 			if change != nil {
 				change(&e)
 			}
-			reply, err := call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&sigmap.PoolAsk{Endpoint: e, Count: 2}) })
+			grant, err := pool(&e, 2)
 			if err != nil {
 				return err
 			}
 			defer call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&sigmap.PoolAsk{Endpoint: e, Over: true}) })
-			var grant sigmap.PoolGrant
-			if err := sigmap.Parse(reply, func(c *sigmap.Coder) { c.PoolGrant(&grant) }); err != nil {
-				return err
-			}
 			if len(grant.Tickets) == 0 {
 				return errors.New("none were made")
 			}
@@ -396,6 +406,10 @@ func (a *prober) pools() (all []attempt) {
 			return nil
 		}
 	}
+	all = append(all, attempt{"be taken for another by a connection made in advance", often(false), often(true)})
+	if !a.Here {
+		return all
+	}
 	ticket := func(t func() string) func() error {
 		return func() error {
 			_, err := call(a.ctx, a.c, sigmap.CallRing, func(c *sigmap.Coder) { s := t(); c.Str(&s) })
@@ -404,15 +418,13 @@ func (a *prober) pools() (all []attempt) {
 	}
 	made := func() string {
 		cool()
-		reply, err := call(a.ctx, a.c, sigmap.CallPool, func(c *sigmap.Coder) { c.PoolAsk(&sigmap.PoolAsk{Endpoint: own, Count: 1}) })
-		var grant sigmap.PoolGrant
-		if err != nil || sigmap.Parse(reply, func(c *sigmap.Coder) { c.PoolGrant(&grant) }) != nil || len(grant.Tickets) == 0 {
+		grant, err := pool(&own, 1)
+		if err != nil || len(grant.Tickets) == 0 {
 			return ""
 		}
 		return grant.Tickets[0]
 	}
 	return append(all,
-		attempt{"be taken for another by a connection made in advance", often(false), often(true)},
 		attempt{"memory by the ticket of a connection made in advance, with another's realm", ticket(made), ticket(func() string {
 			return strings.Replace(made(), string(me.Realm), string(a.Other.Realm), 1)
 		})},
