@@ -28,7 +28,7 @@ const (
 	// weight, takes one on which a daemon runs now and then for full, crowds them on the others, and realms have what chance gives them (docs/internals/shares.md). Never more than half of what a group of daemons has,
 	// however many cores there are: daemons answer, best-effort procs can wait.
 	beShares, beSharesMost = coreShares / 2, daemonShares / 2
-	// realmShares is the weight of one share of a realm. The kernel's range ends at 1024 shares, of version 2 at 400; who has more has no more.
+	// realmShares is the weight of one share of a realm. For a while the launcher gives those that are behind up to four times as much, or a fourth to those ahead (docs/internals/shares.md). The kernel's range ends at 1024 shares, of version 2 at 400; who has more has no more.
 	realmShares = 256
 	// sharesEvery is how often the realms' shares are looked at while procs run here.
 	sharesEvery = time.Second

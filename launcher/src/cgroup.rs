@@ -26,6 +26,7 @@ pub mod rivals;
 mod share;
 
 pub use place::Place;
+pub use share::GroupMeter;
 
 type Result<T> = std::result::Result<T, Errno>;
 

@@ -16,6 +16,7 @@ mod keeper;
 mod landlock;
 mod namespaces;
 mod parking;
+mod parts;
 mod plan;
 mod proc;
 mod protocol;

@@ -6,7 +6,8 @@ use crate::config::Config;
 use crate::error::{Errno, Error, chain, log};
 use crate::factory::Factory;
 use crate::parking::Need;
-use crate::plan::{self, Bounds, Plan};
+use crate::parts::Parts;
+use crate::plan::{self, Bounds, Plan, legal_shares};
 use crate::proc::{Body, Kept, Proc};
 use crate::protocol::{self, MESSAGE_MAX, Reply, Request, Start};
 use crate::seats::Lost;
@@ -91,6 +92,7 @@ pub struct Supervisor {
     busy: Vec<u64>,
     outbox: VecDeque<(Vec<u8>, Rc<Vec<OwnedFd>>)>,
     yielding: Option<Yielding>,
+    parts: Option<Parts>,
     phase: Phase,
     /// Nothing has happened since the last turn.
     quiet: bool,
@@ -139,6 +141,7 @@ impl Supervisor {
             busy: Vec::new(),
             outbox: VecDeque::new(),
             yielding: None,
+            parts: None,
             phase: Phase::Running,
             quiet: false,
             code: 0,
@@ -214,14 +217,21 @@ impl Supervisor {
         }
     }
 
-    /// What is to be done at a time of its own: seats once a second, and the fast loop.
+    /// What is to be done at a time of its own: seats once a second, the fast loop, and that of the parts.
     fn next_tick(&self) -> Option<u64> {
         let look = self.yielding.as_ref().and_then(Yielding::next_look);
-        self.factory.next_tick().into_iter().chain(look).min()
+        let parts = self.parts.as_ref().and_then(Parts::next_look);
+        self.factory.next_tick().into_iter().chain(look).chain(parts).min()
     }
 
-    /// The fast loop's turn, if it is due.
+    /// The loops' turns, if they are due.
     fn watch(&mut self) {
+        if let Some(parts) = &mut self.parts {
+            let now = sys::monotonic_ns();
+            if self.phase == Phase::Running && parts.next_look().is_some_and(|time| time <= now) {
+                parts.look(now, &self.factory.cgroups);
+            }
+        }
         let Some(yielding) = &mut self.yielding else { return };
         let now = sys::monotonic_ns();
         if self.phase != Phase::Running || yielding.next_look().is_none_or(|time| now < time) {
@@ -237,6 +247,13 @@ impl Supervisor {
 
     /// From now on, or until sigmad says it anew.
     fn on_yield(&mut self, first: &[u8], second: &[u8]) {
+        if !self.parts.as_ref().is_some_and(|parts| parts.is_of(second)) {
+            let mut parts = Parts::new(second);
+            for proc in self.procs.values() {
+                parts.enter(self.factory.cgroups.group_of(proc.leaf()));
+            }
+            self.parts = Some(parts);
+        }
         if let Some(mut before) = self.yielding.take() {
             let cgroups = &self.factory.cgroups;
             let first = before.first().to_string();
@@ -378,10 +395,15 @@ impl Supervisor {
                 }
                 if let Err(errno) = self.factory.cgroups.share_group(&share) {
                     log(&format!("cannot give the group {} its share: {errno}", String::from_utf8_lossy(&share.group)));
+                } else if let Some(parts) = &mut self.parts {
+                    parts.share(&String::from_utf8_lossy(&share.group), legal_shares(share.cpu_shares));
                 }
                 Ok(())
             }
             Request::Drop { group } => {
+                if let Some(parts) = &mut self.parts {
+                    parts.drop(&String::from_utf8_lossy(&group));
+                }
                 self.factory.drop_group(&String::from_utf8_lossy(&group), sys::monotonic_ns());
                 Ok(())
             }
@@ -468,6 +490,9 @@ impl Supervisor {
         }
         if let Some(yielding) = &mut self.yielding {
             yielding.enter(self.factory.cgroups.group_of(proc.leaf()));
+        }
+        if let Some(parts) = &mut self.parts {
+            parts.enter(self.factory.cgroups.group_of(proc.leaf()));
         }
         self.by_key.insert(proc.key(), proc.id);
         self.procs.insert(proc.id, proc);
@@ -597,6 +622,9 @@ impl Supervisor {
         self.by_key.remove(&proc.key());
         if let Some(yielding) = &mut self.yielding {
             yielding.leave(self.factory.cgroups.group_of(proc.leaf()));
+        }
+        if let Some(parts) = &mut self.parts {
+            parts.leave(self.factory.cgroups.group_of(proc.leaf()));
         }
         if let Body::Seat(seat) = proc.body {
             self.factory.take_back(seat, &usage);

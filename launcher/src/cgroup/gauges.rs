@@ -176,7 +176,7 @@ fn number(file: &OwnedFd) -> Option<u64> {
     text_of(file, |text| text.trim().parse().ok())
 }
 
-fn text_of<T>(file: &OwnedFd, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+pub(super) fn text_of<T>(file: &OwnedFd, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
     let mut buf = [0; 1024];
     let len = sys::read_at_start(file.as_raw_fd(), &mut buf).ok()?;
     parse(std::str::from_utf8(&buf[..len]).ok()?)

@@ -2,6 +2,7 @@
 //! is tested where the machine has version 1.
 
 use super::*;
+use crate::parts::Parts;
 use crate::protocol::GroupShare;
 use rivals::Looked;
 
@@ -13,12 +14,16 @@ struct Fake {
 
 impl Fake {
     fn new(version: Version) -> Fake {
-        let dir = std::env::temp_dir().join(format!("sigma-knobs-{}-{version:?}", sys::getpid()));
+        Fake::of(version, "aside", &["lc", "be"])
+    }
+
+    fn of(version: Version, test: &str, groups: &[&str]) -> Fake {
+        let dir = std::env::temp_dir().join(format!("sigma-knobs-{}-{version:?}-{test}", sys::getpid()));
         let files: &[&str] = match version {
             Version::V1 => &["cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpuacct.usage"],
             Version::V2 => &["cpu.weight", "cpu.max", "cpu.stat", "cpu.pressure", "io.weight", "io.bfq.weight"],
         };
-        for group in ["lc", "be"] {
+        for group in groups {
             let group = dir.join("sigma-fake").join(group);
             std::fs::create_dir_all(&group).unwrap();
             for file in files.iter().chain(&["cpu.idle"]) {
@@ -112,4 +117,40 @@ fn version_2() {
     for (file, value) in want {
         assert_eq!(fake.written(file), value, "{file}");
     }
+}
+
+/// Of two groups one has all, until both are empty. What was written to the weights of each, one behind the other.
+fn held(version: Version, used: &str, first: &str, second: &str) -> [String; 2] {
+    const MS: u64 = 1_000_000;
+    let mut fake = Fake::of(version, "held", &["be/one", "be/two"]);
+    let mut parts = Parts::new(b"be");
+    for group in ["be/one", "be/two"] {
+        std::fs::write(fake.path(group).join(used), first).unwrap();
+        let share = GroupShare { cpu_shares: 256, quota_milli: 0, idle: 0, group: group.into() };
+        fake.cgroups.share_group(&share).unwrap();
+        parts.share(group, 256);
+        parts.enter(group);
+    }
+    parts.look(1000 * MS, &fake.cgroups);
+    std::fs::write(fake.path("be/one").join(used), second).unwrap();
+    parts.look(1100 * MS, &fake.cgroups);
+    ["be/one", "be/two"].into_iter().for_each(|group| parts.leave(group));
+    parts.look(1200 * MS, &fake.cgroups);
+    assert!(parts.next_look().is_some(), "procs may come back");
+    parts.look(2200 * MS, &fake.cgroups);
+    assert_eq!(parts.next_look(), None);
+    let file = if version == Version::V1 { "cpu.shares" } else { "cpu.weight" };
+    ["be/one", "be/two"].map(|group| std::fs::read_to_string(fake.path(group).join(file)).unwrap())
+}
+
+#[test]
+fn groups_are_held_to_their_shares() {
+    let [one, two] = held(Version::V1, "cpuacct.usage", "5000000", "105000000");
+    assert_eq!(
+        [&one[..], &two[..]],
+        ["161230256", "406284256"],
+        "raised, let down again while nobody is there, and given back"
+    );
+    let [one, two] = held(Version::V2, "cpu.stat", "usage_usec 5000", "usage_usec 105000\nuser_usec 5");
+    assert_eq!([&one[..], &two[..]], ["152225", "392725"]);
 }
