@@ -105,7 +105,7 @@ func runFair(ctx context.Context, r *Run) error {
 	if err := weigh(f.group, 4*1024); err != nil { // more than the rest of the host, and less than would keep the launcher from it
 		return err
 	}
-	out, err := enterOwnGroup(filepath.Base(r.dir) + "-driver") // so that who spawns is not kept from it by what was spawned
+	out, err := enterOwnGroup(f.group + "/driver") // so that who spawns is not kept from it by what was spawned
 	if err != nil {
 		return err
 	}
@@ -303,10 +303,10 @@ func (f *fair) plot() string {
 	return b.String()
 }
 
-// driverShares is the weight of who spawns: more than a system's, but not by so much that the kernel's sums for groups lose their grip. At 262144 it was at times kept from a processor for 0.3 s (docs/internals/shares.md).
-const driverShares = 8 * 1024
+// driverShares is the weight of who spawns, within the system: what each group of daemons has. Beside the system, with 8192 to its 4096, it was at times kept from a processor for 0.2 to 1 s (docs/internals/shares.md).
+const driverShares = 2 * 1024
 
-// enterOwnGroup moves this process into a cgroup that outweighs a system's; out moves it back.
+// enterOwnGroup moves this process into a cgroup of its own; out moves it back.
 func enterOwnGroup(name string) (out func(), err error) {
 	g, err := makeHostGroup(name)
 	if err != nil {
@@ -325,7 +325,7 @@ func enterOwnGroup(name string) (out func(), err error) {
 	var once sync.Once
 	return func() {
 		once.Do(func() {
-			os.WriteFile(filepath.Join(filepath.Dir(filepath.Dir(path)), "cgroup.procs"), []byte(self), 0)
+			os.WriteFile(strings.TrimSuffix(path, name+"/cgroup.procs")+"cgroup.procs", []byte(self), 0)
 			g.remove()
 		})
 	}, nil
