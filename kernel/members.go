@@ -303,10 +303,14 @@ func patient(ctx context.Context, call func(context.Context) error) error {
 	return nil
 }
 
-// takeRoster takes the roster from one machined.
+// takeRoster takes the roster from one machined. To ask for a later one says that this machine acts by the one that it has.
 func (k *Kernel) takeRoster(ctx context.Context, c *machines.Client) error {
 	return patient(ctx, func(ctx context.Context) error {
-		epoch, members, err := c.Roster(ctx, k.id.Roster().Epoch())
+		k.own.following.Lock()
+		acts := k.id.Roster().Epoch()
+		k.own.following.Unlock()
+		k.sched.awaitClosed(ctx)
+		epoch, members, err := c.Roster(ctx, acts)
 		if err != nil {
 			return err
 		}

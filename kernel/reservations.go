@@ -242,6 +242,8 @@ func (r *reservations) take(ctx context.Context, b sigma.Caller) {
 		}
 		for _, j := range x.Jobs {
 			switch {
+			case k.sched.isClosed() && !k.holds(j.ID): // lcsched has not heard it yet
+				r.decline(j.ID)
 			case j.Home.Machine == k.cfg.Machine:
 				k.step(schedd.Assigned{ID: j.ID})
 			case isProcID(j.ID):
@@ -253,6 +255,13 @@ func (r *reservations) take(ctx context.Context, b sigma.Caller) {
 			k.step(schedd.Refused{ID: f.ID, Why: f.Why})
 		}
 	}
+}
+
+// holds reports whether a proc has a reservation here.
+func (k *Kernel) holds(id sigma.ProcID) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.core.Reserved(id)
 }
 
 // watch tells what best-effort procs hold, and returns when the machine is not what lcsched was told.

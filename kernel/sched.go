@@ -77,17 +77,19 @@ func (s *scheduler) room() { poke(s.roomy) }
 // close says whether new procs may not come here.
 func (s *scheduler) close(closed bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.closed = closed
 	s.offerLocked()
+	s.mu.Unlock()
+	s.tellLeases()
 }
 
 // launches says whether there is a launcher. Without one what is placed here would wait for the next.
 func (s *scheduler) launches(on bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.lame = !on
 	s.offerLocked()
+	s.mu.Unlock()
+	s.tellLeases()
 }
 
 // offerLocked begins or ends to offer what this machine has.
@@ -104,6 +106,21 @@ func (s *scheduler) offerLocked() {
 		}
 	}
 	poke(s.roomy)
+}
+
+// closeMost is how long bescheds may take to give back what is parked there.
+const closeMost = time.Second
+
+// awaitClosed waits until no besched can give this machine a proc, if new procs may not come here; ctx or closeMost ends it.
+func (s *scheduler) awaitClosed(ctx context.Context) {
+	for begun := time.Now(); ctx.Err() == nil && time.Since(begun) < closeMost; sleep(ctx, time.Millisecond) {
+		s.mu.Lock()
+		may := s.closed && s.offers.Parked() > 0
+		s.mu.Unlock()
+		if !may {
+			return
+		}
+	}
 }
 
 func (s *scheduler) isClosed() bool {
@@ -269,6 +286,7 @@ func (s *scheduler) tellLeases() {
 	defer s.leasing.Unlock()
 	s.mu.Lock()
 	all, shared := s.offers.Leased()
+	all = all && !s.shut // which a lease that is being given back does not outlive
 	s.mu.Unlock()
 	e := schedd.Leased{On: all}
 	if shared {

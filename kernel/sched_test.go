@@ -147,3 +147,39 @@ func TestLeaseLost(t *testing.T) {
 		t.Error("the loss of another shard makes who waited be charged for less")
 	}
 }
+
+// Goal: a machine that is closed places nothing by a lease from that moment on, and is closed for good when its credits are back.
+func TestClosedPlacesNothing(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s := loneScheduler()
+	sh := s.newShard(ctx, "m1/1")
+	s.attended(sh)
+	s.mu.Lock()
+	s.offers.Granted("m1/1", 0, besched.LeaseShared, false)
+	hold, release := context.WithCancel(ctx)
+	sh.held = release
+	s.mu.Unlock()
+	s.tellLeases()
+	if !s.lent {
+		t.Fatal("there is no lease")
+	}
+	s.mu.Lock()
+	s.offers.Plan(time.Now(), sigma.GiB, 0) // a credit is parked
+	parked := s.offers.Parked() > 0
+	s.mu.Unlock()
+	s.close(true)
+	if s.lent || s.charges.contended.Load() == nil || hold.Err() == nil || !parked {
+		t.Errorf("lent: %v, the lease is held: %v, parked: %v", s.lent, hold.Err() == nil, parked)
+	}
+	closed := make(chan struct{})
+	go func() { s.awaitClosed(ctx); close(closed) }()
+	s.mu.Lock()
+	s.offers.Returned("m1/1")
+	s.mu.Unlock()
+	<-closed
+	if s.mu.Lock(); s.offers.Parked() > 0 {
+		t.Error("a credit is parked")
+	}
+	s.mu.Unlock()
+}

@@ -64,9 +64,10 @@ func (c *Client) List(ctx context.Context) (all []sigma.MachineInfo, err error) 
 	return all, nil
 }
 
-// Cordon keeps new procs away from a machine, or lets them come again.
-func (c *Client) Cordon(ctx context.Context, id sigma.MachineID, on bool) error {
-	return c.ask(ctx, CallCordon, func(p *sigmap.Coder) { p.Str((*string)(&id)); p.Bool(&on) }, nil)
+// Cordon keeps new procs away from a machine, or lets them come again, and waits until the machine acts by it. acts is false if it did not say so within 2 s: it does as soon as it hears of it.
+func (c *Client) Cordon(ctx context.Context, id sigma.MachineID, on bool) (acts bool, err error) {
+	err = c.ask(ctx, CallCordon, func(p *sigmap.Coder) { p.Str((*string)(&id)); p.Bool(&on) }, func(p *sigmap.Coder) { p.Bool(&acts) })
+	return acts, err
 }
 
 // Drain cordons a machine and asks its procs to go.

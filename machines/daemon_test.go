@@ -79,7 +79,7 @@ func TestDaemon(t *testing.T) {
 			}
 		}
 		report(5*time.Second, names...)
-		if err := clients["m2"].Cordon(ctx, "m3", true); sigma.KindOf(err) != sigma.KindUnavailable || !strings.Contains(err.Error(), "m1") {
+		if _, err := clients["m2"].Cordon(ctx, "m3", true); sigma.KindOf(err) != sigma.KindUnavailable || !strings.Contains(err.Error(), "m1") {
 			t.Errorf("an heir answers %v", err)
 		}
 		stops["m1"]()

@@ -85,7 +85,12 @@ type Service struct {
 	roster  Publish                         // mu
 	changed chan struct{}                   // mu; closed and replaced with each roster
 	errands map[sigma.MachineID]*errandList // mu
+	known   map[sigma.MachineID]uint64      // mu; the epoch that each machine acts by, as far as it said
+	said    chan struct{}                   // mu; closed and replaced when one of these is another
 }
+
+// cordonMost is how long it is waited until a machine acts by what was said of it.
+const cordonMost = 2 * time.Second
 
 // errandList is what a machine has not fetched yet. A fetch that got lost is repeated: the list is emptied by the next one, which names it.
 type errandList struct {
@@ -98,7 +103,7 @@ var _ sigma.Tree = (*Service)(nil)
 
 // NewService makes the service. Nothing runs yet.
 func NewService(now time.Time, cfg ServiceConfig) (*Service, error) {
-	s := &Service{authority: cfg.Authority, names: cfg.Names, changed: make(chan struct{}), errands: map[sigma.MachineID]*errandList{}}
+	s := &Service{authority: cfg.Authority, names: cfg.Names, changed: make(chan struct{}), errands: map[sigma.MachineID]*errandList{}, known: map[sigma.MachineID]uint64{}, said: make(chan struct{})}
 	var err error
 	s.registry, err = NewRegistry(now, RegistryConfig{Core: cfg.Core, Authority: cfg.Authority, Store: cfg.Store, Act: s.act, Fence: cfg.Names, Log: cfg.Log})
 	if err != nil {
@@ -129,6 +134,9 @@ func (s *Service) act(f Effect) {
 				close(l.added)
 			}
 			return gone
+		})
+		maps.DeleteFunc(s.known, func(id sigma.MachineID, _ uint64) bool {
+			return !slices.ContainsFunc(f.Members, func(m identity.Member) bool { return m.Machine == id })
 		})
 	case Probe:
 		for _, h := range f.Helpers {
@@ -185,6 +193,47 @@ func (s *Service) wait(ctx context.Context, m sigma.MachineID, seen uint64) (uin
 	}
 }
 
+// say takes note that a machine acts by a roster: it asks for a later one.
+func (s *Service) say(m sigma.MachineID, epoch uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if epoch <= s.known[m] || !slices.ContainsFunc(s.roster.Members, func(x identity.Member) bool { return x.Machine == m }) {
+		return
+	}
+	s.known[m] = epoch
+	close(s.said)
+	s.said = make(chan struct{})
+}
+
+// acts waits until a machine acts by it that it is cordoned, or is no more; false if it does not say so in time. Of one that is lost nothing is expected.
+func (s *Service) acts(ctx context.Context, id sigma.MachineID, cordoned bool) bool {
+	ctx, cancel := context.WithTimeout(ctx, cordonMost)
+	defer cancel()
+	epoch := uint64(0) // that has it
+	for {
+		s.mu.Lock()
+		i := slices.IndexFunc(s.roster.Members, func(x identity.Member) bool { return x.Machine == id })
+		if i < 0 || s.roster.Members[i].Lost {
+			s.mu.Unlock()
+			return true
+		}
+		if epoch == 0 && s.roster.Members[i].Cordoned == cordoned {
+			epoch = s.roster.Epoch
+		}
+		done, changed, said := epoch > 0 && s.known[id] >= epoch, s.changed, s.said
+		s.mu.Unlock()
+		if done {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-said:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
 // page gives a part of the roster that is later than epoch.
 func (s *Service) page(ctx context.Context, epoch uint64, skip int) (uint64, bool, []identity.Member, error) {
 	for {
@@ -231,7 +280,7 @@ func (s *Service) call(ctx context.Context, p sigma.Principal, method string, pa
 	case CallAuthority:
 		return s.handOver(ctx, p)
 	}
-	return nil, s.operate(ctx, method, payload)
+	return s.operate(ctx, method, payload)
 }
 
 func (s *Service) tokens(ctx context.Context, method string, payload []byte) ([]byte, error) {
@@ -317,6 +366,9 @@ func (s *Service) observers(ctx context.Context, p sigma.Principal, method strin
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&epoch); c.U32(&skip) }); err != nil {
 		return nil, err
 	}
+	if skip == 0 {
+		s.say(p.Machine, epoch)
+	}
 	epoch, more, ms, err := s.page(ctx, epoch, int(skip))
 	if err != nil {
 		return nil, err
@@ -356,8 +408,8 @@ func (s *Service) handOver(ctx context.Context, p sigma.Principal) ([]byte, erro
 	return s.authority.Marshal(), nil
 }
 
-// operate carries out what an operator asks of one machine.
-func (s *Service) operate(ctx context.Context, method string, payload []byte) error {
+// operate carries out what an operator asks of one machine. A cordon tells whether the machine acts by it already.
+func (s *Service) operate(ctx context.Context, method string, payload []byte) ([]byte, error) {
 	var id sigma.MachineID
 	var on bool
 	var labels []string
@@ -387,22 +439,26 @@ func (s *Service) operate(ctx context.Context, method string, payload []byte) er
 		}
 		e = Label{id, m}
 	default:
-		return treekit.NoMethod("machines", method)
+		return nil, treekit.NoMethod("machines", method)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if off, ok := e.(Control); ok && !off.On {
 		if err := s.leaveNames(ctx, off); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if gone, ok := e.(Remove); ok {
 		if err := s.registry.Do(ctx, GiveUp(gone)); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return s.registry.Do(ctx, e)
+	if err := s.registry.Do(ctx, e); err != nil || method != CallCordon {
+		return nil, err
+	}
+	acts := s.acts(ctx, id, on)
+	return sigmap.Payload(func(c *sigmap.Coder) { c.Bool(&acts) })
 }
 
 // leaveNames takes a machine's part of the store of names away, which comes before it stops to be a control machine: then nothing is left behind if it fails.

@@ -93,12 +93,59 @@ func open(t *testing.T, do func(o *office)) {
 	})
 }
 
+// cordoned has m2 cordoned, or not any more, and sees whether it acts by it.
+func cordoned(o *office, on, want bool) error {
+	acts, err := o.client("m1").Cordon(o.t.Context(), "m2", on)
+	if acts != want {
+		o.t.Errorf("cordon %v: the machine acts by it: %v", on, acts)
+	}
+	return err
+}
+
+// Goal: a cordon waits until the machine has asked for what comes after it, and says so if that does not happen in time, or the machine still fetches it.
+func TestCordonWaits(t *testing.T) {
+	open(t, func(o *office) {
+		o.join("m2")
+		m2 := o.client("m2")
+		epoch, _, err := m2.Roster(o.t.Context(), 0)
+		if err == nil {
+			err = cordoned(o, true, false) // it has what was before
+		}
+		if err == nil {
+			epoch, _, err = m2.Roster(o.t.Context(), epoch)
+		}
+		if err == nil {
+			err = cordoned(o, true, false) // it has fetched it, and not said that it acts by it
+		}
+		if err != nil {
+			o.t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(o.t.Context())
+		var all sync.WaitGroup
+		all.Go(func() {
+			for err := error(nil); err == nil; {
+				epoch, _, err = m2.Roster(ctx, epoch)
+			}
+		})
+		for _, on := range []bool{true, false, false, true} {
+			if err := cordoned(o, on, true); err != nil {
+				o.t.Error(err)
+			}
+		}
+		stop()
+		all.Wait()
+		if _, err := o.client("m1").Cordon(o.t.Context(), "m9", true); sigma.KindOf(err) != sigma.KindNotFound {
+			o.t.Errorf("a machine that there is not: %v", err)
+		}
+	})
+}
+
 // TestService: what operators ask of machines, by calls.
 func TestService(t *testing.T) {
 	open(t, func(o *office) {
 		ctx, c := o.t.Context(), o.client("m1")
 		key, id := o.join("m2")
-		steps := []error{c.Label(ctx, "m2", []string{"zone=a", "rack=7"}), c.Label(ctx, "m2", []string{"rack="}), c.Cordon(ctx, "m2", true), c.Control(ctx, "m2", true)}
+		steps := []error{c.Label(ctx, "m2", []string{"zone=a", "rack=7"}), c.Label(ctx, "m2", []string{"rack="}), cordoned(o, true, false), c.Control(ctx, "m2", true)}
 		for i, err := range steps {
 			if err != nil {
 				o.t.Errorf("step %d: %v", i, err)

@@ -66,12 +66,19 @@ func newMachineCordonCommand(a *app, on bool) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cordon MACHINE...",
 		Short: "Keep new procs away from machines",
-		Long:  `Keep new procs away from machines. Procs that run there go on.`,
+		Long: `Keep new procs away from machines. Procs that run there go on. A machine gets none any more
+when the command has ended, unless it says that the machine does not answer.`,
 		Example: `  sudo sigma machine cordon m2
   sudo sigma machine uncordon m2`,
 		Args: between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.changeMachines(cmd.Context(), args, func(m *members, id sigma.MachineID) error { return m.Cordon(cmd.Context(), id, on) })
+			return a.changeMachines(cmd.Context(), args, func(m *members, id sigma.MachineID) error {
+				acts, err := m.Cordon(cmd.Context(), id, on)
+				if err == nil && !acts {
+					a.remark("machine %s does not answer: it does so as soon as it hears of it", id)
+				}
+				return err
+			})
 		},
 	}
 	if !on {
