@@ -65,6 +65,24 @@ func (m *fakeMembers) join(f *fake, id sigma.MachineID) {
 	m.do(f, machines.Enrol{Request: machines.Request{ID: id, Key: identity.Fingerprint{id[1]}, Address: string(id) + ":7700", CPU: 1000, Memory: sigma.GiB}, Token: identity.TokenID(id), ProvenToken: true})
 }
 
+// follows has a machine act by each roster, as its sigmad would.
+func (m *fakeMembers) follows(f *fake, id sigma.MachineID) {
+	f.t.Helper()
+	root, err := m.service.Attach(f.t.Context(), sigma.Principal{Realm: sigma.SystemRealm, Machine: id, System: true}, "")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var run sync.WaitGroup
+	run.Go(func() {
+		c, epoch := machines.NewClient(root.(sigma.Caller)), uint64(0)
+		for err := error(nil); err == nil; {
+			epoch, _, err = c.Roster(ctx, epoch)
+		}
+	})
+	f.t.Cleanup(func() { cancel(); run.Wait() })
+}
+
 func (m *fakeMembers) call(ctx context.Context, method string, payload []byte) ([]byte, error) {
 	if m == nil {
 		m = &fakeMembers{}
@@ -128,6 +146,9 @@ func TestMachine(t *testing.T) {
 	if got, want := f.ok("machine", "ls"), "MACHINE   STATE   CONTROL   CPU   MEMORY   ADDRESS         VERSION   LABELS\nm1*       alive   yes       2.5   4GiB     10.0.0.1:7700   1         -\nm2        alive   no        1     1GiB     m2:7700         -         -\n"; got != want {
 		t.Errorf("ls:\n%s\nwant\n%s", got, want)
 	}
+	want(t, f.sigma("machine", "cordon", "m2"), 0, "m2\n", "machine m2 does not answer: it does so as soon as it hears of it")
+	m.follows(f, "m2")
+	f.ok("machine", "uncordon", "m2")
 	for _, args := range [][]string{{"label", "m2", "zone=a", "rack=7"}, {"label", "m2", "rack-", "row=1"}, {"cordon", "m2"}, {"control", "m2", "on"}} {
 		if got := f.ok(append([]string{"machine"}, args...)...); got != "m2\n" {
 			t.Errorf("%q: %q", args, got)
