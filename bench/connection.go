@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -17,7 +18,7 @@ import (
 
 // endpointBench: what does a connection between two procs cost, once it is there, beside plain sockets? The same program, programs/connection, is server and client of all arms (connectionarms.go). Round trips are of 64 bytes, one after another; streams are of 64 KiB blocks, until the server
 // has read all. Each block starts a client of each arm anew, placed by the bench: both sides where the scheduler has them, each on a processor of its own, or both on one. Endpoints are measured with each transport forced, and with the automatic choice; first_N_us is what a connection and its first N
-// round trips cost together (002 Fig 7), the median of 13 connections of a client (3 from the 257th on), and up to 10,000 of one of another client; cpu_us is the processor time of both sides for a round trip; many_us is a message to and from each of 1,000 connections, divided by 1,000. Expected: on the socket an endpoint is as fast as a UNIX socket between two processes in cgroups as deep as ours, which is
+// round trips cost together (002 Fig 7), the median of 13 connections of a client (3 from the 257th on), and up to 10,000 of one of another client; a quick run measures them on sockets in one block of three only, as they take ten times as long there and vary little, and has ten blocks of streams, which last 5 ms each, and seven connections of 10,000 messages, as five and three said little; cpu_us is the processor time of both sides for a round trip; many_us is a message to and from each of 1,000 connections, divided by 1,000. Expected: on the socket an endpoint is as fast as a UNIX socket between two processes in cgroups as deep as ours, which is
 // slower than one between processes in none; in the ring it is ten times as fast while both sides have a processor each, and no slower where they share one. Between machines it is as fast as TCP on the same way once no sigmad relays.
 func endpointBench() Bench {
 	return Bench{Name: "endpoint", Question: "how fast are connections between procs, beside plain sockets, containers and overlays?", Metrics: []string{"ring_rtt_us", "unix_rtt_us", "auto_rtt_us", "ring_apart_rtt_us", "ring_together_rtt_us", "ring_bytes_per_s", "unix_bytes_per_s", "auto_bytes_per_s", "ring_cpu_us",
@@ -39,15 +40,30 @@ const connectionMemory = 64 * sigma.MiB
 // figure finds a block's figures.
 type figure struct{ arm, placement, metric string }
 
+// series is a figure of each block in which it was measured.
+type series map[int]float64
+
+func (s series) median() float64 { return median(slices.Collect(maps.Values(s))) }
+
+// over divides block by block, where both were measured.
+func (s series) over(under series) (out []float64) {
+	for block, v := range s {
+		if by, both := under[block]; both {
+			out = append(out, v/by)
+		}
+	}
+	return out
+}
+
 // connections are the arms, and what they gave.
 type connections struct {
 	r       *Run
 	local   string // the program
 	all     unix.CPUSet
 	arms    []*arm
-	turn    int                  // of the last client
-	ends    []func()             // of servers and what they run in
-	figures map[figure][]float64 // one for each block
+	turn    int      // of the last client
+	ends    []func() // of servers and what they run in
+	figures map[figure]series
 
 	at, from *system // machines of servers and clients, the same or two
 	path     string  // the program there
@@ -112,21 +128,37 @@ func (a *connections) client(ctx context.Context, what string, on *arm, placemen
 	return figures, nil
 }
 
+// A quick run of more than blocksQuick blocks has an arm that is spare, and sockets' first messages, in one of seldom only: these take ten times as long as a ring's, and change little from block to block.
+const (
+	blocksQuick = 5
+	seldom      = 3
+)
+
 // measure runs blocks of one kind of client over all arms, want figures each beside the processor time; use makes a block's figures of what it printed.
 func (a *connections) measure(ctx context.Context, blocks, count, want int, what, placement string, use func([]float64) map[string]float64) error {
 	var arms []func() error
 	for _, on := range a.arms {
-		if on.spare && (placement != free || what == "first" || what == "many") {
+		if on.spare && (placement != free || what == "first" || what == "many") || on.network == "ring" && what == "many" { // which is not printed
 			continue
 		}
+		rare := a.r.Quick && blocks > blocksQuick && (on.spare || what == "first" && (on.network == "socket" || on.network == "unix"))
+		next := 0
 		arms = append(arms, func() error {
+			block := next
+			next++
+			if rare && block%seldom != 0 {
+				return nil
+			}
 			ns, err := a.client(ctx, what, on, placement, count, want)
 			if err != nil {
 				return err
 			}
 			add := func(metric string, v float64) {
 				at := figure{on.name, placement, metric}
-				a.figures[at] = append(a.figures[at], a.r.sample(on.name, prefix(placement)+metric, v))
+				if a.figures[at] == nil {
+					a.figures[at] = series{}
+				}
+				a.figures[at][block] = a.r.sample(on.name, prefix(placement)+metric, v)
 			}
 			for metric, v := range use(ns[:want]) {
 				add(metric, v)
@@ -146,11 +178,11 @@ func (a *connections) print(name, placement, metric, as, unit string, more bool,
 		if len(ours) == 0 || len(theirs) == 0 {
 			continue
 		}
-		rs := ratios(theirs, ours)
+		rs := theirs.over(ours)
 		if more {
-			rs = ratios(ours, theirs)
+			rs = ours.over(theirs)
 		}
-		if err := a.r.print(Line{Metric: as, Unit: unit, Ours: median(ours), Peer: peer, Theirs: pointer(median(theirs)), N: n * len(ours)}.between(rs)); err != nil {
+		if err := a.r.print(Line{Metric: as, Unit: unit, Ours: ours.median(), Peer: peer, Theirs: pointer(theirs.median()), N: n * len(ours)}.between(rs)); err != nil {
 			return err
 		}
 	}
@@ -170,10 +202,16 @@ var (
 	betweenHosts = []string{"veth", "vxlan", "docker"}
 )
 
+// endpointSizes are how many blocks of each kind there are, and how much a client of one does.
+type endpointSizes struct {
+	blocks, streams, longs            int // of round trips and short connections, of streams, of connections of 10,000 messages
+	trips, streamed, machinesStreamed int // round trips; blocks of 64 KiB on one machine and between two
+}
+
 func runEndpoint(ctx context.Context, r *Run) error {
-	blocks, trips, streamed := 20, 5000, 4096
+	n := endpointSizes{blocks: 20, streams: 20, longs: 10, trips: 5000, streamed: 4096, machinesStreamed: 4096}
 	if r.Quick {
-		blocks, trips, streamed = 5, 1500, 256
+		n = endpointSizes{blocks: blocksQuick, streams: 10, longs: 7, trips: 1500, streamed: 256, machinesStreamed: 1024}
 	}
 	a, err := r.newConnections(ctx, "ring", "socket", "sigma")
 	if err != nil {
@@ -183,13 +221,13 @@ func runEndpoint(ctx context.Context, r *Run) error {
 	for _, on := range a.arms { // but for a round trip and a stream anywhere, the plain socket is the peer that matters
 		on.spare = r.Quick && (on.name == "contained" || on.name == "tcp")
 	}
-	if err := a.trips(ctx, blocks, trips, streamed); err != nil {
+	if err := a.trips(ctx, n); err != nil {
 		return err
 	}
-	if err := a.firsts(ctx, blocks); err != nil {
+	if err := a.firsts(ctx, n); err != nil {
 		return err
 	}
-	if err := a.many(ctx, blocks); err != nil {
+	if err := a.many(ctx, n.blocks); err != nil {
 		return err
 	}
 	b, err := r.newMachines(ctx, a.local)
@@ -200,18 +238,15 @@ func runEndpoint(ctx context.Context, r *Run) error {
 	for _, on := range b.arms { // the same way without a machine is the peer that matters
 		on.spare = r.Quick && on.name != "sigma" && on.name != "veth"
 	}
-	if r.Quick {
-		streamed = 1024
-	}
 	for _, placement := range b.placements() { // anywhere, it is chance which of two programs the scheduler has on one processor
-		if err := b.measure(ctx, blocks, trips, trips, "echo", placement, microseconds("rtt_us", "rtt_p99_us")); err != nil {
+		if err := b.measure(ctx, n.blocks, n.trips, n.trips, "echo", placement, microseconds("rtt_us", "rtt_p99_us")); err != nil {
 			return err
 		}
-		if err := b.measure(ctx, blocks, streamed, 1, "stream", placement, perSecond(streamed)); err != nil {
+		if err := b.measure(ctx, n.streams, n.machinesStreamed, 1, "stream", placement, perSecond(n.machinesStreamed)); err != nil {
 			return err
 		}
 		for _, metric := range []string{"rtt_us", "rtt_p99_us", "echo_cpu_us", "stream_cpu_us"} {
-			if err := b.print("sigma", placement, metric, "machines_"+prefix(placement)+metric, "us", false, trips, betweenHosts...); err != nil {
+			if err := b.print("sigma", placement, metric, "machines_"+prefix(placement)+metric, "us", false, n.trips, betweenHosts...); err != nil {
 				return err
 			}
 		}
@@ -230,18 +265,18 @@ func perSecond(streamed int) func([]float64) map[string]float64 {
 }
 
 // trips measures round trips and streams in all placements.
-func (a *connections) trips(ctx context.Context, blocks, trips, streamed int) error {
+func (a *connections) trips(ctx context.Context, n endpointSizes) error {
 	for _, placement := range a.placements() {
-		if err := a.measure(ctx, blocks, trips, trips, "echo", placement, microseconds("rtt_us", "rtt_p99_us")); err != nil {
+		if err := a.measure(ctx, n.blocks, n.trips, n.trips, "echo", placement, microseconds("rtt_us", "rtt_p99_us")); err != nil {
 			return err
 		}
-		if err := a.measure(ctx, blocks, streamed, 1, "stream", placement, perSecond(streamed)); err != nil {
+		if err := a.measure(ctx, n.streams, n.streamed, 1, "stream", placement, perSecond(n.streamed)); err != nil {
 			return err
 		}
 		for _, network := range []string{"ring", "socket", "sigma"} {
 			name := ours[network] + "_" + prefix(placement)
 			for _, metric := range []string{"rtt_us", "rtt_p99_us", "echo_cpu_us", "stream_cpu_us"} {
-				if err := a.print(network, placement, metric, name+metric, "us", false, trips, onHost...); err != nil {
+				if err := a.print(network, placement, metric, name+metric, "us", false, n.trips, onHost...); err != nil {
 					return err
 				}
 			}
@@ -263,11 +298,11 @@ func (a *connections) placements() []string {
 }
 
 // firsts measures what a connection and its first messages cost together, and the automatic choice beside the better of the two transports at each number of messages.
-func (a *connections) firsts(ctx context.Context, blocks int) error {
+func (a *connections) firsts(ctx context.Context, n endpointSizes) error {
 	short, long := []int{1, 64, 256, 1024}, []int{10000}
 	metric := func(n int) string { return fmt.Sprintf("first_%d_us", n) }
 	for _, placement := range a.placements() {
-		for blocks, numbers := range map[int][]int{2*blocks - 1: short, (blocks + 1) / 2: long} {
+		for blocks, numbers := range map[int][]int{2*n.blocks - 1: short, n.longs: long} {
 			most := numbers[len(numbers)-1]
 			err := a.measure(ctx, blocks, most, most, "first", placement, func(ns []float64) map[string]float64 {
 				out := map[string]float64{}
@@ -284,12 +319,12 @@ func (a *connections) firsts(ctx context.Context, blocks int) error {
 			if err := a.print("sigma", placement, metric(n), prefix(placement)+metric(n), "us", false, 1, onHost...); err != nil {
 				return err
 			}
-			of := func(name string) []float64 { return a.figures[figure{name, placement, metric(n)}] }
+			of := func(name string) series { return a.figures[figure{name, placement, metric(n)}] }
 			best := "ring"
-			if median(of("socket")) < median(of("ring")) {
+			if of("socket").median() < of("ring").median() {
 				best = "socket"
 			}
-			if err := a.r.print(Line{Metric: "auto_beside_best", Unit: prefix(placement) + metric(n), Ours: median(of("sigma")), Peer: best, Theirs: pointer(median(of(best))), N: len(of("sigma"))}.between(ratios(of(best), of("sigma")))); err != nil {
+			if err := a.r.print(Line{Metric: "auto_beside_best", Unit: prefix(placement) + metric(n), Ours: of("sigma").median(), Peer: best, Theirs: pointer(of(best).median()), N: len(of("sigma"))}.between(of(best).over(of("sigma")))); err != nil {
 				return err
 			}
 		}

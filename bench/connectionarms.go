@@ -25,13 +25,13 @@ type arm struct {
 	network, address string // as the client is told
 	listens          string // as the server was told
 	server           unix.CPUSet
-	spare            bool // it is measured where the scheduler has it only, and not the first messages
+	spare            bool // it is measured where the scheduler has it only, in fewer blocks, and not the first messages
 	// run runs a client to its end; placed is called when it has begun.
 	run func(ctx context.Context, args []string, placed func() error) ([]byte, error)
 }
 
 func (r *Run) newArms(local string) (a *connections, err error) {
-	a = &connections{r: r, local: local, figures: map[figure][]float64{}}
+	a = &connections{r: r, local: local, figures: map[figure]series{}}
 	a.all, err = processors()
 	return a, err
 }
@@ -214,17 +214,22 @@ func (a *connections) docker(ctx context.Context) error {
 		return err
 	}
 	a.ends = append(a.ends, func() {
-		do(context.Background(), d.command("network", "rm", network))
+		for range 40 { // until the containers have left it
+			if do(context.Background(), d.command("network", "rm", network)) == nil {
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
 	})
-	if err := run("run", "--detach", "--rm", "--name", "server", "--network", network, "--ip", "10.80.0.2", dockerImage, "/start", "serve", "tcp", "0.0.0.0:"+dockerPort); err != nil {
-		return err
+	for name, args := range map[string][]string{"server": {"serve", "tcp", "0.0.0.0:" + dockerPort}, "client": {"serve", "tcp", "127.0.0.1:0"}} { // clients run in a container that is there: to start one for each says nothing of a connection
+		ip := map[string]string{"server": "10.80.0.2", "client": "10.80.0.3"}[name]
+		if err := run(append([]string{"run", "--detach", "--rm", "--name", name, "--network", network, "--ip", ip, dockerImage, "/start"}, args...)...); err != nil {
+			return err
+		}
 	}
-	a.ends = append(a.ends, func() {
-		do(context.Background(), d.command("kill", "server"))
-		time.Sleep(time.Second) // until it has left the network
-	})
+	a.ends = append(a.ends, func() { do(context.Background(), d.command("kill", "server", "client")) })
 	a.arms = append(a.arms, &arm{name: "docker", network: "tcp", address: "10.80.0.2:" + dockerPort, listens: "0.0.0.0:" + dockerPort, server: a.all, run: func(ctx context.Context, args []string, placed func() error) ([]byte, error) {
-		command := append(d.command("run", "--rm", "--network", network, dockerImage, "/start"), args...)
+		command := append(d.command("exec", "client", "/start"), args...)
 		return output(exec.CommandContext(ctx, command[0], command[1:]...), placed)
 	}})
 	return nil

@@ -212,6 +212,8 @@ func (c *client) first() error {
 	took := make([][]time.Duration, c.count)
 	for _, n := range firsts(c.count) {
 		n = min(n, c.count)
+		times := make([]time.Duration, n)
+		clear(times) // its pages are there
 		began := time.Now()
 		conn, err := c.connect()
 		if err != nil {
@@ -223,10 +225,13 @@ func (c *client) first() error {
 				conn.Close()
 				return err
 			}
-			took[at] = append(took[at], time.Since(began))
+			times[at] = time.Since(began)
 		}
 		conn.Close()
 		c.made += n
+		for at, d := range times {
+			took[at] = append(took[at], d)
+		}
 		time.Sleep(settle)
 	}
 	for _, ds := range took {
