@@ -265,8 +265,16 @@ func (s *system) follow(says []byte) net.Conn {
 // unclaimed sends batches for which nobody says hello, beside which others are made; and one with a key that is over.
 func unclaimed(t *testing.T, s *system, k *directKey, dial func()) {
 	m1, m2 := s.hosts["m1"], s.hosts["m2"]
+	ended := make(chan struct{}, 3*batchesMost)
 	for i := range 3 * batchesMost { // batches for which nobody says hello
-		s.follow(k.follows(uint64(1e6+i), 0))
+		c := s.follow(k.follows(uint64(1e6+i), 0))
+		go func() {
+			c.Read(make([]byte, 1))
+			ended <- struct{}{}
+		}()
+	}
+	for range 2 * batchesMost { // all have come: the oldest have made room
+		<-ended
 	}
 	dial()
 	m2.node.Drop("m1")
