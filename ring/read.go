@@ -192,8 +192,8 @@ func (c *Conn) onReadable(fd uintptr) bool {
 // awaitRing reports whether the ring is worth a look; if not, the next byte on the socket says that it is.
 func (c *Conn) awaitRing(fd int) bool {
 	d := c.in.from.direction
-	d.waits.Store(1)
 	for range 2 { // the second time only to see whether the socket has ended behind the doorbells
+		d.waits.Store(1) // each time: a writer that is late can have rung for what was read already, and set it to 0, since the last
 		if !c.in.from.empty() || d.phase.Load() != c.in.phase || c.mem.Load().revoked.Load() != 0 {
 			break
 		}
