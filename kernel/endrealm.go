@@ -49,6 +49,7 @@ func (k *Kernel) leaveRealm(ctx context.Context, realm sigma.RealmID, by *tree) 
 func (k *Kernel) forgetRealm(realm sigma.RealmID) {
 	k.dropNames(realm)
 	k.ledger.drop(realm)
+	k.copies.drop(realm)
 	k.traffic.drop(realm)
 	k.dropGroups(realm)
 	k.worked.drop(realm)

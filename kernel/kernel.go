@@ -106,6 +106,7 @@ type Kernel struct {
 	sched     *scheduler
 	shares    *groupShares
 	ledger    *ledger
+	copies    *copies
 	turns     *treekit.Turns
 	worked    *worked
 	traffic   *traffic
@@ -250,6 +251,9 @@ func New(cfg Config) (*Kernel, error) {
 	if k.ledger, err = newLedger(cfg.Data, k.start); err != nil {
 		cfg.Log.Warn("the usage of realms cannot be read and begins anew", "err", err)
 	}
+	if k.copies, err = newCopies(cfg.Data); err != nil {
+		cfg.Log.Warn("what other machines told of the usage of realms cannot be read and begins anew", "err", err)
+	}
 	k.turns, k.worked = treekit.NewTurns(), newWorked()
 	k.traffic = newTraffic(k.ledger)
 	k.traffic.late = k.carriedLate
@@ -303,6 +307,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.sessions.Go(func() { k.watchShares(ctx) })
 	k.sessions.Go(func() { k.watchGuests(ctx) })
 	k.sessions.Go(func() { k.keepLedger(ctx) })
+	k.sessions.Go(func() { k.tellLedger(ctx) })
 	k.sessions.Go(k.ready.Run)
 	context.AfterFunc(ctx, k.ready.Close)
 	booted := make(chan error, 1)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,8 +23,12 @@ import (
 type ledger struct {
 	path string
 
+	id uint64 // its number: another one is begun where there is none
+
 	mu      sync.Mutex
-	hours   map[ledgerKey]*state.RealmUsage // mu
+	hours   map[ledgerKey]*ledgerHour       // mu
+	version uint64                          // mu; of the latest change; those of another sigmad were less
+	gone    map[sigma.RealmID]uint64        // mu; at which version the realm was removed; copyGone at most
 	running map[sigma.ProcID]*ledgerProc    // mu
 	ended   map[sigma.RealmID][]*ledgerProc // mu; the latest of each realm, oldest first; what has ended does not change any more
 	kept    int                             // mu; in ended
@@ -34,6 +39,12 @@ type ledger struct {
 type ledgerKey struct {
 	realm sigma.RealmID
 	hour  int64 // Unix time / 3600
+}
+
+// ledgerHour is what a realm has used in an hour.
+type ledgerHour struct {
+	state.RealmUsage
+	changed uint64 // at which version
 }
 
 // ledgerClass is a realm's procs of a class.
@@ -59,6 +70,7 @@ type ledgerProc struct {
 
 // ledgerFile is what is kept.
 type ledgerFile struct {
+	ID      uint64                       `json:"id"`
 	Hours   []state.RealmUsage           `json:"hours"`
 	Running map[sigma.ProcID]*ledgerProc `json:"running"`
 	Ended   []*ledgerProc                `json:"ended"`
@@ -82,7 +94,7 @@ const (
 
 // newLedger reads what another sigmad has kept. Between the two nothing is counted but processor time, so that no change of the clock is. A damaged file is none, which is said.
 func newLedger(dir string, now time.Time) (*ledger, error) {
-	l := &ledger{path: filepath.Join(dir, "usage"), hours: map[ledgerKey]*state.RealmUsage{}, running: map[sigma.ProcID]*ledgerProc{}, ended: map[sigma.RealmID][]*ledgerProc{}, spent: map[ledgerClass]time.Duration{}}
+	l := &ledger{path: filepath.Join(dir, "usage"), id: rand.Uint64()>>1 + 1, version: uint64(max(1, now.UnixMicro())), hours: map[ledgerKey]*ledgerHour{}, gone: map[sigma.RealmID]uint64{}, running: map[sigma.ProcID]*ledgerProc{}, ended: map[sigma.RealmID][]*ledgerProc{}, spent: map[ledgerClass]time.Duration{}}
 	text, err := os.ReadFile(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return l, nil
@@ -96,7 +108,11 @@ func newLedger(dir string, now time.Time) (*ledger, error) {
 	}
 	for i := range kept.Hours {
 		h := &kept.Hours[i]
-		l.hours[ledgerKey{sigma.RealmID(h.Realm), h.From.Unix() / 3600}] = h
+		l.hours[ledgerKey{sigma.RealmID(h.Realm), h.From.Unix() / 3600}] = &ledgerHour{*h, l.version}
+		l.version++
+	}
+	if kept.ID != 0 {
+		l.id = kept.ID
 	}
 	for id, p := range kept.Running {
 		if p != nil {
@@ -120,11 +136,13 @@ func (l *ledger) hourLocked(now time.Time, realm sigma.RealmID) *state.RealmUsag
 	key := ledgerKey{realm, now.Unix() / 3600}
 	h := l.hours[key]
 	if h == nil {
-		h = &state.RealmUsage{Realm: string(realm), From: time.Unix(key.hour*3600, 0).UTC()}
+		h = &ledgerHour{RealmUsage: state.RealmUsage{Realm: string(realm), From: time.Unix(key.hour*3600, 0).UTC()}}
 		l.hours[key] = h
 		l.tidyLocked(now)
 	}
-	return h
+	l.version++
+	h.changed = l.version
+	return &h.RealmUsage
 }
 
 // tidyLocked forgets what is old, and the oldest of too much.
@@ -289,6 +307,17 @@ func (l *ledger) drop(realm sigma.RealmID) {
 			delete(l.running, id)
 		}
 	}
+	l.version++
+	l.gone[realm] = l.version
+	if len(l.gone) > copyGone {
+		oldest := realm
+		for other, at := range l.gone {
+			if at < l.gone[oldest] {
+				oldest = other
+			}
+		}
+		delete(l.gone, oldest)
+	}
 	l.forgetLocked(realm)
 	for _, class := range []sigma.Class{sigma.BestEffort, sigma.LatencyCritical} {
 		delete(l.spent, ledgerClass{realm, class})
@@ -309,10 +338,42 @@ func (l *ledger) hoursLocked(realm sigma.RealmID) []state.RealmUsage {
 	out := []state.RealmUsage{}
 	for key, h := range l.hours {
 		if realm == "" || key.realm == realm {
-			out = append(out, *h)
+			out = append(out, h.RealmUsage)
 		}
 	}
 	return out
+}
+
+// since gives, as lines, the hours that have changed after a version, and the realms that were removed, as far as they are up to another version; with the oldest change first, and more if there are more.
+func (l *ledger) since(version uint64) (text []byte, gone []sigma.RealmID, last uint64, more bool, err error) {
+	l.mu.Lock()
+	var hours []ledgerHour
+	for _, h := range l.hours {
+		if h.changed > version {
+			hours = append(hours, *h)
+		}
+	}
+	removed := maps.Clone(l.gone)
+	last = max(version, l.version)
+	l.mu.Unlock()
+	slices.SortFunc(hours, func(a, b ledgerHour) int { return cmp.Compare(a.changed, b.changed) })
+	for i := range hours {
+		if len(text) >= usagePage {
+			last, more = hours[i-1].changed, true
+			break
+		}
+		line, err := state.Line(hours[i].RealmUsage)
+		if err != nil {
+			return nil, nil, 0, false, err
+		}
+		text = append(text, line...)
+	}
+	for realm, at := range removed {
+		if at > version && at <= last {
+			gone = append(gone, realm)
+		}
+	}
+	return text, gone, last, more, nil
 }
 
 func sortHours(out []state.RealmUsage) {
@@ -328,7 +389,7 @@ func (l *ledger) save() error {
 		l.mu.Unlock()
 		return nil
 	}
-	file := ledgerFile{Hours: l.hoursLocked(""), Running: make(map[sigma.ProcID]*ledgerProc, len(l.running))}
+	file := ledgerFile{ID: l.id, Hours: l.hoursLocked(""), Running: make(map[sigma.ProcID]*ledgerProc, len(l.running))}
 	for id, p := range l.running {
 		now := *p
 		file.Running[id] = &now
@@ -374,7 +435,7 @@ func (k *Kernel) keepLedger(ctx context.Context) {
 		}
 		k.countServed(now)
 		k.sampleTraffic(ctx)
-		if err := k.ledger.save(); err != nil {
+		if err := errors.Join(k.ledger.save(), k.copies.save(now)); err != nil {
 			k.cfg.Log.Warn("cannot keep the usage of realms", "err", err)
 		}
 	}

@@ -163,7 +163,7 @@ func TestLedgerManyRealms(t *testing.T) {
 	}
 }
 
-// Goal: what a realm used of all machines is told at each, each machine's once; of one that is lost it is said that it is not told.
+// Goal: what a realm used of all machines is told at each, each machine's once; of one that is lost it is said that its procs are not told.
 func TestFarUsage(t *testing.T) {
 	x := newThree(t)
 	for _, at := range []sigma.MachineID{"m1", "m2", "m3"} {
@@ -195,7 +195,7 @@ func TestFarUsage(t *testing.T) {
 	}
 	x.lose("m3")
 	eventually(t, "the loss is told", func() bool {
-		text, _, err := x.m["m1"].connect(sigma.SystemRealm).Get(t.Context(), "/sys/usage")
+		text, _, err := x.m["m1"].connect(sigma.SystemRealm).Get(t.Context(), "/sys/usage-procs")
 		return err == nil && strings.Contains(string(text), `{"machine":"m3","missing":`)
 	})
 }

@@ -30,6 +30,9 @@ import (
 //	caps      realm, ProcID -> Caps
 //	load      - -> lines of /sys/load
 //	ledger    usage or usage-procs, realm or "", after -> lines, last, more
+//	told      ledger, version, []realm that are gone, lines of /sys/usage that are new -> epoch    to a control machine, see copies.go
+//	copies    after -> lines with what ledgers it was told of, last, more
+//	copied    ledger, machine, realm or "", after, time -> lines, last, more
 const (
 	peerTake     = "take"
 	peerDecline  = "decline"
@@ -45,6 +48,9 @@ const (
 	peerCaps     = "caps"
 	peerLedger   = "ledger"
 	peerLoad     = "load"
+	peerTold     = "told"
+	peerCopies   = "copies"
+	peerCopied   = "copied"
 )
 
 // act is what can be done to a proc from afar.
@@ -130,7 +136,7 @@ func (k *Kernel) others() (out []sigma.MachineID) {
 // registerPeerCalls adds the methods about procs to what other machines may call.
 func (k *Kernel) registerPeerCalls() {
 	for name, f := range map[string]peerCall{peerTake: k.peerTake, peerDecline: k.peerDecline, peerReport: k.peerReport, peerResync: k.peerResync, peerTell: k.peerTell, peerWait: k.peerWait, peerList: k.peerList,
-		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount, peerCaps: k.peerCaps, peerLedger: k.peerLedger, peerLoad: k.peerLoad} {
+		peerUsage: k.peerUsage, peerHave: k.peerHave, peerEndRealm: k.peerEndRealm, peerCount: k.peerCount, peerCaps: k.peerCaps, peerLedger: k.peerLedger, peerLoad: k.peerLoad, peerTold: k.peerTold, peerCopies: k.peerCopies, peerCopied: k.peerCopied} {
 		k.peerCalls[name] = f
 	}
 	k.peerCalls[peerBegun] = k.peerBegun

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
@@ -12,7 +13,7 @@ import (
 	"sigmaos.dev/state"
 )
 
-// /sys/usage and /sys/usage-procs: what realms, and procs, have used of all machines. Each machine counts for itself and what it says has its name, so nothing is counted twice; one that does not answer has a line that says so.
+// /sys/usage and /sys/usage-procs: what realms, and procs, have used of all machines. Each machine counts for itself and what it says has its name, so nothing is counted twice; of one that does not answer there is what it had told (copies.go), or a line that says so.
 
 // usagePage bounds the bytes of lines that a machine tells at a time, but for the last line.
 const usagePage = 40 << 10
@@ -20,21 +21,13 @@ const usagePage = 40 << 10
 // usageCursor is how far a reader has come.
 type usageCursor struct {
 	machine sigma.MachineID // the last that was asked; "" = none
+	copy    uint64          // the number of the ledger, if a copy was asked
 	after   string          // the last key it told; "" = it has told all
 }
 
 // page gives some lines of what is counted after a key, of a realm or of all ("").
 func (l *ledger) page(what string, self sigma.MachineID, realm sigma.RealmID, after string) (text []byte, last string, more bool, err error) {
-	type entry struct {
-		key  string
-		line any
-	}
-	var all []entry
-	add := func(of sigma.RealmID, at int64, id sigma.ProcID, line any) {
-		if key := fmt.Sprintf("%s\x00%020d\x00%s", of, at, id); key > after {
-			all = append(all, entry{key, line})
-		}
-	}
+	p := pager{after: after}
 	var hours []state.RealmUsage
 	var procs []*ledgerProc
 	l.mu.Lock() // for no longer than it takes to copy
@@ -56,12 +49,35 @@ func (l *ledger) page(what string, self sigma.MachineID, realm sigma.RealmID, af
 	l.mu.Unlock()
 	for _, h := range hours {
 		h.Machine = string(self)
-		add(sigma.RealmID(h.Realm), h.From.Unix()/3600, "", h)
+		p.add(sigma.RealmID(h.Realm), h.From.Unix()/3600, "", h)
 	}
-	for _, p := range procs {
-		add(p.Realm, p.Began.UnixNano(), p.ID, p)
+	for _, one := range procs {
+		p.add(one.Realm, one.Began.UnixNano(), one.ID, one)
 	}
-	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(a.key, b.key) })
+	return p.page(self)
+}
+
+// pager makes pages of lines that have an order.
+type pager struct {
+	after string // the last key of the page before
+	all   []pagerLine
+}
+
+type pagerLine struct {
+	key  string
+	line any
+}
+
+func (p *pager) add(of sigma.RealmID, at int64, id sigma.ProcID, line any) {
+	if key := fmt.Sprintf("%s\x00%020d\x00%s", of, at, id); key > p.after {
+		p.all = append(p.all, pagerLine{key, line})
+	}
+}
+
+// page gives the first of them.
+func (p *pager) page(self sigma.MachineID) (text []byte, last string, more bool, err error) {
+	all := p.all
+	slices.SortFunc(all, func(a, b pagerLine) int { return cmp.Compare(a.key, b.key) })
 	for i := range all {
 		if len(text) >= usagePage {
 			return text, last, true, nil
@@ -108,31 +124,74 @@ func (r *root) usageFile(what string) sigma.File {
 		of = ""
 	}
 	return linesFile("/sys/"+what, what, 0o444, func(ctx context.Context, at usageCursor) (text []byte, next usageCursor, more bool, err error) {
-		machines := k.usageMachines()
-		i, found := slices.BinarySearch(machines, at.machine)
+		sources := k.usageSources(what)
+		i, found := slices.BinarySearchFunc(sources, at, func(s usageSource, at usageCursor) int {
+			return cmp.Or(cmp.Compare(s.machine, at.machine), cmp.Compare(s.copy.ID, at.copy))
+		})
 		if found && at.after == "" { // it has told all
 			i++
 		} else if !found {
 			at.after = ""
 		}
-		if i >= len(machines) {
+		if i >= len(sources) {
 			return nil, at, false, nil
 		}
-		m := machines[i]
+		s := sources[i]
+		at.machine, at.copy = s.machine, s.copy.ID
 		var left bool
-		if text, at.after, left, err = k.usageOfMachine(ctx, m, what, of, at.after); err != nil {
+		if text, at.after, left, err = k.usageOfSource(ctx, s, what, of, at.after); err != nil {
 			if ctx.Err() != nil {
 				return nil, at, false, err
 			}
-			text, err = state.Line(state.UsageMissing{Machine: string(m), Missing: err.Error()})
+			text, err = state.Line(state.UsageMissing{Machine: string(s.machine), Missing: err.Error()})
 			left = false
 		}
 		if !left {
 			at.after = ""
 		}
-		at.machine = m
-		return text, at, left || i+1 < len(machines), err
+		return text, at, left || i+1 < len(sources), err
 	})
+}
+
+// usageSource is where it is known what was used of a machine: the machine itself, or a copy of a ledger of which it can say nothing.
+type usageSource struct {
+	machine sigma.MachineID
+	copy    copyInfo // ID 0 = the machine
+	lost    copyInfo // what it had told, for when it does not answer; ID 0 = nothing
+}
+
+// usageSources are those of all machines, in order: of members, what they say, and of machines that are gone, or have lost what they knew, what they told.
+func (k *Kernel) usageSources(what string) (out []usageSource) {
+	at := map[sigma.MachineID]int{}
+	for _, m := range k.usageMachines() {
+		at[m] = len(out)
+		out = append(out, usageSource{machine: m})
+	}
+	if what != nameUsage {
+		return out
+	}
+	for _, one := range k.copiesKnown() {
+		if i, member := at[one.Machine]; member && !one.Former {
+			out[i].lost = one
+		} else if one.ID != k.ledger.id {
+			one.Told = time.Time{} // it is all there will be
+			out = append(out, usageSource{machine: one.Machine, copy: one})
+		}
+	}
+	slices.SortFunc(out, func(a, b usageSource) int {
+		return cmp.Or(cmp.Compare(a.machine, b.machine), cmp.Compare(a.copy.ID, b.copy.ID))
+	})
+	return out
+}
+
+func (k *Kernel) usageOfSource(ctx context.Context, s usageSource, what string, of sigma.RealmID, after string) (text []byte, last string, more bool, err error) {
+	if s.copy.ID != 0 {
+		return k.usageOfCopy(ctx, s.copy, of, after)
+	}
+	if text, last, more, err = k.usageOfMachine(ctx, s.machine, what, of, after); err != nil && s.lost.ID != 0 && ctx.Err() == nil {
+		return k.usageOfCopy(ctx, s.lost, of, after)
+	}
+	return text, last, more, err
 }
 
 // usageMachines are all that are members, whether they are there or not, in order.

@@ -149,6 +149,27 @@ type RealmUsage struct {
 	ServedOut uint64  `json:"served_out_bytes"`
 
 	Services ServicesUse `json:"services"` // what the machine's services did for the realm
+
+	Told *time.Time `json:"told,omitempty"` // when the machine said so, if it does not answer now
+}
+
+// Plus is both, from the earlier one's From on; the names are u's, and Told is left out.
+func (u RealmUsage) Plus(o RealmUsage) RealmUsage {
+	if o.From.Before(u.From) {
+		u.From = o.From
+	}
+	u.Starts += o.Starts
+	u.Ended += o.Ended
+	u.CPU += o.CPU
+	u.Memory += o.Memory
+	u.Traffic = u.Traffic.Plus(o.Traffic)
+	u.Requests += o.Requests
+	u.Served += o.Served
+	u.ServedIn += o.ServedIn
+	u.ServedOut += o.ServedOut
+	u.Services = u.Services.Plus(o.Services)
+	u.Told = nil
+	return u
 }
 
 // ServicesUse is what services did for a realm.

@@ -87,6 +87,15 @@ func (a *app) usage(ctx context.Context, only []string, o usageOptions) error {
 	if err != nil {
 		return err
 	}
+	told := map[string]time.Time{} // of machines that do not answer
+	for _, u := range all {
+		if u.Told != nil {
+			told[u.Machine] = *u.Told
+		}
+	}
+	for _, m := range slices.Sorted(maps.Keys(told)) {
+		a.remark("warning: machine %s does not answer; what it used counts until %s, when it told last", m, told[m].Local().Format("2006-01-02 15:04:05"))
+	}
 	out := sumUsage(all, only, o)
 	if a.json {
 		return a.printJSON(out)
@@ -130,19 +139,7 @@ func sumUsage(all []state.RealmUsage, only []string, o usageOptions) []state.Rea
 			s = &state.RealmUsage{Realm: u.Realm, Machine: k.machine, From: u.From}
 			sums[k] = s
 		}
-		if u.From.Before(s.From) {
-			s.From = u.From
-		}
-		s.Starts += u.Starts
-		s.Ended += u.Ended
-		s.CPU += u.CPU
-		s.Memory += u.Memory
-		s.Traffic = s.Traffic.Plus(u.Traffic)
-		s.Requests += u.Requests
-		s.Served += u.Served
-		s.ServedIn += u.ServedIn
-		s.ServedOut += u.ServedOut
-		s.Services = s.Services.Plus(u.Services)
+		*s = s.Plus(u)
 	}
 	out := make([]state.RealmUsage, 0, len(sums))
 	for _, k := range slices.SortedFunc(maps.Keys(sums), func(a, b key) int {

@@ -26,6 +26,7 @@ var wallClock = map[string]string{
 	"treekit/callable.go":    "modification times",
 	"kernel/viewfile.go":     "modification times",
 	"kernel/ledger.go":       "which hour it is, in which something is counted",
+	"kernel/copies.go":       "which hour it is, in which something was counted, and when it was told, which is shown",
 	"kernel/usagefile.go":    "when a proc began and ended, which is shown",
 	"kernel/eventlog.go":     "numbers of events, which begin with the time",
 	"kernel/dir.go":          "modification times",

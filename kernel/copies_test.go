@@ -1,0 +1,267 @@
+package kernel
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/state"
+)
+
+// tell has c take what is new in l since a version, as machine m's, page by page.
+func tell(t *testing.T, c *copies, now time.Time, m sigma.MachineID, l *ledger, version uint64) uint64 {
+	t.Helper()
+	for more := true; more; {
+		one := telling{ledger: l.id}
+		var err error
+		if one.text, one.gone, one.version, more, err = l.since(version); err != nil {
+			t.Fatal(err)
+		}
+		wire, err := sigmap.Payload(one.code)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var came telling
+		if err := sigmap.Parse(wire, came.code); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.take(now, m, &came); err != nil {
+			t.Fatal(err)
+		}
+		version = one.version
+	}
+	return version
+}
+
+// starts adds up the starts of a ledger's copy.
+func starts(c *copies, id uint64, realm sigma.RealmID) (n uint64) {
+	for _, h := range c.hours(id, realm) {
+		n += h.Starts
+	}
+	return n
+}
+
+// Goal: what a machine tells of its ledger counts once however often it is told, over pages, another sigmad and a file; a removed realm is gone, also if it is made anew; a machine with another ledger, and a ledger at another machine, are told apart.
+func TestCopies(t *testing.T) {
+	dir, of := t.TempDir(), t.TempDir()
+	at := time.Now().Truncate(time.Hour)
+	l, err := newLedger(of, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := newCopies(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 400 {
+		l.started(at.Add(-time.Duration(i)*time.Hour), "a", "p", "", 1, sigma.BestEffort)
+	}
+	l.started(at, "b", "q", "", 1, sigma.BestEffort)
+	if _, _, _, more, err := l.since(0); !more || err != nil {
+		t.Errorf("it goes on one page: %v", err)
+	}
+	v := tell(t, c, at, "m2", l, 0)
+	tell(t, c, at, "m2", l, 0)
+	l.started(at, "a", "r", "", 1, sigma.BestEffort)
+	if text, _, _, _, _ := l.since(v); len(text) == 0 || len(text) > 1000 {
+		t.Errorf("one hour has changed, and %d bytes are told", len(text))
+	}
+	v = tell(t, c, at, "m2", l, v)
+	if a, b := starts(c, l.id, "a"), starts(c, l.id, "b"); a != 401 || b != 1 {
+		t.Errorf("the copy has %d and %d starts", a, b)
+	}
+	if err := c.save(at); err != nil {
+		t.Fatal(err)
+	}
+	if c, err = newCopies(dir); err != nil || starts(c, l.id, "") != 402 {
+		t.Errorf("after a file: %d starts, %v", starts(c, l.id, ""), err)
+	}
+	if err := l.save(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := newLedger(of, at.Add(time.Minute)) // another sigmad
+	if err != nil || again.id != l.id || again.version <= v {
+		t.Errorf("another sigmad has ledger %d at %d, %v; it was %d at %d", again.id, again.version, err, l.id, v)
+	}
+	v = tell(t, c, at, "m2", again, 0)
+	again.drop("a")
+	again.started(at, "a", "s", "", 1, sigma.BestEffort)
+	tell(t, c, at, "m2", again, v)
+	if a, b := starts(c, l.id, "a"), starts(c, l.id, "b"); a != 1 || b != 1 {
+		t.Errorf("of the realm that was removed and made anew %d starts are known, of the other %d", a, b)
+	}
+	other, err := newLedger(t.TempDir(), at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other.started(at, "b", "q", "", 1, sigma.BestEffort)
+	tell(t, c, at, "m2", other, 0)
+	tell(t, c, at, "m5", again, 0)
+	if one, two := c.of[again.id], c.of[other.id]; one.Machine != "m5" || one.Former || two.Machine != "m2" || two.Former {
+		t.Errorf("the ledgers are %+v and %+v", one, two)
+	}
+	fresh, err := newLedger(t.TempDir(), at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tell(t, c, at, "m5", fresh, 0)
+	if !c.of[again.id].Former || c.of[fresh.id].Former {
+		t.Error("a machine that begins a ledger keeps the one before")
+	}
+	c.drop("b")
+	if starts(c, again.id, "b")+starts(c, other.id, "b") != 0 {
+		t.Error("a removed realm is there")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "usage-told"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := newCopies(dir); err == nil || c == nil {
+		t.Errorf("a damaged file: %v, %v", c, err)
+	}
+}
+
+// Goal: however much is told, what is kept is bounded, and no usage is lost while sums have room: older hours become one; what is older than the ledgers' is forgotten; nonsense is refused.
+func TestCopiesBounded(t *testing.T) {
+	c, err := newCopies(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := time.Now().Truncate(time.Hour)
+	hour := func(realm string, back int) state.RealmUsage {
+		return state.RealmUsage{Realm: realm, From: at.Add(-time.Duration(back) * time.Hour), Starts: 1, CPU: 1}
+	}
+	take := func(now time.Time, ledger uint64, hours ...state.RealmUsage) error {
+		text, err := state.Lines(hours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.take(now, sigma.MachineID("m"+string(rune('a'+ledger%26))), &telling{ledger: ledger, text: text})
+	}
+	realms := []string{"a", "b", "c", "d"}
+	const machines, hours = 26, 700
+	for m := range uint64(machines) {
+		for _, realm := range realms {
+			for from := hours; from > 0; from -= 100 {
+				var all []state.RealmUsage
+				for i := range 100 {
+					all = append(all, hour(realm, from-1-i))
+				}
+				if err := take(at, m+1, all...); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	c.tidyLocked(at)
+	lines, n := 0, uint64(0)
+	for id, one := range c.of {
+		n += starts(c, id, "")
+		for _, r := range one.Realms {
+			lines += r.lines()
+		}
+	}
+	if lines > copyLines || n != machines*hours*uint64(len(realms)) {
+		t.Errorf("%d lines are kept, with %d starts", lines, n)
+	}
+	if err := take(at, 1, hour("a", hours-1), hour("a", 0)); err != nil || starts(c, 1, "a") != hours {
+		t.Errorf("told again it is %d, %v", starts(c, 1, "a"), err)
+	}
+	for i := range uint64(copyLines/40 + 1) { // more realms at machines than lines
+		var all []state.RealmUsage
+		for r := range 40 {
+			all = append(all, hour("r"+strconv.Itoa(r), 0))
+		}
+		if err := take(at.Add(time.Duration(i+1)*time.Second), 1000+i, all...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.tidyLocked(at)
+	if len(c.of) > copyLines/40 || starts(c, 1000+copyLines/40, "") != 40 {
+		t.Errorf("%d ledgers are kept", len(c.of))
+	}
+	c.tidyLocked(at.Add(ledgerAge + 2*time.Hour))
+	if len(c.of) != 0 {
+		t.Errorf("%d old ledgers are kept", len(c.of))
+	}
+	ahead, negative, huge, odd := hour("a", -100), hour("a", 0), hour("a", 0), hour("a", 0)
+	negative.CPU, huge.Memory, odd.From = -1, 1e300, odd.From.Add(time.Second)
+	for name, h := range map[string]state.RealmUsage{"an hour to come": ahead, "less than nothing": negative, "more than there is": huge, "no hour": odd, "no realm": hour("../x", 0)} {
+		if err := take(at, 7, h); sigma.KindOf(err) != sigma.KindInvalid || err == nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := c.take(at, "m1", &telling{ledger: 1, text: []byte("{}\nx")}); err == nil || len(c.of) != 0 {
+		t.Errorf("what is no line: %v, %d ledgers", err, len(c.of))
+	}
+}
+
+// Goal: what a machine had told when it was lost stays in /sys/usage, on all machines, marked with when it was told; when it is there again it counts once, and when it is no member any more it stays.
+func TestUsageOfLost(t *testing.T) {
+	x := newThree(t)
+	x.m["m3"].k.ledger.started(time.Now(), sigma.DefaultRealm, "p", "", 1, sigma.BestEffort)
+	read := func(at sigma.MachineID) (starts uint64, told int) {
+		for _, u := range objects[state.RealmUsage](t, x.c[at], "/sys/usage") {
+			if u.Machine == "m3" && u.Realm == string(sigma.DefaultRealm) {
+				starts += u.Starts
+				if u.Told != nil {
+					told++
+				}
+			}
+		}
+		return starts, told
+	}
+	eventually(t, "the control machine is told", func() bool {
+		return starts(x.m["m1"].k.copies, x.m["m3"].k.ledger.id, "") == 1
+	})
+	for _, at := range []sigma.MachineID{"m1", "m2"} {
+		if n, told := read(at); n != 1 || told != 0 {
+			t.Errorf("%s reads %d starts, %d lines told", at, n, told)
+		}
+	}
+	x.lose("m3")
+	for _, at := range []sigma.MachineID{"m1", "m2"} {
+		eventually(t, "what it told is read at "+string(at), func() bool {
+			n, told := read(at)
+			return n == 1 && told == 1
+		})
+	}
+}
+
+// FuzzTelling: whatever another machine tells, it is taken or refused, and what is kept of it is a file that can be read.
+func FuzzTelling(f *testing.F) {
+	line, err := state.Line(state.RealmUsage{Realm: "a", From: time.Unix(3600, 0)})
+	if err != nil {
+		f.Fatal(err)
+	}
+	good := telling{ledger: 1, version: 1, gone: []sigma.RealmID{"b"}, text: line}
+	wire, err := sigmap.Payload(good.code)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(wire)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var one telling
+		if sigmap.Parse(b, one.code) != nil {
+			return
+		}
+		dir := t.TempDir()
+		c, err := newCopies(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := time.Unix(7200, 0)
+		if c.take(now, "m1", &one) != nil {
+			return
+		}
+		if err := c.save(now); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := newCopies(dir); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
