@@ -67,7 +67,10 @@ func (r *root) createCredential(ctx context.Context, payload []byte) ([]byte, []
 		return nil, nil, err
 	}
 	secret := identity.NewSecret(r.realm, n.Name)
-	n.Hash = secret.Hash()
+	n.Hash, n.By = secret.Hash(), ""
+	if g := r.tree.granted; g != nil {
+		n.By = g.presented.Name
+	}
 	reply, err := realms{r.tree.k, nil}.ask(ctx, serviceNamed, sigmap.CallCredentialAdd, func(c *sigmap.Coder) { c.RealmID(&r.realm); c.NewCredential(&n) })
 	if err != nil {
 		return nil, nil, err

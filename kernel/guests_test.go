@@ -544,3 +544,28 @@ func TestRevokedMeanwhile(t *testing.T) {
 	}
 	eventually(t, "none is counted", func() bool { return len(m.k.guests.list()) == 0 })
 }
+
+// Goal: sigmad says which credential makes another, whatever the session says: so that none outlives who made it.
+func TestCredentialsMaker(t *testing.T) {
+	m, path := openHouse(t)
+	text, err := credential(t.Context(), m.connect(sigma.DefaultRealm), "owner", sigma.RoleOwner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		by   *sdk.Client
+		name string
+		want string
+	}{{m.connect(sigma.DefaultRealm), "one", ""}, {m.guest(t, path, text), "two", "owner"}} {
+		n := sigmap.NewCredential{Name: c.name, Role: sigma.RoleViewer, By: "somebody"}
+		if err := about(t.Context(), c.by, sigmap.FileCredentials, sigmap.CallCreate, func(c *sigmap.Coder) { c.NewCredential(&n) }); err != nil {
+			t.Fatal(err)
+		}
+		m.credentials.mu.Lock()
+		got := m.credentials.all[sigma.DefaultRealm][c.name].By
+		m.credentials.mu.Unlock()
+		if got != c.want {
+			t.Errorf("%s was made by %q, not %q", c.name, got, c.want)
+		}
+	}
+}

@@ -47,9 +47,18 @@ func (cs credentials) with(now time.Time, id sigma.RealmID, n sigmap.NewCredenti
 	if n.TTL < 0 || n.TTL > sigma.CredentialAgeMax || n.TTL > 0 && n.TTL < time.Second {
 		return cs, made, &sigma.Error{Op: op, Kind: sigma.KindInvalid, Msg: fmt.Sprintf("a credential is good for a second to %d days, not %v", int(sigma.CredentialAgeMax.Hours()/24), n.TTL)}
 	}
-	made = sigma.Credential{Name: n.Name, Role: n.Role, Created: now}
+	made = sigma.Credential{Name: n.Name, Role: n.Role, Created: now, By: n.By}
 	if n.TTL > 0 {
 		made.Expires = now.Add(n.TTL)
+	}
+	if n.By != "" { // nothing outlives who made it
+		i := slices.IndexFunc(cs.all, func(c credential) bool { return c.Name == n.By && !c.expired(now) })
+		if i < 0 {
+			return cs, made, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindPermission, Msg: fmt.Sprintf("the credential %.40q, which makes another, is not good any more", n.By), Hint: "ask an owner of the realm for another: sigma realm credential create"}
+		}
+		if end := cs.all[i].Expires; !end.IsZero() && (made.Expires.IsZero() || end.Before(made.Expires)) {
+			made.Expires = end
+		}
 	}
 	out = credentials{realm: cs.realm}
 	for _, c := range cs.all {
@@ -71,11 +80,14 @@ func (cs credentials) with(now time.Time, id sigma.RealmID, n sigmap.NewCredenti
 	return out, made, nil
 }
 
-// without takes one away.
+// without takes one away, with those that it made, and those that these made.
 func (cs credentials) without(id sigma.RealmID, name string) (credentials, error) {
 	out := credentials{realm: cs.realm}
-	for _, c := range cs.all {
-		if c.Name != name {
+	goes := map[string]bool{name: true}
+	for _, c := range cs.all { // who makes one is there before
+		if goes[c.Name] || goes[c.By] {
+			goes[c.Name] = true
+		} else {
 			out.all = append(out.all, c)
 		}
 	}
@@ -111,6 +123,11 @@ func (cs credentials) encode() []byte {
 		}
 		b = append(binary.AppendVarint(b, expires), c.hash[:]...)
 	}
+	if slices.ContainsFunc(cs.all, func(c credential) bool { return c.By != "" }) { // or the record ends here, as all once did
+		for _, c := range cs.all {
+			b = append(binary.AppendUvarint(b, uint64(len(c.By))), c.By...)
+		}
+	}
 	return b
 }
 
@@ -132,6 +149,11 @@ func decodeCredentials(b []byte) (credentials, error) {
 			d.fail("impossible values")
 		}
 		cs.all = append(cs.all, c)
+	}
+	if d.err == nil && len(d.b) > 0 {
+		for i := range cs.all {
+			cs.all[i].By = string(d.bytes(sigma.CredentialTextMax))
+		}
 	}
 	if err := d.end("credentials"); err != nil {
 		return credentials{}, err
@@ -240,7 +262,7 @@ func (s *Server) AddCredential(ctx context.Context, id sigma.RealmID, n sigmap.N
 	return made, err
 }
 
-// RevokeCredential ends one for good. KindNotFound: there is none of that name.
+// RevokeCredential ends one for good, with all that it made. KindNotFound: there is none of that name.
 func (s *Server) RevokeCredential(ctx context.Context, id sigma.RealmID, name string) error {
 	return s.changeCredentials(ctx, id, func(cs credentials) (credentials, error) { return cs.without(id, name) })
 }

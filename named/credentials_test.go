@@ -98,6 +98,57 @@ func TestCredentialsState(t *testing.T) {
 	}
 }
 
+// Goal: what a credential made ends when it does, or sooner, and is revoked with it, over any number of makers and through a record; what others made stays; one that is not good makes none.
+func TestCredentialsMadeByOthers(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	cs := credentials{realm: 7}
+	add := func(name, by string, ttl time.Duration) (sigma.Credential, error) {
+		next, made, err := cs.with(now, testRealm, sigmap.NewCredential{Name: name, Role: sigma.RoleOwner, TTL: ttl, By: by})
+		if cs = next; err == nil && made.By != by {
+			t.Errorf("%s was made by %q", name, made.By)
+		}
+		return made, err
+	}
+	for _, c := range []struct {
+		name, by  string
+		ttl, want time.Duration // 0 = never
+	}{
+		{"ever", "", 0, 0},
+		{"day", "", 24 * time.Hour, 24 * time.Hour},
+		{"a", "day", 0, 24 * time.Hour},
+		{"b", "day", 48 * time.Hour, 24 * time.Hour},
+		{"c", "day", time.Hour, time.Hour},
+		{"d", "c", 0, time.Hour},
+		{"e", "ever", 0, 0},
+		{"f", "ever", time.Hour, time.Hour},
+	} {
+		made, err := add(c.name, c.by, c.ttl)
+		if err != nil || made.Expires.IsZero() != (c.want == 0) || c.want > 0 && !made.Expires.Equal(now.Add(c.want)) {
+			t.Errorf("%s: %+v, %v", c.name, made, err)
+		}
+	}
+	now = now.Add(2 * time.Hour)
+	for _, by := range []string{"c", "nobody"} {
+		if _, err := add("x", by, 0); sigma.KindOf(err) != sigma.KindPermission || sigma.HintOf(err) == "" {
+			t.Errorf("made by %s: %v", by, err)
+		}
+	}
+	cs, err := decodeCredentials(cs.encode())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cs, err = cs.without(testRealm, "day"); err != nil {
+		t.Fatal(err)
+	}
+	left := ""
+	for _, c := range cs.all {
+		left += " " + c.Name
+	}
+	if left != " ever e f" {
+		t.Errorf("left are%s", left)
+	}
+}
+
 // Goal: credentials survive a restart of named and go with their realm, also if a record stays behind; a commit of unknown outcome is never answered from memory.
 func TestCredentialsStored(t *testing.T) {
 	store := newMemStore()

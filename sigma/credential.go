@@ -54,6 +54,7 @@ type Credential struct {
 	Role    Role
 	Created time.Time
 	Expires time.Time // zero = never
+	By      string    // the name of the credential that made it, with which it is revoked; "" = the provider
 }
 
 // Limits of credentials.

@@ -27,12 +27,13 @@ const (
 // CheckMax is how many credentials are checked by one call.
 const CheckMax = 256
 
-// NewCredential asks for a credential. The hash is named's to keep; who asks sigmad leaves it empty.
+// NewCredential asks for a credential. The hash and By are named's to keep; who asks sigmad leaves them empty.
 type NewCredential struct {
 	Name string
 	Role sigma.Role
 	TTL  time.Duration // 0 = it does not expire
 	Hash sigma.CredentialHash
+	By   string // the credential that makes it, as sigmad says; "" = the provider
 }
 
 // Presented is a credential that somebody came with.
@@ -61,6 +62,7 @@ func (c *Coder) NewCredential(n *NewCredential) {
 	c.U8((*uint8)(&n.Role))
 	c.Duration(&n.TTL)
 	c.Hash(&n.Hash)
+	c.Str(&n.By)
 }
 
 // Credential is its fields.
@@ -69,6 +71,7 @@ func (c *Coder) Credential(k *sigma.Credential) {
 	c.U8((*uint8)(&k.Role))
 	c.Time(&k.Created)
 	c.Time(&k.Expires)
+	c.Str(&k.By)
 }
 
 // Credentials is a counted list.

@@ -94,11 +94,12 @@ type Credential struct {
 	Role    string     `json:"role"` // viewer, developer or owner
 	Created time.Time  `json:"created"`
 	Expires *time.Time `json:"expires,omitempty"` // none: it does not
+	By      string     `json:"made_by,omitempty"` // the credential that made it; none: the provider
 }
 
 // OfCredential describes a realm's credential.
 func OfCredential(realm sigma.RealmID, c sigma.Credential) Credential {
-	out := Credential{Realm: string(realm), Name: c.Name, Role: c.Role.String(), Created: c.Created}
+	out := Credential{Realm: string(realm), Name: c.Name, Role: c.Role.String(), Created: c.Created, By: c.By}
 	if !c.Expires.IsZero() {
 		out.Expires = &c.Expires
 	}

@@ -41,7 +41,8 @@ func newCredentialCreateCommand(a *app) *cobra.Command {
 		Use:   "create [--role ROLE] [--name NAME] [--expires TIME] [--file FILE] REALM",
 		Short: "Make a credential",
 		Long: `Make a credential of a realm and print it, once; with --file it is written there instead,
-for its owner alone to read. Pass it on like a password.`,
+for its owner alone to read. Pass it on like a password. One that a credential makes is
+good for no longer than that one, and is revoked with it.`,
 		Example: `  sudo sigma realm credential create --file team-a.credential team-a
   sudo sigma realm credential create --role viewer --name grafana --expires 720h team-a`,
 		Args: between(1, 1),
@@ -218,7 +219,7 @@ func (a *app) credentialLs(ctx context.Context, realm string, quiet bool) error 
 	case a.json:
 		return a.printJSON(all)
 	}
-	t := a.table("CREDENTIAL", "ROLE", "AGE", "EXPIRES")
+	t := a.table("CREDENTIAL", "ROLE", "MADE BY", "AGE", "EXPIRES")
 	for _, k := range all {
 		expires := "never"
 		if k.Expires != nil {
@@ -226,7 +227,7 @@ func (a *app) credentialLs(ctx context.Context, realm string, quiet bool) error 
 				expires = "in " + short(time.Until(*k.Expires))
 			}
 		}
-		t.row(k.Name, k.Role, ago(k.Created), expires)
+		t.row(k.Name, k.Role, orElse(k.By, "-"), ago(k.Created), expires)
 	}
 	return t.print()
 }
@@ -237,7 +238,8 @@ func newCredentialRevokeCommand(a *app) *cobra.Command {
 		Aliases: []string{"rm"},
 		Short:   "Revoke credentials of a realm",
 		Long: `Revoke credentials of a realm by their names. Sessions that they hold end within a second,
-on all machines; procs that they started go on, since they are the realm's.`,
+on all machines; procs that they started go on, since they are the realm's. With an
+owner's go all that it made.`,
 		Example: `  sudo sigma realm credential revoke team-a developer-1`,
 		Args:    between(2, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
