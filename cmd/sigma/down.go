@@ -54,6 +54,7 @@ func (a *app) down(ctx context.Context) error {
 		return err
 	}
 	if !held {
+		freeUplink(dir) // of one that died
 		return notRunning(dir)
 	}
 	if err := a.downOne(ctx, dir, pid); err != nil {

@@ -273,15 +273,15 @@ func (a *app) uplinkFindings() []finding {
 	if err != nil {
 		return nil
 	}
+	pid, held, _ := running(dir)
 	var found finding
 	look := func() error {
 		u, err := lookAtUplink(r.Address, r.Uplink, id)
 		if err == nil {
-			found = u.finding(check, r, id)
+			found = u.finding(check, r, id, dir, held)
 		}
 		return err
 	}
-	pid, held, _ := running(dir)
 	if r.Local {
 		if !held {
 			return nil
@@ -296,14 +296,23 @@ func (a *app) uplinkFindings() []finding {
 	return []finding{found}
 }
 
-// finding is doctor's line about the interface; u may be nil.
-func (u *uplink) finding(check string, r *record, id string) finding {
+// finding is doctor's line about the interface of the system on dir, which may run; u may be nil.
+func (u *uplink) finding(check string, r *record, id, dir string, runs bool) finding {
 	if u == nil {
 		return ok(check, "no interface leads to other machines")
 	}
-	name := u.link.Attrs().Name
 	_, major, _ := rootQueue(u.link)
+	return u.findingOf(check, r, id, dir, runs, major)
+}
+
+// findingOf is finding where the interface's queue has that number.
+func (u *uplink) findingOf(check string, r *record, id, dir string, runs bool, major uint16) finding {
+	name := u.link.Attrs().Name
 	switch {
+	case major == uplinkMajor(id) && !runs:
+		return weak(check, fmt.Sprintf("the system on %s has ended and left its queue on %s, htb %x:, through which all that this host sends goes", dir, name, major), "take it away: "+commandOn("down", dir)+"; or: tc qdisc del dev "+name+" root; the next sigma up makes it anew")
+	case major >= uplinkBase && major < uplinkBase+uplinkMajors && major != uplinkMajor(id):
+		return weak(check, fmt.Sprintf("%s has a queue of another sigmaOS, htb %x:", name, major), "if none else runs on this host, it is of one that has ended; take it away: tc qdisc del dev "+name+" root")
 	case r.NoUplink:
 		return ok(check, "none on "+name+", by --uplink none")
 	case major == uplinkMajor(id):

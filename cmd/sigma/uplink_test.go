@@ -2,6 +2,7 @@ package main
 
 import (
 	"net"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -88,6 +89,30 @@ func TestUplinkNumbers(t *testing.T) {
 	for _, id := range []string{"00000000", "ffffffff", "0000ffff", "12345678"} {
 		if m := uplinkMajor(id); m < uplinkBase || m >= uplinkBase+uplinkMajors {
 			t.Errorf("instance %s has number %x", id, m)
+		}
+	}
+}
+
+// Goal: a queue that a system has left is told, with how to take it away; one of another system is told apart from an operator's.
+func TestUplinkLeft(t *testing.T) {
+	const id = "12345678"
+	card := &uplink{link: &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth7"}}, rate: 1e9}
+	for _, c := range []struct {
+		what  string
+		major uint16
+		runs  bool
+		good  bool
+		hint  string // in the advice
+	}{
+		{"it runs", uplinkMajor(id), true, true, ""},
+		{"it has ended", uplinkMajor(id), false, false, "sigma down --data /d"},
+		{"another has left one", uplinkMajor("12345679"), false, false, "tc qdisc del dev eth7 root"},
+		{"another's, while it runs", uplinkMajor("12345679"), true, false, "tc qdisc del dev eth7 root"},
+		{"none, and it runs", 0, true, false, "next sigma up"},
+	} {
+		f := card.findingOf("network priority", &record{}, id, "/d", c.runs, c.major)
+		if (f.State == findingOK) != c.good || !strings.Contains(f.Advice, c.hint) {
+			t.Errorf("%s: %+v", c.what, f)
 		}
 	}
 }
