@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"sigmaos.dev/identity"
 )
 
 // Goal: a credential in a file that others can read is warned of; in one that only its user can, it is not.
@@ -63,4 +65,14 @@ func TestClosedTo(t *testing.T) {
 			t.Errorf("%q is closed, and not %s", got, dir)
 		}
 	}
+}
+
+// Goal: who shows a credential does not stop the system with it, also as root.
+func TestDownWithCredential(t *testing.T) {
+	f := newFake(t)
+	file := filepath.Join(t.TempDir(), "credential")
+	if err := os.WriteFile(file, []byte(identity.NewSecret("team-a", "ci").Text()+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want(t, f.sigma("--credential", file, "down"), 1, "", "is the provider's")
 }

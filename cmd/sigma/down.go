@@ -34,7 +34,12 @@ A system that does not answer is stopped through its launcher. It is a failure (
 code 1) if no system runs on DATA.`,
 		Example: `  sudo sigma down`,
 		Args:    between(0, 0),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.down(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if _, is := a.guest(); is {
+				return &sigma.Error{Op: "sigma.down", Kind: sigma.KindPermission, Msg: "to stop the system is the provider's, and a credential is of one realm", Hint: "work as root, without a credential"}
+			}
+			return a.down(cmd.Context())
+		},
 	}
 }
 

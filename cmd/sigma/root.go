@@ -52,6 +52,9 @@ func (a *app) connectTo(ctx context.Context, realm sigma.RealmID) (*sdk.Client, 
 	}
 	c, err := sdk.Connect(ctx, a.socket(), realm)
 	var e *sigma.Error
+	if errors.As(err, &e) && e.Kind == sigma.KindUnavailable && e.Op == "sdk.Connect" && a.addr == "" && homeOf(a.data) != a.defaultData() {
+		e.Hint = "start it with: " + commandOn("up --detach", a.data) // not another one
+	}
 	if errors.As(err, &e) && e.Kind == sigma.KindNotFound && e.Hint == "" {
 		return nil, &sigma.Error{Op: "sigma.connect", Realm: realm, Kind: e.Kind, Msg: fmt.Sprintf("there is no realm %q", realm),
 			Hint: "list realms with: sigma realm ls; make this one with: sigma realm create " + string(realm)}
