@@ -28,7 +28,7 @@ Objects are on the disk of the first machine, or in a store of S3's kind that yo
   sudo sigma s3 cp -r ./summer s3://photos/
   sudo sigma s3 ls s3://photos/summer
   sudo sigma s3 cp 's3://photos/summer/*.jpg' ./back/`,
-		Args: cobra.NoArgs,
+		Args: a.unknownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newS3BucketCommand(a), newS3LsCommand(a), newS3CpCommand(a), newS3RmCommand(a), newS3StoreCommand(a))
@@ -172,7 +172,7 @@ func newS3BucketCommand(a *app) *cobra.Command {
 beginning and ending with a letter or digit; other realms may use the same.`,
 		Example: `  sudo sigma s3 bucket create photos
   sudo sigma s3 bucket ls`,
-		Args: cobra.NoArgs,
+		Args: a.unknownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	recursive := false
