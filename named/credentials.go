@@ -85,7 +85,7 @@ func (cs credentials) without(id sigma.RealmID, name string) (credentials, error
 	out := credentials{realm: cs.realm}
 	goes := map[string]bool{name: true}
 	for _, c := range cs.all { // who makes one is there before
-		if goes[c.Name] || goes[c.By] {
+		if goes[c.Name] || c.By != "" && goes[c.By] { // "" is the provider, who is not revoked
 			goes[c.Name] = true
 		} else {
 			out.all = append(out.all, c)

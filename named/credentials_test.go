@@ -137,6 +137,11 @@ func TestCredentialsMadeByOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, name := range []string{"", "nobody"} { // "" is who made those of the provider
+		if left, err := cs.without(testRealm, name); sigma.KindOf(err) != sigma.KindNotFound || len(left.all) != len(cs.all) {
+			t.Errorf("without %q: %d of %d are left, %v", name, len(left.all), len(cs.all), err)
+		}
+	}
 	if cs, err = cs.without(testRealm, "day"); err != nil {
 		t.Fatal(err)
 	}
