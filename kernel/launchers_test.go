@@ -3,6 +3,7 @@ package kernel
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"sigmaos.dev/sigma"
 )
@@ -51,7 +52,8 @@ func TestLauncherDies(t *testing.T) {
 
 // Goal: while a machine has no launcher it offers nothing, so that procs go to others instead of waiting for the next launcher; then it offers again.
 func TestNoLauncherNoOffers(t *testing.T) {
-	w := newWorld(t, part{name: "m1", control: true, services: []string{serviceNamed, serviceBesched, serviceS3}}, part{name: "m2"})
+	cores := func(m *machine) { m.k.cfg.CPU = 2000 } // of which m1 has none left after four procs, on whatever host this runs
+	w := newWorld(t, part{name: "m1", control: true, services: []string{serviceNamed, serviceBesched, serviceS3}, before: cores}, part{name: "m2", before: cores})
 	m1, m2 := w.machines["m1"], w.machines["m2"]
 	offers := func(n int) {
 		t.Helper()
@@ -61,18 +63,28 @@ func TestNoLauncherNoOffers(t *testing.T) {
 			return m2.k.sched.offers.Parked() == n && m2.k.sched.offers.Shards() == 1
 		})
 	}
+	runs := func(m *machine) *fakeProc {
+		t.Helper()
+		select {
+		case p := <-m.procs:
+			return p
+		case <-time.After(time.Minute):
+			t.Fatalf("machine %s is given no proc", m.k.cfg.Machine)
+			return nil
+		}
+	}
 	c := m1.connect("default")
 	offers(1)
 	m2.die()
 	offers(0)
 	for range 4 { // of which the other machine, which runs less, would get some
 		m1.spawn(c, sigma.Descriptor{})
-		if err := (<-m1.procs).open(t.Context()); err != nil {
+		if err := runs(m1).open(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	m2.launcher()
 	offers(1)
 	m1.spawn(c, sigma.Descriptor{})
-	(<-m2.procs).exit(0)
+	runs(m2).exit(0)
 }
