@@ -268,7 +268,9 @@ func (k *Kernel) tryRegister(ctx context.Context, boot bool) error {
 		return err
 	}
 	k.own.setBetween(false)
+	k.own.following.Lock() // for a roster that comes just now may cordon it
 	k.sched.close(k.cordoned())
+	k.own.following.Unlock()
 	self := k.id.Self()
 	k.cfg.Log.Info("the machine is registered", "machine", self.Machine, "incarnation", self.Incarnation)
 	return nil
