@@ -303,13 +303,16 @@ func patient(ctx context.Context, call func(context.Context) error) error {
 	return nil
 }
 
-// takeRoster takes the roster from one machined. To ask for a later one says that this machine acts by the one that it has.
+// takeRoster takes the roster from one machined. To ask for a later one says that this machine acts by the one that it has, so that is not asked for before it does.
 func (k *Kernel) takeRoster(ctx context.Context, c *machines.Client) error {
+	acts := uint64(0) // the epoch that it acts by, as far as it is known
 	return patient(ctx, func(ctx context.Context) error {
 		k.own.following.Lock()
-		acts := k.id.Roster().Epoch()
+		has := k.id.Roster().Epoch()
 		k.own.following.Unlock()
-		k.sched.awaitClosed(ctx)
+		if k.sched.awaitClosed(ctx) {
+			acts = has
+		}
 		epoch, members, err := c.Roster(ctx, acts)
 		if err != nil {
 			return err

@@ -276,10 +276,41 @@ func TestCordon(t *testing.T) {
 			if m2.k.cordoned() != on || m2.k.sched.isClosed() != on {
 				t.Fatalf("cordon %v returned before the machine acts by it", on)
 			}
+			m2.k.sched.mu.Lock()
+			parked := m2.k.sched.offers.Parked()
+			m2.k.sched.mu.Unlock()
+			if on && parked > 0 {
+				t.Fatal("the cordon returned while a besched can give the machine procs")
+			}
 		}
 		eventually(t, "the cordon is known", func() bool { return m2.k.cordoned() == on && m2.k.sched.isClosed() == on })
 	}
 	if acted == 0 {
 		t.Error("the machine never answered in time")
 	}
+}
+
+// Goal: a machine that a besched does not give its credit back to says of no cordon that it acts by it, until it does.
+func TestCordonWithoutCredits(t *testing.T) {
+	f := foundSystem(t)
+	m2, err := f.join("m2", f.token(1), t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := m2.k.sched
+	deaf := s.newShard(t.Context(), "m9/1") // it takes the credit and answers nothing
+	s.attended(deaf)
+	defer s.left(deaf)
+	eventually(t, "the credit is parked", func() bool { return len(deaf.parks) == 1 })
+	acts, err := f.judge.Cordon(t.Context(), "m2", true)
+	if err != nil || acts {
+		t.Fatalf("the machine acts by the cordon: %v, %v", acts, err)
+	}
+	s.mu.Lock()
+	s.offers.Returned("m9/1")
+	s.mu.Unlock()
+	eventually(t, "the machine acts by the cordon", func() bool {
+		acts, err := f.judge.Cordon(t.Context(), "m2", true)
+		return err == nil && acts
+	})
 }

@@ -108,17 +108,17 @@ func (s *scheduler) offerLocked() {
 	poke(s.roomy)
 }
 
-// closeMost is how long bescheds may take to give back what is parked there.
+// closeMost is how long it is waited at once for what bescheds are to give back; then the roster is looked at again, of which there may be a later one.
 const closeMost = time.Second
 
-// awaitClosed waits until no besched can give this machine a proc, if new procs may not come here; ctx or closeMost ends it.
-func (s *scheduler) awaitClosed(ctx context.Context) {
-	for begun := time.Now(); ctx.Err() == nil && time.Since(begun) < closeMost; sleep(ctx, time.Millisecond) {
+// awaitClosed waits until no besched can give this machine a proc, if new procs may not come here; false if one still can when ctx or closeMost ends the wait.
+func (s *scheduler) awaitClosed(ctx context.Context) bool {
+	for begun := time.Now(); ; sleep(ctx, time.Millisecond) {
 		s.mu.Lock()
 		may := s.closed && s.offers.Parked() > 0
 		s.mu.Unlock()
-		if !may {
-			return
+		if !may || ctx.Err() != nil || time.Since(begun) >= closeMost {
+			return !may
 		}
 	}
 }

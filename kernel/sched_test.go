@@ -172,14 +172,15 @@ func TestClosedPlacesNothing(t *testing.T) {
 	if s.lent || s.charges.contended.Load() == nil || hold.Err() == nil || !parked {
 		t.Errorf("lent: %v, the lease is held: %v, parked: %v", s.lent, hold.Err() == nil, parked)
 	}
-	closed := make(chan struct{})
-	go func() { s.awaitClosed(ctx); close(closed) }()
+	soon, stop := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer stop()
+	if s.awaitClosed(soon) {
+		t.Error("it is closed for good while a credit is parked")
+	}
 	s.mu.Lock()
 	s.offers.Returned("m1/1")
 	s.mu.Unlock()
-	<-closed
-	if s.mu.Lock(); s.offers.Parked() > 0 {
-		t.Error("a credit is parked")
+	if !s.awaitClosed(ctx) {
+		t.Error("it is not closed with its credits back")
 	}
-	s.mu.Unlock()
 }
