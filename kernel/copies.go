@@ -6,8 +6,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
-	"math/rand/v2"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,23 +22,29 @@ import (
 )
 
 // copies are what a control machine was told of other machines' ledgers, so that what realms have used of a machine is known when it is lost. Each machine tells all control machines, every copyEvery, which hours have changed, as they are now: told twice they
-// count once. A ledger has a number, so that one that a machine begins after it lost its disk is another one. It is kept in a file, as the ledger is.
+// count once. A machine goes on from what the control machine holds, which says so with each answer. A ledger has a number, so that one that a machine begins after it lost its disk is another one; a machine speaks of its own alone, whatever number it says. It is
+// kept in a file, as the ledger is.
 type copies struct {
-	path  string
-	epoch uint64 // of this sigmad: who told another one tells all again, because that may not have kept the last of it
+	path string
 
 	mu    sync.Mutex
-	of    map[uint64]*ledgerCopy // mu; by the number of the ledger
-	added int                    // mu; lines since it was tidied
-	dirty bool                   // mu
+	of    map[string]*ledgerCopy        // mu; by copyKey
+	full  map[sigma.MachineID]time.Time // mu; for which there was no room, and until when nothing of it is taken
+	added int                           // mu; lines since it was tidied
+	dirty bool                          // mu
 }
+
+// copyKey is of what a machine told of a ledger.
+func copyKey(m sigma.MachineID, ledger uint64) string { return fmt.Sprintf("%s/%020d", m, ledger) }
 
 // ledgerCopy is what is known of a ledger.
 type ledgerCopy struct {
+	ID      uint64                         `json:"ledger"`
 	Machine sigma.MachineID                `json:"machine"`
 	Former  bool                           `json:"former,omitempty"` // the machine has another one now
-	Version uint64                         `json:"version"`          // of the ledger
+	Version uint64                         `json:"version"`          // of the ledger, as far as all is told
 	Told    time.Time                      `json:"told"`
+	Odd     bool                           `json:"odd,omitempty"` // it told what cannot be
 	Realms  map[sigma.RealmID]*copiedRealm `json:"realms"`
 }
 
@@ -52,8 +59,10 @@ const (
 	// copyEvery is how often a machine tells what is new, and copyLeast how often it does if nothing is.
 	copyEvery = 3 * time.Second
 	copyLeast = time.Minute
-	// copyLines are kept in all, of all machines. Of more the older hours of each realm and machine become one sum; and if there are more realms and machines than that, those machines are forgotten that were heard of longest ago.
+	// copyLines are kept in all, of all machines, a ledger counting as one. Of more the older hours of each realm and machine become one sum; and if there are more realms and machines than that, machines are forgotten, that with the most lines first, and nothing is taken of them
+	// for copyPause: part of what a machine has used would be taken for all.
 	copyLines = 20000
+	copyPause = 10 * time.Minute
 	// copyHours of a realm at a machine are kept singly where there is no room for all.
 	copyHours = 2
 	// copyAhead is how far the clock of another machine may be ahead, and copyMost bounds figures that it tells: sums are to be numbers.
@@ -64,7 +73,7 @@ const (
 )
 
 func newCopies(dir string) (*copies, error) {
-	c := &copies{path: filepath.Join(dir, "usage-told"), epoch: rand.Uint64()>>1 + 1, of: map[uint64]*ledgerCopy{}}
+	c := &copies{path: filepath.Join(dir, "usage-told"), of: map[string]*ledgerCopy{}, full: map[sigma.MachineID]time.Time{}}
 	text, err := os.ReadFile(c.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return c, nil
@@ -73,19 +82,12 @@ func newCopies(dir string) (*copies, error) {
 		err = json.Unmarshal(text, &c.of)
 	}
 	if err != nil {
-		c.of = map[uint64]*ledgerCopy{}
+		c.of = map[string]*ledgerCopy{}
 		return c, err
 	}
-	for id, one := range c.of {
-		if one == nil {
-			delete(c.of, id)
-			continue
-		}
-		for realm, r := range one.Realms {
-			if r == nil {
-				delete(one.Realms, realm)
-			}
-		}
+	maps.DeleteFunc(c.of, func(_ string, one *ledgerCopy) bool { return one == nil })
+	for _, one := range c.of {
+		maps.DeleteFunc(one.Realms, func(_ sigma.RealmID, r *copiedRealm) bool { return r == nil })
 	}
 	return c, nil
 }
@@ -93,6 +95,7 @@ func newCopies(dir string) (*copies, error) {
 // telling is what a machine tells at a time.
 type telling struct {
 	ledger  uint64
+	since   uint64          // what is new since this version; 0 = all
 	version uint64          // of the ledger, as far as it is told then
 	gone    []sigma.RealmID // removed since
 	text    []byte          // lines of /sys/usage
@@ -104,6 +107,7 @@ func (t *telling) code(c *sigmap.Coder) {
 		gone[i] = string(r)
 	}
 	c.U64(&t.ledger)
+	c.U64(&t.since)
 	c.U64(&t.version)
 	c.Strs(&gone)
 	c.Data(&t.text)
@@ -113,41 +117,50 @@ func (t *telling) code(c *sigmap.Coder) {
 	}
 }
 
-// take notes what a machine tells. What makes no sense is refused as a whole.
-func (c *copies) take(now time.Time, m sigma.MachineID, t *telling) error {
+// take notes what a machine tells, and gives the version that is held then, which is another one than was told if it does not go on from what was held. An hour that cannot be, as of a machine whose clock was wrong, is left out; odd: for the first time.
+func (c *copies) take(now time.Time, m sigma.MachineID, t *telling) (held uint64, odd bool, err error) {
 	const op = "kernel.copies"
 	if t.ledger == 0 || len(t.gone) > copyGone {
-		return sigma.Errorf(op, sigma.KindInvalid, "no ledger is told of")
+		return 0, false, sigma.Errorf(op, sigma.KindInvalid, "no ledger is told of")
 	}
 	hours, err := parseLines[state.RealmUsage](t.text)
 	if err != nil {
-		return sigma.Errorf(op, sigma.KindInvalid, "machine %s tells what is no usage: %v", m, err)
+		return 0, false, sigma.Errorf(op, sigma.KindInvalid, "machine %s tells what is no usage: %v", m, err)
 	}
-	for i := range hours {
-		h := &hours[i]
+	told := len(hours)
+	hours = slices.DeleteFunc(hours, func(h state.RealmUsage) bool {
 		least, most := min(h.CPU, h.Memory, h.Served, h.Services.Named.CPU, h.Services.S3d.CPU, h.Services.Dbd.CPU), max(h.CPU, h.Memory, h.Served, h.Services.CPU())
-		if sigma.RealmID(h.Realm).Check() != nil || h.From.Unix() <= 0 || h.From.Unix()%3600 != 0 || h.From.After(now.Add(copyAhead)) || least < 0 || most > copyMost {
-			return sigma.Errorf(op, sigma.KindInvalid, "machine %s tells what cannot be of an hour from %v", m, h.From)
-		}
-		h.Machine, h.Told = "", nil
-	}
+		return sigma.RealmID(h.Realm).Check() != nil || h.From.Unix() <= 0 || h.From.Unix()%3600 != 0 || h.From.After(now.Add(copyAhead)) || least < 0 || most > copyMost
+	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if now.Before(c.full[m]) {
+		return 0, false, sigma.Errorf(op, sigma.KindBusy, "there is no room for what realms use of machine %s", m)
+	}
+	key := copyKey(m, t.ledger)
+	one := c.of[key]
+	if one != nil {
+		held = one.Version
+	}
+	if t.since != 0 && t.since != held {
+		return held, false, nil
+	}
 	c.dirty = true
-	one := c.of[t.ledger]
 	if one == nil {
-		one = &ledgerCopy{Realms: map[sigma.RealmID]*copiedRealm{}}
-		c.of[t.ledger] = one
+		one = &ledgerCopy{ID: t.ledger, Machine: m, Realms: map[sigma.RealmID]*copiedRealm{}}
+		c.of[key] = one
 	}
 	for _, other := range c.of {
 		other.Former = other.Former || other.Machine == m
 	}
-	one.Machine, one.Former, one.Version, one.Told = m, false, t.version, now
+	odd = len(hours) < told && !one.Odd
+	one.Former, one.Odd, one.Version, one.Told = false, one.Odd || odd, t.version, now
 	for _, realm := range t.gone {
 		delete(one.Realms, realm)
 	}
 	for i := range hours {
 		h := &hours[i]
+		h.Machine, h.Told = "", nil
 		r := one.Realms[sigma.RealmID(h.Realm)]
 		if r == nil {
 			r = &copiedRealm{Hours: map[int64]*state.RealmUsage{}}
@@ -161,14 +174,14 @@ func (c *copies) take(now time.Time, m sigma.MachineID, t *telling) error {
 	if c.added > copyLines/10 {
 		c.tidyLocked(now)
 	}
-	return nil
+	return t.version, odd, nil
 }
 
 // tidyLocked forgets what is old, and adds up the older hours of too many.
 func (c *copies) tidyLocked(now time.Time) {
 	oldest := now.Add(-ledgerAge).Unix() / 3600
 	c.added = 0
-	n := 0
+	maps.DeleteFunc(c.full, func(_ sigma.MachineID, until time.Time) bool { return !now.Before(until) })
 	for id, one := range c.of {
 		for realm, r := range one.Realms {
 			for hour := range r.Hours {
@@ -182,38 +195,57 @@ func (c *copies) tidyLocked(now time.Time) {
 			if r.lines() == 0 {
 				delete(one.Realms, realm)
 			}
-			n += r.lines()
 		}
 		if len(one.Realms) == 0 && (one.Former || one.Told.Before(now.Add(-ledgerAge))) {
 			delete(c.of, id)
 		}
 	}
+	n, of := c.weighLocked()
 	for keep := 24 * 7; n > copyLines && keep >= copyHours; keep /= 2 {
-		n = 0
 		for _, one := range c.of {
 			for _, r := range one.Realms {
 				r.fold(keep)
-				n += r.lines()
 			}
 		}
+		n, of = c.weighLocked()
 	}
-	if n <= copyLines && len(c.of) <= copyLines {
+	if n <= copyLines {
 		return
 	}
-	ids := make([]uint64, 0, len(c.of))
-	for id := range c.of {
-		ids = append(ids, id)
-	}
-	slices.SortFunc(ids, func(a, b uint64) int { return c.of[a].Told.Compare(c.of[b].Told) })
-	for _, id := range ids[:len(ids)-1] {
-		if n <= copyLines*3/4 && len(c.of) <= copyLines*3/4 { // not with each telling
+	all := slices.SortedFunc(maps.Keys(of), func(a, b sigma.MachineID) int {
+		return cmp.Or(cmp.Compare(of[b].lines, of[a].lines), of[a].told.Compare(of[b].told))
+	})
+	for _, m := range all {
+		if n <= copyLines*3/4 { // not with each telling
 			break
 		}
-		for _, r := range c.of[id].Realms {
-			n -= r.lines()
-		}
-		delete(c.of, id)
+		n -= of[m].lines
+		c.full[m] = now.Add(copyPause)
+		maps.DeleteFunc(c.of, func(_ string, one *ledgerCopy) bool { return one.Machine == m })
 	}
+}
+
+// copyWeight is how much is kept of a machine, and when it was heard of last.
+type copyWeight struct {
+	lines int
+	told  time.Time
+}
+
+// weighLocked counts the lines, in all and of each machine.
+func (c *copies) weighLocked() (n int, of map[sigma.MachineID]copyWeight) {
+	of = map[sigma.MachineID]copyWeight{}
+	for _, one := range c.of {
+		lines := 1
+		for _, r := range one.Realms {
+			lines += r.lines()
+		}
+		w := of[one.Machine]
+		if w.lines += lines; one.Told.After(w.told) {
+			w.told = one.Told
+		}
+		of[one.Machine], n = w, n+lines
+	}
+	return n, of
 }
 
 func (r *copiedRealm) lines() int {
@@ -268,35 +300,34 @@ type copyInfo struct {
 	keeper sigma.MachineID // who has it
 }
 
-// list gives some copies after one, by number, as lines.
-func (c *copies) list(after uint64) (text []byte, last uint64, more bool, err error) {
+// list gives some copies after one, by key, as lines.
+func (c *copies) list(after string) (text []byte, last string, more bool, err error) {
 	c.mu.Lock()
-	var all []copyInfo
-	for id, one := range c.of {
-		if id > after {
-			all = append(all, copyInfo{ID: id, Machine: one.Machine, Former: one.Former, Version: one.Version, Told: one.Told})
+	all := map[string]copyInfo{}
+	for key, one := range c.of {
+		if key > after {
+			all[key] = copyInfo{ID: one.ID, Machine: one.Machine, Former: one.Former, Version: one.Version, Told: one.Told}
 		}
 	}
 	c.mu.Unlock()
-	slices.SortFunc(all, func(a, b copyInfo) int { return cmp.Compare(a.ID, b.ID) })
-	for _, one := range all {
+	for _, key := range slices.Sorted(maps.Keys(all)) {
 		if len(text) >= usagePage {
 			return text, last, true, nil
 		}
-		line, err := state.Line(one)
+		line, err := state.Line(all[key])
 		if err != nil {
-			return nil, 0, false, err
+			return nil, "", false, err
 		}
-		text, last = append(text, line...), one.ID
+		text, last = append(text, line...), key
 	}
 	return text, last, false, nil
 }
 
 // hours are what a copy has of a realm, or of all ("").
-func (c *copies) hours(id uint64, realm sigma.RealmID) (out []state.RealmUsage) {
+func (c *copies) hours(m sigma.MachineID, id uint64, realm sigma.RealmID) (out []state.RealmUsage) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	one := c.of[id]
+	one := c.of[copyKey(m, id)]
 	if one == nil {
 		return nil
 	}
@@ -326,10 +357,12 @@ func (c *copies) save(now time.Time) error {
 	c.dirty = false
 	c.mu.Unlock()
 	if err == nil {
-		err = os.WriteFile(c.path+"~", text, 0o600)
+		err = replaceFile(c.path, text)
 	}
-	if err == nil {
-		err = os.Rename(c.path+"~", c.path)
+	if err != nil {
+		c.mu.Lock()
+		c.dirty = true
+		c.mu.Unlock()
 	}
 	return err
 }
@@ -346,30 +379,33 @@ func parseLines[T any](text []byte) (out []T, err error) {
 	return out, nil
 }
 
-// peerTold notes what another machine tells of its ledger, and answers with whom it told.
+// peerTold notes what another machine tells of its ledger, and answers with the version that is held then.
 func (k *Kernel) peerTold(_ context.Context, who identity.Subject, payload []byte) ([]byte, error) {
 	var t telling
 	if err := sigmap.Parse(payload, t.code); err != nil {
 		return nil, err
 	}
-	if err := k.copies.take(time.Now(), who.Machine, &t); err != nil {
+	held, odd, err := k.copies.take(time.Now(), who.Machine, &t)
+	if err != nil {
 		return nil, err
 	}
-	epoch := k.copies.epoch
-	return sigmap.Payload(func(c *sigmap.Coder) { c.U64(&epoch) })
+	if odd {
+		k.cfg.Log.Warn("a machine tells of usage in an hour that cannot be, which is left out; was its clock wrong?", "machine", who.Machine)
+	}
+	return sigmap.Payload(func(c *sigmap.Coder) { c.U64(&held) })
 }
 
 // peerCopies lists the copies that this machine has.
 func (k *Kernel) peerCopies(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var after uint64
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.U64(&after) }); err != nil {
+	var after string
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&after) }); err != nil {
 		return nil, err
 	}
 	text, last, more, err := k.copies.list(after)
 	if err != nil {
 		return nil, err
 	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text); c.U64(&last); c.Bool(&more) })
+	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
 }
 
 // peerCopied tells what is in one.
@@ -396,7 +432,7 @@ func (k *Kernel) peerCopied(_ context.Context, _ identity.Subject, payload []byt
 // page is as a ledger's. The lines say when they were told, if that is not zero.
 func (c *copies) page(one copyInfo, realm sigma.RealmID, after string) (text []byte, last string, more bool, err error) {
 	p := pager{after: after}
-	for _, h := range c.hours(one.ID, realm) {
+	for _, h := range c.hours(one.Machine, one.ID, realm) {
 		h.Machine = string(one.Machine)
 		if !one.Told.IsZero() {
 			told := one.Told.UTC()
@@ -443,7 +479,6 @@ func (k *Kernel) tellLedger(ctx context.Context) {
 
 // toldKeeper is what a control machine was told.
 type toldKeeper struct {
-	epoch   uint64
 	version uint64
 	at      time.Time
 }
@@ -453,7 +488,7 @@ func (k *Kernel) tellKeeper(ctx context.Context, m sigma.MachineID, to *toldKeep
 	ctx, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
 	for more := true; more; {
-		t := telling{ledger: k.ledger.id}
+		t := telling{ledger: k.ledger.id, since: to.version}
 		var err error
 		if t.text, t.gone, t.version, more, err = k.ledger.since(to.version); err != nil {
 			return err
@@ -461,30 +496,34 @@ func (k *Kernel) tellKeeper(ctx context.Context, m sigma.MachineID, to *toldKeep
 		if t.version == to.version && time.Since(to.at) < copyLeast {
 			return nil
 		}
-		var epoch uint64
-		if err := k.ask(ctx, m, peerTold, t.code, func(c *sigmap.Coder) { c.U64(&epoch) }); err != nil {
+		var held uint64
+		if err := k.ask(ctx, m, peerTold, t.code, func(c *sigmap.Coder) { c.U64(&held) }); err != nil {
 			return err
 		}
-		to.at, to.version = time.Now(), t.version
-		if epoch != to.epoch { // it does not know what another one was told
-			first := to.epoch == 0
-			if to.epoch = epoch; !first {
-				to.version, more = 0, true
-			}
+		to.at = time.Now()
+		switch {
+		case held == t.version:
+			to.version = held
+		case t.since == 0:
+			return sigma.Errorf("kernel.tellKeeper", sigma.KindInvalid, "all was told, and it holds another version")
+		case held < t.version: // it does not hold what was told before
+			to.version, more = held, true
+		default: // of a sigmad whose clock was ahead
+			to.version, more = 0, true
 		}
 	}
 	return nil
 }
 
-// copiesKnown lists the copies that there are, of each ledger the newest, by machine and number.
+// copiesKnown lists the copies that there are, of each machine and ledger the one that holds the most.
 func (k *Kernel) copiesKnown() []copyInfo {
 	out, _ := recall(&k.memo, "copies", func() ([]copyInfo, error) {
 		ctx, cancel := k.asked()
 		defer cancel()
 		var mu sync.Mutex
-		best := map[uint64]copyInfo{}
-		note := func(keeper sigma.MachineID, list func(after uint64) ([]byte, uint64, bool, error)) {
-			after, more := uint64(0), true
+		best := map[string]copyInfo{}
+		note := func(keeper sigma.MachineID, list func(after string) ([]byte, string, bool, error)) {
+			after, more := "", true
 			for more {
 				text, last, left, err := list(after)
 				if err != nil {
@@ -496,8 +535,10 @@ func (k *Kernel) copiesKnown() []copyInfo {
 				}
 				mu.Lock()
 				for _, one := range all {
-					if one.keeper = keeper; one.Version >= best[one.ID].Version {
-						best[one.ID] = one
+					key := copyKey(one.Machine, one.ID)
+					one.keeper = keeper
+					if so, is := best[key]; !is || cmp.Or(cmp.Compare(one.Version, so.Version), one.Told.Compare(so.Told)) > 0 {
+						best[key] = one
 					}
 				}
 				mu.Unlock()
@@ -508,17 +549,12 @@ func (k *Kernel) copiesKnown() []copyInfo {
 		alive := k.others()
 		keepers := slices.DeleteFunc(k.controlsKnown(), func(m sigma.MachineID) bool { return !slices.Contains(alive, m) })
 		eachOf(len(keepers)+1, keepers, func(m sigma.MachineID) {
-			note(m, func(after uint64) (text []byte, last uint64, more bool, err error) {
-				err = k.ask(ctx, m, peerCopies, func(c *sigmap.Coder) { c.U64(&after) }, func(c *sigmap.Coder) { c.Data(&text); c.U64(&last); c.Bool(&more) })
+			note(m, func(after string) (text []byte, last string, more bool, err error) {
+				err = k.ask(ctx, m, peerCopies, func(c *sigmap.Coder) { c.Str(&after) }, func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
 				return slices.Clone(text), last, more, err
 			})
 		})
-		out := make([]copyInfo, 0, len(best))
-		for _, one := range best {
-			out = append(out, one)
-		}
-		slices.SortFunc(out, func(a, b copyInfo) int { return cmp.Or(cmp.Compare(a.Machine, b.Machine), cmp.Compare(a.ID, b.ID)) })
-		return out, nil
+		return slices.Collect(maps.Values(best)), nil
 	})
 	return out
 }

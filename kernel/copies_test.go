@@ -1,12 +1,15 @@
 package kernel
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
 
+	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
@@ -16,7 +19,7 @@ import (
 func tell(t *testing.T, c *copies, now time.Time, m sigma.MachineID, l *ledger, version uint64) uint64 {
 	t.Helper()
 	for more := true; more; {
-		one := telling{ledger: l.id}
+		one := telling{ledger: l.id, since: version}
 		var err error
 		if one.text, one.gone, one.version, more, err = l.since(version); err != nil {
 			t.Fatal(err)
@@ -29,8 +32,8 @@ func tell(t *testing.T, c *copies, now time.Time, m sigma.MachineID, l *ledger, 
 		if err := sigmap.Parse(wire, came.code); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.take(now, m, &came); err != nil {
-			t.Fatal(err)
+		if held, odd, err := c.take(now, m, &came); err != nil || odd || held != one.version {
+			t.Fatalf("told up to %d, held is %d, odd %v, %v", one.version, held, odd, err)
 		}
 		version = one.version
 	}
@@ -38,8 +41,8 @@ func tell(t *testing.T, c *copies, now time.Time, m sigma.MachineID, l *ledger, 
 }
 
 // starts adds up the starts of a ledger's copy.
-func starts(c *copies, id uint64, realm sigma.RealmID) (n uint64) {
-	for _, h := range c.hours(id, realm) {
+func starts(c *copies, m sigma.MachineID, id uint64, realm sigma.RealmID) (n uint64) {
+	for _, h := range c.hours(m, id, realm) {
 		n += h.Starts
 	}
 	return n
@@ -71,14 +74,14 @@ func TestCopies(t *testing.T) {
 		t.Errorf("one hour has changed, and %d bytes are told", len(text))
 	}
 	v = tell(t, c, at, "m2", l, v)
-	if a, b := starts(c, l.id, "a"), starts(c, l.id, "b"); a != 401 || b != 1 {
+	if a, b := starts(c, "m2", l.id, "a"), starts(c, "m2", l.id, "b"); a != 401 || b != 1 {
 		t.Errorf("the copy has %d and %d starts", a, b)
 	}
 	if err := c.save(at); err != nil {
 		t.Fatal(err)
 	}
-	if c, err = newCopies(dir); err != nil || starts(c, l.id, "") != 402 {
-		t.Errorf("after a file: %d starts, %v", starts(c, l.id, ""), err)
+	if c, err = newCopies(dir); err != nil || starts(c, "m2", l.id, "") != 402 {
+		t.Errorf("after a file: %d starts, %v", starts(c, "m2", l.id, ""), err)
 	}
 	if err := l.save(); err != nil {
 		t.Fatal(err)
@@ -91,7 +94,7 @@ func TestCopies(t *testing.T) {
 	again.drop("a")
 	again.started(at, "a", "s", "", 1, sigma.BestEffort)
 	tell(t, c, at, "m2", again, v)
-	if a, b := starts(c, l.id, "a"), starts(c, l.id, "b"); a != 1 || b != 1 {
+	if a, b := starts(c, "m2", l.id, "a"), starts(c, "m2", l.id, "b"); a != 1 || b != 1 {
 		t.Errorf("of the realm that was removed and made anew %d starts are known, of the other %d", a, b)
 	}
 	other, err := newLedger(t.TempDir(), at)
@@ -101,7 +104,7 @@ func TestCopies(t *testing.T) {
 	other.started(at, "b", "q", "", 1, sigma.BestEffort)
 	tell(t, c, at, "m2", other, 0)
 	tell(t, c, at, "m5", again, 0)
-	if one, two := c.of[again.id], c.of[other.id]; one.Machine != "m5" || one.Former || two.Machine != "m2" || two.Former {
+	if one, two := c.of[copyKey("m5", again.id)], c.of[copyKey("m2", other.id)]; one.Machine != "m5" || one.Former || two.Machine != "m2" || two.Former {
 		t.Errorf("the ledgers are %+v and %+v", one, two)
 	}
 	fresh, err := newLedger(t.TempDir(), at)
@@ -109,11 +112,15 @@ func TestCopies(t *testing.T) {
 		t.Fatal(err)
 	}
 	tell(t, c, at, "m5", fresh, 0)
-	if !c.of[again.id].Former || c.of[fresh.id].Former {
+	if !c.of[copyKey("m5", again.id)].Former || c.of[copyKey("m5", fresh.id)].Former || !c.of[copyKey("m2", again.id)].Former || c.of[copyKey("m2", other.id)].Former {
 		t.Error("a machine that begins a ledger keeps the one before")
 	}
+	tell(t, c, at, "m5", again, 0)
+	if c.of[copyKey("m5", again.id)].Former || !c.of[copyKey("m5", fresh.id)].Former {
+		t.Error("a machine that goes on with the ledger before does not")
+	}
 	c.drop("b")
-	if starts(c, again.id, "b")+starts(c, other.id, "b") != 0 {
+	if starts(c, "m5", again.id, "b")+starts(c, "m2", again.id, "b")+starts(c, "m2", other.id, "b") != 0 {
 		t.Error("a removed realm is there")
 	}
 	if err := os.WriteFile(filepath.Join(dir, "usage-told"), []byte("{"), 0o600); err != nil {
@@ -134,12 +141,14 @@ func TestCopiesBounded(t *testing.T) {
 	hour := func(realm string, back int) state.RealmUsage {
 		return state.RealmUsage{Realm: realm, From: at.Add(-time.Duration(back) * time.Hour), Starts: 1, CPU: 1}
 	}
+	machine := func(ledger uint64) sigma.MachineID { return sigma.MachineID("m" + strconv.FormatUint(ledger, 10)) }
 	take := func(now time.Time, ledger uint64, hours ...state.RealmUsage) error {
 		text, err := state.Lines(hours)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return c.take(now, sigma.MachineID("m"+string(rune('a'+ledger%26))), &telling{ledger: ledger, text: text})
+		_, _, err = c.take(now, machine(ledger), &telling{ledger: ledger, text: text})
+		return err
 	}
 	realms := []string{"a", "b", "c", "d"}
 	const machines, hours = 26, 700
@@ -158,8 +167,8 @@ func TestCopiesBounded(t *testing.T) {
 	}
 	c.tidyLocked(at)
 	lines, n := 0, uint64(0)
-	for id, one := range c.of {
-		n += starts(c, id, "")
+	for _, one := range c.of {
+		n += starts(c, one.Machine, one.ID, "")
 		for _, r := range one.Realms {
 			lines += r.lines()
 		}
@@ -167,8 +176,8 @@ func TestCopiesBounded(t *testing.T) {
 	if lines > copyLines || n != machines*hours*uint64(len(realms)) {
 		t.Errorf("%d lines are kept, with %d starts", lines, n)
 	}
-	if err := take(at, 1, hour("a", hours-1), hour("a", 0)); err != nil || starts(c, 1, "a") != hours {
-		t.Errorf("told again it is %d, %v", starts(c, 1, "a"), err)
+	if err := take(at, 1, hour("a", hours-1), hour("a", 0)); err != nil || starts(c, "m1", 1, "a") != hours {
+		t.Errorf("told again it is %d, %v", starts(c, "m1", 1, "a"), err)
 	}
 	for i := range uint64(copyLines/40 + 1) { // more realms at machines than lines
 		var all []state.RealmUsage
@@ -180,8 +189,19 @@ func TestCopiesBounded(t *testing.T) {
 		}
 	}
 	c.tidyLocked(at)
-	if len(c.of) > copyLines/40 || starts(c, 1000+copyLines/40, "") != 40 {
+	if len(c.of) > copyLines/40 || starts(c, machine(1000+copyLines/40), 1000+copyLines/40, "") != 40 {
 		t.Errorf("%d ledgers are kept", len(c.of))
+	}
+	for m := range uint64(machines) { // they were heard of longest ago, and have few lines
+		if got := starts(c, machine(m+1), m+1, ""); got != hours*uint64(len(realms)) {
+			t.Errorf("%d starts of machine %d are kept", got, m+1)
+		}
+	}
+	if err := take(at.Add(time.Minute), 1000, hour("r", 0)); sigma.KindOf(err) != sigma.KindBusy || starts(c, machine(1000), 1000, "") != 0 {
+		t.Errorf("a machine for which there is no room: %v", err)
+	}
+	if err := take(at.Add(copyPause+time.Hour), 1000, hour("r", 0)); err != nil || starts(c, machine(1000), 1000, "") != 1 {
+		t.Errorf("and later: %v", err)
 	}
 	c.tidyLocked(at.Add(ledgerAge + 2*time.Hour))
 	if len(c.of) != 0 {
@@ -190,16 +210,96 @@ func TestCopiesBounded(t *testing.T) {
 	ahead, negative, huge, odd := hour("a", -100), hour("a", 0), hour("a", 0), hour("a", 0)
 	negative.CPU, huge.Memory, odd.From = -1, 1e300, odd.From.Add(time.Second)
 	for name, h := range map[string]state.RealmUsage{"an hour to come": ahead, "less than nothing": negative, "more than there is": huge, "no hour": odd, "no realm": hour("../x", 0)} {
-		if err := take(at, 7, h); sigma.KindOf(err) != sigma.KindInvalid || err == nil {
-			t.Errorf("%s: %v", name, err)
+		for i, first := range []bool{true, false} {
+			text, err := state.Lines([]state.RealmUsage{h, hour("a", 0)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			held, odd, err := c.take(at, "odd", &telling{ledger: 7, version: 9, text: text})
+			if err != nil || held != 9 || odd != first || starts(c, "odd", 7, "") != 1 {
+				t.Errorf("%s beside an hour, told %d: held %d, odd %v, %v, %d starts", name, i, held, odd, err, starts(c, "odd", 7, ""))
+			}
 		}
+		delete(c.of, copyKey("odd", 7))
 	}
-	if err := c.take(at, "m1", &telling{ledger: 1, text: []byte("{}\nx")}); err == nil || len(c.of) != 0 {
+	if _, _, err := c.take(at, "m1", &telling{ledger: 1, text: []byte("{}\nx")}); sigma.KindOf(err) != sigma.KindInvalid || err == nil || len(c.of) != 0 {
 		t.Errorf("what is no line: %v, %d ledgers", err, len(c.of))
 	}
 }
 
-// Goal: what a machine had told when it was lost stays in /sys/usage, on all machines, marked with when it was told; when it is there again it counts once, and when it is no member any more it stays.
+// Goal: who tells goes on from what is held: what another one was told, or what was forgotten, is told again, and no part is taken for all; no machine changes what another one told, whatever number it says.
+func TestCopiesHeld(t *testing.T) {
+	dir, at := t.TempDir(), time.Now().Truncate(time.Hour)
+	c, err := newCopies(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	take := func(m sigma.MachineID, since, version uint64, realm string, gone ...sigma.RealmID) uint64 {
+		t.Helper()
+		text, err := state.Line(state.RealmUsage{Realm: realm, From: at, Starts: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		held, _, err := c.take(at, m, &telling{ledger: 5, since: since, version: version, gone: gone, text: text})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return held
+	}
+	if held := take("m2", 10, 20, "a"); held != 0 || len(c.of) != 0 {
+		t.Errorf("of what nothing was told %d is held, with %d ledgers", held, len(c.of))
+	}
+	if held := take("m2", 0, 10, "a"); held != 10 {
+		t.Errorf("%d is held", held)
+	}
+	if err := c.save(at); err != nil {
+		t.Fatal(err)
+	}
+	take("m2", 10, 20, "b")
+	if c, err = newCopies(dir); err != nil {
+		t.Fatal(err)
+	}
+	if held := take("m2", 20, 30, "c"); held != 10 || starts(c, "m2", 5, "") != 1 {
+		t.Errorf("after a file %d is held, with %d starts", held, starts(c, "m2", 5, ""))
+	}
+	if held := take("m2", 10, 30, "b"); held != 30 || starts(c, "m2", 5, "") != 2 {
+		t.Errorf("%d is held, with %d starts", held, starts(c, "m2", 5, ""))
+	}
+	take("m3", 0, 1<<63, "x", "a", "b")
+	if one := c.of[copyKey("m2", 5)]; starts(c, "m2", 5, "") != 2 || one.Machine != "m2" || one.Former || one.Version != 30 {
+		t.Errorf("another machine has changed it: %+v", one)
+	}
+	if err := os.Mkdir(c.path+"~", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.save(at); err == nil || !c.dirty {
+		t.Errorf("a file that cannot be written: %v, to be written %v", err, c.dirty)
+	}
+}
+
+// Goal: each ledger counts once: of members what they say, with what they told for when they are lost; of a machine that is no member any more what it told, until another one has its ledger; and of a member that lost its ledger what it had told of that.
+func TestUsageSources(t *testing.T) {
+	at := time.Now()
+	told := func(m sigma.MachineID, id uint64, former bool, ago time.Duration) copyInfo {
+		return copyInfo{ID: id, Machine: m, Former: former, Told: at.Add(-ago)}
+	}
+	got := sourcesOf([]sigma.MachineID{"m1", "m2", "m3"}, 1, []copyInfo{
+		told("m2", 2, false, 0), told("m2", 9, true, time.Hour), // m2 has lost its disk
+		told("m3", 3, false, 0), told("x3", 3, false, time.Hour), // m3 was x3
+		told("x1", 1, false, time.Hour), // and m1 was x1
+		told("x4", 4, false, 2*time.Hour), told("y4", 4, false, time.Hour),
+		told("x2", 2, false, 0), // as if it were m2's
+	})
+	var lines []string
+	for _, s := range got {
+		lines = append(lines, fmt.Sprintf("%s %d %d %v", s.machine, s.copy.ID, s.lost.ID, s.copy.Told.IsZero()))
+	}
+	if want := []string{"m1 0 0 true", "m2 0 2 true", "m2 9 0 true", "m3 0 3 true", "y4 4 0 true"}; !slices.Equal(lines, want) {
+		t.Errorf("the sources are %q, not %q", lines, want)
+	}
+}
+
+// Goal: what a machine had told when it was lost stays in /sys/usage, on all machines, marked with when it was told, and when it is no member any more it stays, without a mark.
 func TestUsageOfLost(t *testing.T) {
 	x := newThree(t)
 	x.m["m3"].k.ledger.started(time.Now(), sigma.DefaultRealm, "p", "", 1, sigma.BestEffort)
@@ -215,7 +315,7 @@ func TestUsageOfLost(t *testing.T) {
 		return starts, told
 	}
 	eventually(t, "the control machine is told", func() bool {
-		return starts(x.m["m1"].k.copies, x.m["m3"].k.ledger.id, "") == 1
+		return starts(x.m["m1"].k.copies, "m3", x.m["m3"].k.ledger.id, "") == 1
 	})
 	for _, at := range []sigma.MachineID{"m1", "m2"} {
 		if n, told := read(at); n != 1 || told != 0 {
@@ -227,6 +327,16 @@ func TestUsageOfLost(t *testing.T) {
 		eventually(t, "what it told is read at "+string(at), func() bool {
 			n, told := read(at)
 			return n == 1 && told == 1
+		})
+	}
+	x.mu.Lock()
+	x.members = slices.DeleteFunc(x.members, func(m identity.Member) bool { return m.Machine == "m3" })
+	x.mu.Unlock()
+	x.change(func(*identity.Member) {})
+	for _, at := range []sigma.MachineID{"m1", "m2"} {
+		eventually(t, "what it told stays at "+string(at), func() bool {
+			n, told := read(at)
+			return n == 1 && told == 0
 		})
 	}
 }
@@ -254,7 +364,7 @@ func FuzzTelling(f *testing.F) {
 			t.Fatal(err)
 		}
 		now := time.Unix(7200, 0)
-		if c.take(now, "m1", &one) != nil {
+		if _, _, err := c.take(now, "m1", &one); err != nil {
 			return
 		}
 		if err := c.save(now); err != nil {

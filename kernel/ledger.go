@@ -402,10 +402,12 @@ func (l *ledger) save() error {
 	sortHours(file.Hours)
 	text, err := json.Marshal(file)
 	if err == nil {
-		err = os.WriteFile(l.path+"~", text, 0o600)
+		err = replaceFile(l.path, text)
 	}
-	if err == nil {
-		err = os.Rename(l.path+"~", l.path)
+	if err != nil {
+		l.mu.Lock()
+		l.dirty = true
+		l.mu.Unlock()
 	}
 	return err
 }

@@ -30,7 +30,7 @@ import (
 //	caps      realm, ProcID -> Caps
 //	load      - -> lines of /sys/load
 //	ledger    usage or usage-procs, realm or "", after -> lines, last, more
-//	told      ledger, version, []realm that are gone, lines of /sys/usage that are new -> epoch    to a control machine, see copies.go
+//	told      ledger, since, version, []realm that are gone, lines of /sys/usage that are new since -> version that is held    to a control machine, see copies.go
 //	copies    after -> lines with what ledgers it was told of, last, more
 //	copied    ledger, machine, realm or "", after, time -> lines, last, more
 const (

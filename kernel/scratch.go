@@ -3,7 +3,6 @@ package kernel
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"sync"
@@ -119,15 +118,7 @@ func (s *scratch) saveLocked() error {
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(s.file+"~", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return sigma.Wrap("kernel.scratch", s.file, err)
-	}
-	_, err = f.Write(text)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(s.file+"~", s.file)
-	}
+	err = replaceFile(s.file, text)
 	return sigma.Wrap("kernel.scratch", s.file, err)
 }
 

@@ -161,19 +161,33 @@ type usageSource struct {
 }
 
 // usageSources are those of all machines, in order: of members, what they say, and of machines that are gone, or have lost what they knew, what they told.
-func (k *Kernel) usageSources(what string) (out []usageSource) {
+func (k *Kernel) usageSources(what string) []usageSource {
+	var known []copyInfo
+	if what == nameUsage {
+		known = k.copiesKnown()
+	}
+	return sourcesOf(k.usageMachines(), k.ledger.id, known)
+}
+
+// sourcesOf is usageSources of members, the number of the own ledger and the copies that are known. A ledger that a member has is not counted again under the name of another one that had it, nor under two names of machines that had it; what a member told of the one it has is its own, whoever says the same
+// number.
+func sourcesOf(members []sigma.MachineID, own uint64, known []copyInfo) (out []usageSource) {
 	at := map[sigma.MachineID]int{}
-	for _, m := range k.usageMachines() {
+	for _, m := range members {
 		at[m] = len(out)
 		out = append(out, usageSource{machine: m})
 	}
-	if what != nameUsage {
-		return out
-	}
-	for _, one := range k.copiesKnown() {
+	has := map[uint64]bool{own: true}
+	left := map[uint64]copyInfo{} // the latest of each
+	for _, one := range known {
 		if i, member := at[one.Machine]; member && !one.Former {
-			out[i].lost = one
-		} else if one.ID != k.ledger.id {
+			out[i].lost, has[one.ID] = one, true
+		} else if so, is := left[one.ID]; !is || cmp.Or(one.Told.Compare(so.Told), cmp.Compare(one.Machine, so.Machine)) > 0 {
+			left[one.ID] = one
+		}
+	}
+	for id, one := range left {
+		if !has[id] {
 			one.Told = time.Time{} // it is all there will be
 			out = append(out, usageSource{machine: one.Machine, copy: one})
 		}
