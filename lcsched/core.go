@@ -144,7 +144,7 @@ type machine struct {
 	aside    Amount                   // of pieces, what is not reserved
 	lent     sigma.Bytes
 	keptFor  *waiting
-	declined sigma.ProcID // by which it was said last that there is no room; it is not granted that again before something changes
+	declined map[sigma.ProcID]bool // of which it said that there is no room; it is not granted them again before something changes
 	shape    *shape
 	listed   bool // in rooms
 }
@@ -260,8 +260,8 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 		}
 		look, c.ticked = true, now
 		for _, m := range c.machines {
-			if m.declined != "" {
-				m.declined = ""
+			if len(m.declined) > 0 {
+				m.declined = nil
 				c.freed[m] = true
 			}
 		}
@@ -283,13 +283,16 @@ func (c *Core) Step(now time.Time, e Event) []Effect {
 			for _, id := range e.IDs {
 				c.release(m, id)
 			}
-			m.declined = ""
+			m.declined = nil
 		}
 	case Declined:
 		if m := c.attends(e.Life); m != nil && m.held[e.ID] != nil {
 			w := m.held[e.ID].job
 			c.release(m, e.ID)
-			m.declined = e.ID
+			if m.declined == nil {
+				m.declined = map[sigma.ProcID]bool{}
+			}
+			m.declined[e.ID] = true
 			if w != nil && c.attends(w.Home) != nil && c.at[w.ID] == 0 {
 				w.fresh, w.gone, w.hopes, c.fresh = true, false, false, true
 				c.known[w.ID] = w
@@ -559,7 +562,7 @@ func (m *machine) has(labels []string) bool {
 
 // takes reports whether a job fits into what is not reserved, nor kept for other realms, and its realm may have it there.
 func (c *Core) takes(m *machine, w *waiting) bool {
-	if !m.left.IsZero() || m.closed || m.keptFor != nil && m.keptFor != w && !m.own(w) || m.declined == w.ID || !m.has(w.Where) {
+	if !m.left.IsZero() || m.closed || m.keptFor != nil && m.keptFor != w && !m.own(w) || m.declined[w.ID] || !m.has(w.Where) {
 		return false
 	}
 	free := m.free(w.Realm)

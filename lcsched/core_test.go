@@ -227,6 +227,18 @@ func TestDeclinedWaitsAgain(t *testing.T) {
 	}
 }
 
+// Goal: a machine that takes nothing is not granted two jobs in turns that it has declined both.
+func TestDeclinedAreNotGrantedInTurns(t *testing.T) {
+	d := newDesk(t)
+	d.attend("m1")
+	d.want("granted", d.enqueue(job("a", 4000, 1)), "a>m1")
+	d.want("no room", d.enqueue(job("b", 4000, 1)), "")
+	d.want("a is declined", d.step(Declined{life("m1"), "a"}), "b>m1")
+	d.want("b is declined", d.step(Declined{life("m1"), "b"}), "")
+	d.wait(retry)
+	d.want("later", d.step(Ticked{}), "b>m1")
+}
+
 // Goal: a job that waited for the machine that it should be near, was granted it and declined, goes elsewhere, and is refused if it fits nowhere, even when that machine is away for good.
 func TestDeclinedHopesNoMore(t *testing.T) {
 	near := func(j *Job) { j.Near = "m2" }

@@ -178,7 +178,7 @@ func (c *Core) anywhere(w *waiting, full map[wish]bool) (best *machine) {
 	declined := false
 	for _, m := range c.rooms.with(w.CPU) {
 		if !c.takes(m, w) {
-			declined = declined || m.declined == w.ID
+			declined = declined || m.declined[w.ID]
 			continue
 		}
 		r := m.rank(w, crowd)
