@@ -229,8 +229,19 @@ func (r *Registry) ask(ctx context.Context, do func(now time.Time) ([]Effect, er
 
 // Do takes an operator's or observer's event.
 func (r *Registry) Do(ctx context.Context, e Event) error {
-	_, err := r.ask(ctx, func(now time.Time) ([]Effect, error) { return r.core.Step(now, e) })
+	_, err := r.publish(ctx, e)
 	return err
+}
+
+// publish does as Do does, and says which roster came of it; 0 if none.
+func (r *Registry) publish(ctx context.Context, e Event) (epoch uint64, err error) {
+	effects, err := r.ask(ctx, func(now time.Time) ([]Effect, error) { return r.core.Step(now, e) })
+	for _, f := range effects {
+		if p, ok := f.(Publish); ok {
+			epoch = p.Epoch
+		}
+	}
+	return epoch, err
 }
 
 // View runs look while nothing changes. It must not keep the core.

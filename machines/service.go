@@ -197,7 +197,7 @@ func (s *Service) wait(ctx context.Context, m sigma.MachineID, seen uint64) (uin
 func (s *Service) say(m sigma.MachineID, epoch uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if epoch <= s.known[m] || !slices.ContainsFunc(s.roster.Members, func(x identity.Member) bool { return x.Machine == m }) {
+	if epoch <= s.known[m] || epoch > s.roster.Epoch || !slices.ContainsFunc(s.roster.Members, func(x identity.Member) bool { return x.Machine == m }) {
 		return
 	}
 	s.known[m] = epoch
@@ -205,11 +205,10 @@ func (s *Service) say(m sigma.MachineID, epoch uint64) {
 	s.said = make(chan struct{})
 }
 
-// acts waits until a machine acts by it that it is cordoned, or is no more; false if it does not say so in time. Of one that is lost nothing is expected.
-func (s *Service) acts(ctx context.Context, id sigma.MachineID, cordoned bool) bool {
+// acts waits until a machine acts by the roster of an epoch (0: the present one) or a later one, or is no more; false if it does not say so in time. Of one that is lost nothing is expected.
+func (s *Service) acts(ctx context.Context, id sigma.MachineID, epoch uint64) bool {
 	ctx, cancel := context.WithTimeout(ctx, cordonMost)
 	defer cancel()
-	epoch := uint64(0) // that has it
 	for {
 		s.mu.Lock()
 		i := slices.IndexFunc(s.roster.Members, func(x identity.Member) bool { return x.Machine == id })
@@ -217,10 +216,10 @@ func (s *Service) acts(ctx context.Context, id sigma.MachineID, cordoned bool) b
 			s.mu.Unlock()
 			return true
 		}
-		if epoch == 0 && s.roster.Members[i].Cordoned == cordoned {
+		if epoch == 0 {
 			epoch = s.roster.Epoch
 		}
-		done, changed, said := epoch > 0 && s.known[id] >= epoch, s.changed, s.said
+		done, changed, said := s.known[id] >= epoch, s.changed, s.said
 		s.mu.Unlock()
 		if done {
 			return true
@@ -454,10 +453,11 @@ func (s *Service) operate(ctx context.Context, method string, payload []byte) ([
 			return nil, err
 		}
 	}
-	if err := s.registry.Do(ctx, e); err != nil || method != CallCordon {
+	epoch, err := s.registry.publish(ctx, e)
+	if err != nil || method != CallCordon {
 		return nil, err
 	}
-	acts := s.acts(ctx, id, on)
+	acts := s.acts(ctx, id, epoch)
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Bool(&acts) })
 }
 

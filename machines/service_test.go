@@ -102,7 +102,7 @@ func cordoned(o *office, on, want bool) error {
 	return err
 }
 
-// Goal: a cordon waits until the machine has asked for what comes after it, and says so if that does not happen in time, or the machine still fetches it.
+// Goal: a cordon waits until the machine has asked for what comes after it, and says so if that does not happen in time, or the machine still fetches it; also when another operator undoes it meanwhile.
 func TestCordonWaits(t *testing.T) {
 	open(t, func(o *office) {
 		o.join("m2")
@@ -120,6 +120,12 @@ func TestCordonWaits(t *testing.T) {
 		if err != nil {
 			o.t.Fatal(err)
 		}
+		early, cancel := context.WithTimeout(o.t.Context(), time.Second)
+		m2.Roster(early, epoch+1000)
+		cancel()
+		if err := cordoned(o, false, false); err != nil { // it has said that it acts by one that there is not yet
+			o.t.Fatal(err)
+		}
 		ctx, stop := context.WithCancel(o.t.Context())
 		var all sync.WaitGroup
 		all.Go(func() {
@@ -132,6 +138,15 @@ func TestCordonWaits(t *testing.T) {
 				o.t.Error(err)
 			}
 		}
+		var operators sync.WaitGroup
+		for n := range 20 { // who disagree
+			operators.Go(func() {
+				if err := cordoned(o, n%2 == 0, true); err != nil {
+					o.t.Error(err)
+				}
+			})
+		}
+		operators.Wait()
 		stop()
 		all.Wait()
 		if _, err := o.client("m1").Cordon(o.t.Context(), "m9", true); sigma.KindOf(err) != sigma.KindNotFound {
