@@ -278,7 +278,7 @@ func (v *visit) account(ctx context.Context, method string, payload []byte) ([]b
 		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeShares(c, &age, &rs) }); err != nil {
 			return nil, err
 		}
-		at := time.Now().Add(-max(0, age)) // by this clock, for those of machines differ
+		at := time.Now().Add(-max(0, age)) // by this clock, for those of machines differ; how long the call was under way is not known, so that one which was late may count until the next, a second later
 		if err := v.attends(ctx); err != nil {
 			return nil, err
 		}
