@@ -35,7 +35,9 @@ type scheduler struct {
 }
 
 func newScheduler(k *Kernel) *scheduler {
-	return &scheduler{k: k, charges: newCharges(), offers: besched.NewOffers(k.cfg.Memory), shards: map[besched.Shard]*shard{}, roomy: make(chan struct{}, 1), moved: make(chan struct{})}
+	s := &scheduler{k: k, charges: newCharges(), offers: besched.NewOffers(k.cfg.Memory), shards: map[besched.Shard]*shard{}, lame: true, shut: true, roomy: make(chan struct{}, 1), moved: make(chan struct{})}
+	s.offers.Close(true)
+	return s
 }
 
 func poke(ch chan struct{}) {

@@ -41,6 +41,7 @@ func newPulls() *pulls { return &pulls{make(chan context.Context), make(chan bes
 func loneScheduler() *scheduler {
 	k := &Kernel{core: schedd.NewCore("m1", sigma.GiB), cfg: Config{Machine: "m1", Memory: sigma.GiB, CPU: 4000, Log: slog.New(slog.DiscardHandler)}}
 	k.sched = newScheduler(k)
+	k.sched.launches(true)
 	return k.sched
 }
 
@@ -145,6 +146,25 @@ func TestLeaseLost(t *testing.T) {
 	s.left(second)
 	if s.charges.contended.Load() != since {
 		t.Error("the loss of another shard makes who waited be charged for less")
+	}
+}
+
+// Goal: a machine offers nothing before its first launcher is there.
+func TestNoOffersBeforeLauncher(t *testing.T) {
+	s := newScheduler(loneScheduler().k)
+	s.attended(s.newShard(t.Context(), "m1/1"))
+	plan := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		moves, _ := s.offers.Plan(time.Now(), sigma.GiB, 0)
+		return len(moves)
+	}
+	if n := plan(); n != 0 {
+		t.Errorf("without a launcher %d credits are parked", n)
+	}
+	s.launches(true)
+	if n := plan(); n != 1 {
+		t.Errorf("with one %d are", n)
 	}
 }
 
