@@ -69,7 +69,8 @@ type Proc struct {
 	sent    time.Time  // to besched, last
 	back    bool       // it is kept back here (maxima)
 
-	Shard besched.Shard // to which it was sent last; "" = to none
+	Shard   besched.Shard // to which it was sent last; "" = to none
+	counted besched.Shard // where it is counted (realm.waits); "" = nowhere
 }
 
 // Guest reports whether its home is another machine.
@@ -126,8 +127,10 @@ type realm struct {
 	forgotten int         // in order
 	ended     []*Proc     // oldest first
 	results   sigma.Bytes // of their statuses
-	sent      int         // best-effort procs, to one shard after the other
-	placed    time.Time   // when one that is at home here was, the last time
+	sent      int         // best-effort procs, to one shard after the other if as many wait at each
+
+	waits  map[besched.Shard]int // best-effort procs
+	placed time.Time             // when one that is at home here was, the last time
 }
 
 // NewCore makes the state of a machine that has capacity memory for best-effort procs.

@@ -8,18 +8,45 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// enqueue sends a proc to its scheduler. A best-effort proc goes to the besched where it was sent before, if that is attended; else its realm's procs go to one after the other.
+// enqueue sends a proc to its scheduler. A best-effort proc goes to the besched where it was sent before, if that is attended; else to the one where the fewest of its realm wait, and to one after the other if those are as many:
+// a realm that waits at one besched only would have no turn for the room that another has to give, which would take it for one that wants nothing.
 func (c *Core) enqueue(now time.Time, p *Proc) Effect {
 	p.sent = now
-	if p.Class == sigma.BestEffort && (p.Shard == "" || !slices.Contains(c.shards, p.Shard)) {
-		p.Shard = ""
-		if n := len(c.shards); n > 0 {
-			r := c.realms[p.Realm]
-			p.Shard = c.shards[r.sent%n]
-			r.sent++
+	if p.Class != sigma.BestEffort {
+		return Enqueue{p}
+	}
+	if !slices.Contains(c.shards, p.Shard) {
+		p.Shard = c.shardOf(c.realms[p.Realm])
+	}
+	c.waitsAt(p, p.Shard)
+	return Enqueue{p}
+}
+
+// shardOf is the besched for the next proc of a realm; "" if none is attended.
+func (c *Core) shardOf(r *realm) (least besched.Shard) {
+	n := len(c.shards)
+	for i := range n {
+		if s := c.shards[(r.sent+i)%n]; i == 0 || r.waits[s] < r.waits[least] {
+			least = s
 		}
 	}
-	return Enqueue{p}
+	r.sent++
+	return least
+}
+
+// waitsAt counts a proc where it waits; "" is nowhere.
+func (c *Core) waitsAt(p *Proc, shard besched.Shard) {
+	r := c.realms[p.Realm]
+	if p.counted != "" {
+		r.waits[p.counted]--
+	}
+	if shard != "" {
+		if r.waits == nil {
+			r.waits = map[besched.Shard]int{}
+		}
+		r.waits[shard]++
+	}
+	p.counted = shard
 }
 
 // requeue sends what has waited since before a time to its scheduler again. That a proc is there twice does no harm: it is placed once.

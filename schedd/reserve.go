@@ -69,6 +69,7 @@ func (c *Core) leavesQueue(p *Proc) {
 	}
 	if p.Class == sigma.BestEffort {
 		c.queued--
+		c.waitsAt(p, "")
 	} else {
 		c.reserved.queued--
 	}

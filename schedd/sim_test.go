@@ -247,7 +247,8 @@ func (m *simMachine) attend() {
 		gs, _ := s.queue.Gone(sigma.Life{Machine: m.name, Incarnation: m.life.Incarnation})
 		s.grant(gs)
 		s.queue.Attend(m.life, 2000, 8*simMemory)
-		m.step(ShardLost{})
+		m.step(ShardLost{Shard: "b"})
+		m.step(ShardFound{Shard: "b"})
 	}
 	if !m.parked && m.core.Free() > 0 {
 		s.tickets++
@@ -440,6 +441,13 @@ func TestFarRandom(t *testing.T) {
 				c := m.core
 				if c.Free() != c.Capacity() || c.Running() != 0 || len(c.expected) != 0 || c.queued != 0 || c.Live("a") != 0 {
 					t.Errorf("%s: free %v of %v, %d run, %d are expected, %d are queued, %d live", m.name, c.Free(), c.Capacity(), c.Running(), len(c.expected), c.queued, c.Live("a"))
+				}
+				for id, r := range c.realms {
+					for shard, n := range r.waits {
+						if n != 0 {
+							t.Errorf("%s: %d of %s are counted at %q", m.name, n, id, shard)
+						}
+					}
 				}
 				for _, p := range c.sorted(func(p *Proc) bool { return !p.Ended() }) {
 					t.Errorf("%s still knows %s as %v, home %v, runner %v", m.name, p.ID, p.State, p.Home, p.Runner)
