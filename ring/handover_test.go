@@ -1,8 +1,10 @@
 package ring
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -93,6 +95,57 @@ func TestHandover(t *testing.T) {
 			}
 			e.a.Close()
 			e.b.Close()
+		}
+	}
+}
+
+// A writer can be late to ring for what its peer has read by then, and answered, and ended after. That write has not failed, as it would not have on a socket; the next one does. What was not read is lost, and the write says so.
+func TestAnswered(t *testing.T) {
+	for _, asleep := range []bool{false, true} { // false: it rings as the ring begins
+		for _, killed := range []bool{false, true} {
+			for _, read := range []bool{true, false} {
+				what := fmt.Sprintf("asleep %v, killed %v, read %v", asleep, killed, read)
+				x, y := pair(t, Shared, Shared)
+				if asleep {
+					say(t, x, y, "begin")
+					y.raw.Control(func(fd uintptr) { // takes the doorbell, and says that it sleeps
+						if y.awaitRing(int(fd)) {
+							t.Errorf("%s: there is something to read", what)
+						}
+					})
+				}
+				bell, rung := x.bell, 0
+				x.bell = func(fd uintptr) {
+					if rung++; rung == 1 {
+						if read {
+							if _, err := io.ReadFull(y, make([]byte, 8)); err != nil {
+								t.Errorf("%s: %v", what, err)
+							}
+						}
+						if _, err := y.Write([]byte("answer")); err != nil {
+							t.Errorf("%s: %v", what, err)
+						}
+						if killed {
+							y.sock.Close()
+						} else {
+							y.Close()
+						}
+					}
+					bell(fd)
+				}
+				n, err := x.Write([]byte("question"))
+				if rung != 1 || n != 8 || read != (err == nil) || !read && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+					t.Errorf("%s: %d, %v, rung %d times", what, n, err, rung)
+				}
+				if _, err := x.Write([]byte("more")); err == nil {
+					t.Errorf("%s: a write to nobody", what)
+				}
+				if text, err := io.ReadAll(x); string(text) != "answer" {
+					t.Errorf("%s: got %q, %v", what, text, err)
+				}
+				x.Close()
+				y.Close()
+			}
 		}
 	}
 }

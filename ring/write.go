@@ -19,7 +19,7 @@ type writer struct {
 	entered    uint64 // writes there had been when the ring was entered last
 	spin       spinner
 	shut       bool // nothing may be written any more
-	entering   bool // the reader is still to be told that an odd phase has begun
+	entering   bool // the next write rings in any case: the reader is still to be told that an odd phase has begun, or the socket has ended
 	once       bool // what cannot be written at once is not waited for
 	stay, next int  // writes to come that stay on the socket; as many after the next time that the ring is full
 	idle, held bool // nothing was written since the last round; pages of the ring are in use
@@ -159,7 +159,11 @@ func (c *Conn) wake() error {
 	if err := c.raw.Control(c.bell); err != nil {
 		return err
 	}
-	if out.failed == syscall.EAGAIN { // the socket is full, so the reader will not sleep before it has looked
+	if out.failed == nil || out.failed == syscall.EAGAIN { // if the socket is full, the reader will not sleep before it has looked
+		return nil
+	}
+	out.entering = true                              // the next write hears of the end, too
+	if out.to.direction.head.Load() == out.to.tail { // the peer has read all, perhaps answered, and ended since: nothing is lost
 		return nil
 	}
 	return out.failed
