@@ -332,6 +332,15 @@ func (s *scheduler) look(ctx context.Context, p *schedd.Proc) {
 		return
 	}
 	if u, err := s.k.usageOf(ctx, p.Realm, p.ID); err == nil {
+		s.looked(p.Realm, p.ID, u)
+	}
+}
+
+// looked charges for what one uses, as the launcher has said, unless it has ended since that was asked: then its end has charged for all of it.
+func (s *scheduler) looked(realm sigma.RealmID, id sigma.ProcID, u sigma.Usage) {
+	s.k.mu.Lock()
+	defer s.k.mu.Unlock()
+	if p := s.k.core.Proc(realm, id); p != nil && p.State == sigma.ProcRunning && !p.Away() {
 		now := time.Now()
 		s.charges.so(now, p, costOf(p, u, now, s.k.cpu(), s.k.cfg.Memory))
 	}
