@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"sigmaos.dev/besched"
+	"sigmaos.dev/launch"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 )
@@ -169,4 +170,53 @@ func TestServicesCountInTurns(t *testing.T) {
 	c.contendedSince(begin.Add(6 * time.Second))
 	k.countWork(begin.Add(8*time.Second), "some", 4*time.Second, works(time.Second))
 	owed("half of the time", time.Second)
+	c.contendedSince(begin.Add(60 * time.Second))
+	k.countWork(begin.Add(65*time.Second), "some", 10*time.Second, works(5*time.Second))
+	owed("5 s after a minute without work, of which a service says nothing", 2500*time.Millisecond)
+	c.contendedSince(begin.Add(69 * time.Second))
+	k.countWork(begin.Add(73*time.Second), "some", 8*time.Second, works(4*time.Second))
+	owed("half of the time since the last report", 2*time.Second)
+}
+
+// Goal: a proc that ends while the launcher is asked what it uses is charged at its end, once, and is not noted any more.
+func TestEndsWhileLookedAt(t *testing.T) {
+	s := loneScheduler()
+	k, c := s.k, s.charges
+	c.attend("one")
+	c.claim() // nobody sends
+	placed := time.Now().Add(-10 * time.Second)
+	c.contendedSince(placed)
+	step := func(e schedd.Event) {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.core.Step(time.Now(), e)
+		s.endedLocked("r", "p")
+	}
+	var used time.Duration
+	owed := func() time.Duration {
+		for _, o := range c.take("one") {
+			used += o.Used
+		}
+		return used
+	}
+	step(schedd.Adopted{Info: sigma.ProcInfo{ID: "p", Realm: "r", Times: sigma.Times{Placed: placed}}, Launch: 1})
+	u := sigma.Usage{UserTime: 8 * time.Second}
+	s.looked("r", "p", u)
+	if got := owed(); got < u.UserTime || c.tracked.Load() != 1 {
+		t.Fatalf("charged are %v while it runs, for %d procs", got, c.tracked.Load())
+	}
+	step(schedd.Gone{ID: "p", Exit: launch.Exited{User: 9 * time.Second}})
+	all := owed()
+	if all < 9*time.Second {
+		t.Fatalf("charged are %v", all)
+	}
+	s.looked("r", "p", u) // asked before its end
+	if got := owed(); got != all || c.tracked.Load() != 0 {
+		t.Errorf("charged are %v more after its end, and %d procs are noted", got-all, c.tracked.Load())
+	}
+	step(schedd.RealmGone{Realm: "r"})
+	s.looked("r", "p", u)
+	if got := owed(); got != all {
+		t.Errorf("charged are %v more for one that is forgotten", got-all)
+	}
 }

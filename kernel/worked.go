@@ -143,9 +143,15 @@ func (w *worked) text(b *strings.Builder) {
 	}
 }
 
+// workSpan is the longest time over which what a service other than sigmad tells is taken to have been done: it tells every 5 s (sdk) if there is something to tell, and may be late once.
+const workSpan = 10 * time.Second
+
 // countWork counts what a service did, of what it has used since that was counted last: in the realms' usage, and in their turns at besched.
 func (k *Kernel) countWork(now time.Time, service string, used time.Duration, works []sigma.Work) {
 	before := k.worked.since(service, now)
+	if early := now.Add(-workSpan); service != serviceSigmad && !before.IsZero() && before.Before(early) {
+		before = early // it had nothing to tell since then
+	}
 	for _, done := range divide(used, works) {
 		k.worked.add(service, done)
 		k.ledger.served(now, service, done)
