@@ -32,6 +32,8 @@ const SATED_AFTER: u64 = 500 * MS;
 const SATED_TIME: u64 = 2000 * MS;
 /// Groups are forgotten that had no proc for so long.
 const GONE_AFTER: u64 = 1000 * MS;
+/// A weight that must be written anew: the last one may not be what the kernel has.
+const UNKNOWN: u32 = 0;
 /// More groups are not held: each look would take too long to be of use, and each holds two files open.
 const GROUPS_MAX: usize = 256;
 
@@ -39,7 +41,7 @@ const GROUPS_MAX: usize = 256;
 #[derive(Debug, Clone, PartialEq)]
 struct Part {
     shares: f64,
-    /// What it weighs now.
+    /// What it weighs now, or UNKNOWN.
     weight: u32,
     /// It has procs.
     there: bool,
@@ -65,12 +67,16 @@ impl Part {
         self.wants() && self.behind < 1.0
     }
 
+    /// From now on it is taken to want more, until its use says again that it does not.
+    fn may_want(&mut self) {
+        (self.sated, self.since) = (false, 0);
+    }
+
     /// Takes note of what it used of its part since the last look.
     fn used(&mut self, of_part: f64, over: u64) {
         if self.sated {
-            self.since += over;
-            if of_part >= 0.5 || self.since >= SATED_TIME {
-                (self.sated, self.since) = (false, 0);
+            if of_part >= 0.5 {
+                self.may_want();
             }
             return;
         }
@@ -96,6 +102,16 @@ impl Part {
 /// Reports whether anybody computes.
 fn step(parts: &mut [Part], used: &[u64], over: u64) -> bool {
     let computes = used.iter().sum::<u64>() > over / SOME_PART;
+    for part in parts.iter_mut().filter(|part| part.sated) {
+        part.since += over;
+        if part.since >= SATED_TIME {
+            part.may_want();
+        }
+    }
+    if computes && !parts.iter().any(Part::wants) {
+        // What they do not want was told beside others, who are gone.
+        parts.iter_mut().filter(|part| part.there).for_each(Part::may_want);
+    }
     let sums = |parts: &[Part], of: fn(&Part) -> bool, what: &dyn Fn(usize) -> f64| {
         (0..parts.len()).filter(|i| of(&parts[*i])).map(what).sum::<f64>()
     };
@@ -188,6 +204,13 @@ impl Parts {
         }
     }
 
+    /// A group could not be given its shares, and may weigh the new ones or the old. The next look writes what it is to weigh.
+    pub fn unknown(&mut self, group: &str) {
+        if let Some(at) = self.held.iter().position(|(name, _)| name == group) {
+            self.parts[at].weight = UNKNOWN;
+        }
+    }
+
     /// A group is gone.
     pub fn drop(&mut self, group: &str) {
         self.told.remove(group);
@@ -237,18 +260,24 @@ impl Parts {
         }
         let before: Vec<u32> = self.parts.iter().map(|part| part.weight).collect();
         let computes = step(&mut self.parts, &used, over);
-        for ((part, before), (group, held)) in self.parts.iter().zip(before).zip(&self.held) {
-            if part.weight != before
-                && let Err(errno) = held.meter.weigh(part.weight)
-            {
-                complain(&mut self.said, group, errno);
-            }
-        }
+        self.write(&before);
         let fresh = self.held.is_empty();
         self.hold(now, cgroups);
         let soon = computes || fresh && !self.held.is_empty();
         let spent = sys::thread_cpu_ns().saturating_sub(began);
         self.next = now + if soon { TICK } else { REST }.max(spent * COST_PART);
+    }
+
+    /// Has the kernel weigh what differs from before.
+    fn write(&mut self, before: &[u32]) {
+        for ((part, before), (group, held)) in self.parts.iter_mut().zip(before).zip(&self.held) {
+            if part.weight != *before
+                && let Err(errno) = held.meter.weigh(part.weight)
+            {
+                part.weight = UNKNOWN;
+                complain(&mut self.said, group, errno);
+            }
+        }
     }
 
     /// Takes up who has procs now, if there are several, and lets off who has had none for long, and who is left alone.
@@ -386,6 +415,52 @@ mod tests {
         looks(&kernel, &mut held, 10);
         assert!(held[0].weight >= 64 && held[0].weight <= 1024, "{held:?}");
         assert!(held[1].weight >= 2 && held[1].weight <= 8, "{held:?}");
+    }
+
+    #[test]
+    fn who_wanted_less_beside_others_is_held_when_they_are_gone() {
+        let tasks = vec![[9.0, 15.0], [0.0, 8.0], [9.0, 9.0], [9.0, 9.0]];
+        let mut kernel = Kernel { tasks, most: vec![0.02, 0.02, NONE, NONE], left: [0.85, 0.95] };
+        let mut held = parts(&[256; 4]);
+        looks(&kernel, &mut held, 2);
+        assert_eq!([0, 1, 2, 3].map(|i: usize| held[i].sated), [true, true, false, false], "{held:?}");
+        held.truncate(2);
+        kernel.tasks.truncate(2);
+        kernel.most = vec![NONE; 2];
+        assert_near(&looks(&kernel, &mut held, 2), &[0.9, 0.9]);
+    }
+
+    #[test]
+    fn who_wants_less_is_so_for_two_seconds_only_even_if_nobody_computes() {
+        let mut held = parts(&[256, 256]);
+        held[1].sated = true;
+        for n in 1..=SATED_TIME / REST {
+            step(&mut held, &[0, 0], REST);
+            assert_eq!(held[1].sated, n * REST < SATED_TIME, "after {n} looks");
+        }
+    }
+
+    #[test]
+    fn a_weight_that_could_not_be_written_is_written_at_the_next_look() {
+        let open = |path| std::fs::File::options().write(true).open(path).unwrap().into();
+        let mut parts = Parts::new(b"be");
+        for (group, weights) in [("be/one", "/dev/full"), ("be/two", "/dev/null")] {
+            parts.share(group, 256);
+            let meter = GroupMeter::of_files(open("/dev/null"), open(weights));
+            parts.held.push((group.into(), Held { meter, used: 0, empty: None }));
+            parts.parts.push(Part { weight: 300, ..Part::new(256) });
+        }
+        let weights = |parts: &Parts| parts.parts.iter().map(|part| part.weight).collect::<Vec<_>>();
+        step(&mut parts.parts, &[0, 0], TICK);
+        parts.write(&[300, 300]);
+        assert_eq!(weights(&parts), [UNKNOWN, 256]);
+        step(&mut parts.parts, &[0, 0], TICK);
+        assert_eq!(weights(&parts), [256, 256]);
+        parts.unknown("be/two");
+        parts.unknown("be/three");
+        assert_eq!(weights(&parts), [256, UNKNOWN]);
+        step(&mut parts.parts, &[0, 0], TICK);
+        assert_eq!(weights(&parts), [256, 256]);
     }
 
     #[test]

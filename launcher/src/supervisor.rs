@@ -394,7 +394,11 @@ impl Supervisor {
                     yielding.make_way(&String::from_utf8_lossy(&share.group));
                 }
                 if let Err(errno) = self.factory.cgroups.share_group(&share) {
-                    log(&format!("cannot give the group {} its share: {errno}", String::from_utf8_lossy(&share.group)));
+                    let group = String::from_utf8_lossy(&share.group);
+                    log(&format!("cannot give the group {group} its share: {errno}"));
+                    if let Some(parts) = &mut self.parts {
+                        parts.unknown(&group);
+                    }
                 } else if let Some(parts) = &mut self.parts {
                     parts.share(&String::from_utf8_lossy(&share.group), legal_shares(share.cpu_shares));
                 }

@@ -23,6 +23,12 @@ pub struct GroupMeter {
 }
 
 impl GroupMeter {
+    /// That of any two files.
+    #[cfg(test)]
+    pub fn of_files(used: OwnedFd, weight: OwnedFd) -> GroupMeter {
+        GroupMeter { version: Version::V1, used, weight }
+    }
+
     /// Processor time of all that ever ran in it, in nanoseconds. None: it is gone.
     pub fn used(&self) -> Option<u64> {
         match self.version {
