@@ -269,6 +269,8 @@ func (x *Proxy) mayPoolFromLocked(p sigma.Principal, l *listener, fresh bool) er
 		return sigma.Errorf(op, sigma.KindBusy, "connections wait to be accepted there")
 	case fresh && (x.pools.all >= PoolsMax || x.pools.of[p.Realm] >= PoolsOf || len(l.pools) >= poolsAt):
 		return sigma.Errorf(op, sigma.KindBusy, "%d procs have connections in advance there, its realm %d", len(l.pools), x.pools.of[p.Realm])
+	case fresh && x.pools.ending[dialler{p.Machine, p.Proc}] >= poolsEnding:
+		return sigma.Errorf(op, sigma.KindBusy, "the proc has just ended connections in advance at %d listeners; their lines end within %v", poolsEnding, lineLinger)
 	}
 	return nil
 }

@@ -415,12 +415,13 @@ func TestPoolAcrossMaking(t *testing.T) {
 func TestPoolAcrossLingers(t *testing.T) {
 	here, there := New("m"), New("n")
 	e, conn := pushed(t, here, server)
-	here.pools.linger = 200 * time.Millisecond
+	here.pools.linger = time.Hour // until the test says
 	first, _, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, theirs := receive(t, conn)
+	own := lines(here, e)[0]
 	there = New("n") // it knows nothing of before
 	if _, _, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 1}); err != nil {
 		t.Fatal(err)
@@ -428,11 +429,69 @@ func TestPoolAcrossLingers(t *testing.T) {
 	if n := here.Pools("a"); n != 2 {
 		t.Errorf("%d pools count, one of them ending", n)
 	}
+	own.ends.Reset(0)
 	ended(t, first[0]) // which nobody closes
 	ended(t, theirs[0])
 	for late := time.Now().Add(30 * time.Second); here.Pools("a") != 1; <-time.After(time.Millisecond) {
 		if time.Now().After(late) {
 			t.Fatalf("%d pools count", here.Pools("a"))
 		}
+	}
+	here.mu.Lock()
+	defer here.mu.Unlock()
+	if len(here.pools.ending) != 0 {
+		t.Errorf("counted as ending are %v", here.pools.ending)
+	}
+}
+
+// lines are the pools that a listener has.
+func lines(x *Proxy, e sigma.Endpoint) (out []*pool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, own := range x.listeners[e.ID].pools {
+		out = append(out, own)
+	}
+	return out
+}
+
+// A proc of another machine that ends its pools as fast as it makes them takes its realm's from nobody: it waits until its lines have ended.
+func TestPoolAcrossEnding(t *testing.T) {
+	here := New("m")
+	e, conn := pushed(t, here, server)
+	here.pools.linger = time.Hour // until the test says
+	var owns []*pool
+	for range poolsEnding {
+		if _, _, err := across(t, New("n"), here, sigmap.PoolAsk{Endpoint: e, Count: 1}); err != nil { // with which the one before ends
+			t.Fatal(len(owns), err)
+		}
+		_, files := receive(t, conn)
+		session.CloseFiles(files)
+		owns = append(owns, lines(here, e)...)
+	}
+	once := func() error {
+		_, _, err := across(t, New("n"), here, sigmap.PoolAsk{Endpoint: e, Count: 1})
+		return err
+	}
+	for range 2 {
+		if err := once(); sigma.KindOf(err) != sigma.KindBusy || here.Pools("a") != poolsEnding {
+			t.Fatalf("one more: %v, %d pools count", err, here.Pools("a"))
+		}
+	}
+	neighbour := farClient
+	neighbour.Proc = "neighbour"
+	_, socks := tcpPairs(t, 2)
+	if err := here.PoolFrom(neighbour, e, farLife, 1, true, conns(socks)); err != nil {
+		t.Errorf("another proc of its machine: %v", err)
+	}
+	for _, own := range owns {
+		own.ends.Reset(0)
+	}
+	for late := time.Now().Add(30 * time.Second); here.Pools("a") != 1; <-time.After(time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatalf("%d pools count", here.Pools("a"))
+		}
+	}
+	if err := once(); err != nil {
+		t.Errorf("after its lines have ended: %v", err)
 	}
 }

@@ -74,7 +74,7 @@ type arrival struct {
 // New makes a machine's proxy.
 func New(machine sigma.MachineID) *Proxy {
 	x := &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}}, conns: newTable(),
-		pools: pools{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]map[*listener]*pool{}, away: map[sigma.ProcID]map[sigma.EndpointID]*pool{}, linger: lineLinger}, pushes: pushes{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]int{}}}
+		pools: pools{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]map[*listener]*pool{}, away: map[sigma.ProcID]map[sigma.EndpointID]*pool{}, linger: lineLinger, ending: map[dialler]int{}}, pushes: pushes{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]int{}}}
 	rand.Read(x.rings.key[:])
 	return x
 }

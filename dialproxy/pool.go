@@ -24,6 +24,7 @@ const (
 	PoolsOf     = 256  // of one realm
 	poolsOfProc = 32   // that one proc dials with
 	poolsAt     = 32   // at one listener
+	poolsEnding = 32   // whose lines linger, of one proc of another machine
 )
 
 // dialler is a proc that dials, with its machine, which alone speaks for it.
@@ -40,8 +41,9 @@ type pool struct {
 	ready  map[uint64]uint64 // connections that have not begun, as the dialler said last: its numbers, and those here
 	other  sigma.Life        // of the machine at the other end; zero: this one
 	realm  sigma.RealmID
-	asking bool     // of one that is dialled from here: a batch is being made
-	untold []uint64 // of one that is dialled from here: what has begun, as far as the other machine may not know
+	asking bool        // of one that is dialled from here: a batch is being made
+	untold []uint64    // of one that is dialled from here: what has begun, as far as the other machine may not know
+	ends   *time.Timer // of one whose line lingers
 }
 
 // pools count them.
@@ -51,7 +53,8 @@ type pools struct {
 	from map[sigma.ProcID]map[*listener]*pool        // Proxy.mu
 	away map[sigma.ProcID]map[sigma.EndpointID]*pool // Proxy.mu; to endpoints of other machines (across.go)
 
-	linger time.Duration // lineLinger
+	linger time.Duration   // lineLinger
+	ending map[dialler]int // Proxy.mu; those whose lines linger
 }
 
 // lineLinger is how long another machine's line whose end was said goes on being heard by its listener, which itself hears it for half of that; then it ends, whatever the other machine does. Until then it counts.
@@ -291,9 +294,13 @@ func (x *Proxy) leaveLocked(own *pool, l *listener) {
 		x.endLocked(own)
 	} else { // what is under way has begun: the listener's proc reads until the dialler has ended the other direction
 		unix.Shutdown(own.line, unix.SHUT_WR)
-		time.AfterFunc(x.pools.linger, func() {
+		x.pools.ending[own.from]++
+		own.ends = time.AfterFunc(x.pools.linger, func() {
 			x.mu.Lock()
 			defer x.mu.Unlock()
+			if x.pools.ending[own.from]--; x.pools.ending[own.from] == 0 {
+				delete(x.pools.ending, own.from)
+			}
 			x.endLocked(own)
 		})
 	}
