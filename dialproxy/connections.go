@@ -17,6 +17,7 @@ import (
 // Limits.
 const (
 	crowdedFirst = 256              // connections noted of one proc, of which it is worth to see which still are
+	crowdedAgain = 2 * time.Second  // a proc is looked at no sooner than so long after it was last asked for
 	notedMax     = 1 << 15          // of one proc; it has no more descriptors, and waits if it is faster than who looks
 	underWayMax  = 10 * time.Second // a socket that was passed so long ago is among its proc's descriptors, or closed
 	revokedMax   = time.Minute      // the same of one that was taken back, for which it is worth to look longer
@@ -70,14 +71,15 @@ type end struct {
 type table struct {
 	all     map[uint64]*connection
 	of      map[sigma.ProcID]map[uint64]*connection
-	look    map[sigma.ProcID]int // how many make it worth to look at a proc; crowdedFirst if not said
+	look    map[sigma.ProcID]int       // how many make it worth to look at a proc; crowdedFirst if not said
+	asked   map[sigma.ProcID]time.Time // when it was last asked to look at a proc
 	crowded chan sigma.ProcID
 	events  []Event // the latest eventsMost, from next on
 	next    int
 }
 
 func newTable() table {
-	return table{all: map[uint64]*connection{}, of: map[sigma.ProcID]map[uint64]*connection{}, look: map[sigma.ProcID]int{}, crowded: make(chan sigma.ProcID, 64)}
+	return table{all: map[uint64]*connection{}, of: map[sigma.ProcID]map[uint64]*connection{}, look: map[sigma.ProcID]int{}, asked: map[sigma.ProcID]time.Time{}, crowded: make(chan sigma.ProcID, 64)}
 }
 
 // inodeOf is the number of a socket; 0 if that cannot be told.
@@ -125,10 +127,14 @@ func (x *Proxy) noteLocked(c *connection) {
 	}
 }
 
-// crowdLocked has somebody look at a proc's connections.
+// crowdLocked has somebody look at a proc's connections, if it has any and nobody was asked just now: procs can have this called as often as they like.
 func (x *Proxy) crowdLocked(id sigma.ProcID) {
+	if len(x.conns.of[id]) == 0 || time.Since(x.conns.asked[id]) < crowdedAgain {
+		return
+	}
 	select {
 	case x.conns.crowded <- id:
+		x.conns.asked[id] = time.Now()
 		x.conns.look[id] = 2 * len(x.conns.of[id]) // not again before, unless Reconcile says otherwise
 	default:
 	}
@@ -153,6 +159,7 @@ func (x *Proxy) dropLocked(c *connection) {
 			if delete(of, c.Number); len(of) == 0 {
 				delete(x.conns.of, e.proc)
 				delete(x.conns.look, e.proc)
+				delete(x.conns.asked, e.proc)
 			}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -40,6 +41,8 @@ type rings struct {
 	of   map[sigma.ProcID]map[uint64]bool // Proxy.mu; who holds them
 	used map[sigma.RealmID]int            // Proxy.mu; memories
 	warm map[sigma.ProcID]int             // Proxy.mu; connections to come that get memory, by who accepts
+
+	looked time.Time // Proxy.mu; when it was last seen whose connections to look at, of realms that are full
 }
 
 // shared is one connection's memory.
@@ -141,7 +144,7 @@ func (x *Proxy) Ring(p sigma.Principal, t Ticket) (*os.File, error) {
 		return x.giveLocked(r, side)
 	case r == nil && x.fullLocked(is.Realm), len(x.rings.of[p.Proc]) >= RingsOfProc:
 		fresh.Close()
-		x.crowdLocked(p.Proc) // somebody sees which of them still are
+		x.crowdRingsLocked(p.Proc)
 		return nil, sigma.Errorf(op, sigma.KindBusy, "%d connections of this proc have memory, %d of its realm, %d of all", len(x.rings.of[p.Proc]), x.rings.used[is.Realm], len(x.rings.all))
 	case r == nil:
 		r = &shared{file: fresh, realm: is.Realm, to: is.Procs[ring.Accepted]}
@@ -220,6 +223,25 @@ func (x *Proxy) fullLocked(realm sigma.RealmID) bool {
 	return len(x.rings.all) >= RingsMax || x.rings.used[realm] >= RingsOfRealm
 }
 
+// crowdRingsLocked has somebody see which connections still are of who holds too many memories: a proc, or, of a realm or a machine that is full, all who hold any.
+func (x *Proxy) crowdRingsLocked(id sigma.ProcID) {
+	if len(x.rings.of[id]) >= RingsOfProc {
+		x.crowdLocked(id)
+	}
+	if time.Since(x.rings.looked) < crowdedAgain {
+		return
+	}
+	x.rings.looked = time.Now()
+	for id, of := range x.rings.of {
+		for number := range of { // all are of its realm
+			if x.fullLocked(x.rings.all[number].realm) {
+				x.crowdLocked(id)
+			}
+			break
+		}
+	}
+}
+
 // Rings counts the memories of a realm's connections.
 func (x *Proxy) Rings(realm sigma.RealmID) int {
 	x.mu.Lock()
@@ -258,7 +280,7 @@ func (x *Proxy) Early(p sigma.Principal, t Ticket, wanted bool) *os.File {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	r := x.rings.all[is.Number]
-	if c := x.conns.all[is.Number]; r == nil || !r.waits[side] || c == nil || c.revoked {
+	if c := x.conns.all[is.Number]; r == nil || !r.waits[side] || c == nil || c.revoked || !x.rings.of[p.Proc][is.Number] {
 		return nil
 	}
 	var f *os.File

@@ -3,9 +3,12 @@ package dialproxy
 import (
 	"fmt"
 	"os"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"sigmaos.dev/ring"
 	"sigmaos.dev/sigma"
 )
 
@@ -218,8 +221,102 @@ func TestRingsOfRealm(t *testing.T) {
 	}
 }
 
+// crowds are the procs that are to be looked at, in order of their names.
+func crowds(x *Proxy) (ids []sigma.ProcID) {
+	for {
+		select {
+		case id := <-x.Crowded():
+			ids = append(ids, id)
+		default:
+			slices.Sort(ids)
+			return ids
+		}
+	}
+}
+
+// Of a realm that has all the memories it can, all who hold one are looked at, whoever asks, and nobody of another realm; not for each that asks.
+func TestRingsOfRealmForgotten(t *testing.T) { synctest.Test(t, ringsOfRealmForgotten) }
+
+func ringsOfRealmForgotten(t *testing.T) {
+	x := New("m")
+	b := sigma.Principal{Realm: "b", Proc: "b-server", Machine: "m"}
+	for _, one := range []struct {
+		server sigma.Principal
+		n      int
+	}{{server, RingsOfRealm}, {b, 1}} {
+		e := listen(t, x, one.server, false)
+		for i := range one.n {
+			from := sigma.Principal{Realm: one.server.Realm, Proc: sigma.ProcID(fmt.Sprintf("%s-%02d", one.server.Realm, i/RingsOfProc)), Machine: "m"}
+			f, ticket, err := x.Dial(from, e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Close()
+			g, _, _, err := x.Accept(t.Context(), one.server, e.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			g.Close()
+			if f, err = x.Ring(from, ticket); err != nil {
+				t.Fatal(i, err)
+			}
+			f.Close()
+		}
+	}
+	crowds(x) // the server has many connections
+	<-time.After(crowdedAgain)
+	e := listen(t, x, sigma.Principal{Realm: "a", Proc: "idle", Machine: "m"}, false)
+	f, ticket, err := x.Dial(client, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	for range 100 {
+		if _, err := x.Ring(client, ticket); sigma.KindOf(err) != sigma.KindBusy {
+			t.Fatalf("one more than a realm may have: %v", err)
+		}
+	}
+	var want []sigma.ProcID
+	for i := range RingsOfRealm / RingsOfProc {
+		want = append(want, sigma.ProcID(fmt.Sprintf("a-%02d", i)))
+	}
+	want = append(want, server.Proc) // has those that were made early
+	if ids := crowds(x); !slices.Equal(ids, want) {
+		t.Errorf("it is looked at %v, not once at %v", ids, want)
+	}
+	<-time.After(crowdedAgain)
+	x.Ring(client, ticket)
+	if ids := crowds(x); !slices.Equal(ids, want) {
+		t.Errorf("later it is looked at %v, not %v", ids, want)
+	}
+}
+
+// Who was taken for gone before it took the memory that was made with its connection gets that only by asking, and then it counts.
+func TestEarlyGone(t *testing.T) {
+	x := New("m")
+	e := listen(t, x, server, false)
+	x.rings.warm[server.Proc] = 1
+	d, _ := connected(t, x, e, client)
+	x.mu.Lock()
+	for _, c := range x.conns.all {
+		c.ends[ring.Dialled].since = time.Now().Add(-time.Hour)
+	}
+	x.mu.Unlock()
+	x.Reconcile(client.Proc, x.Of(client.Proc), nil)
+	if f := x.Early(client, d, true); f != nil {
+		t.Error("it has memory and is not counted")
+	}
+	f, err := x.Ring(client, d)
+	if err != nil || len(x.rings.of[client.Proc]) != 1 {
+		t.Errorf("asked for, it counts %d: %v", len(x.rings.of[client.Proc]), err)
+	}
+	f.Close()
+}
+
 // Who does not say that it needs the memory of a connection no more loses it with the connection; it is looked for who has too many.
-func TestRingForgotten(t *testing.T) {
+func TestRingForgotten(t *testing.T) { synctest.Test(t, ringForgotten) }
+
+func ringForgotten(t *testing.T) {
 	x := New("m")
 	e := listen(t, x, server, false)
 	for i := range RingsOfProc {
@@ -236,13 +333,16 @@ func TestRingForgotten(t *testing.T) {
 	if _, err := x.Ring(client, d); sigma.KindOf(err) != sigma.KindBusy {
 		t.Fatalf("one more than a proc may have: %v", err)
 	}
-	select {
-	case id := <-x.Crowded():
-		if id != client.Proc {
-			t.Errorf("it is looked at %s", id)
-		}
-	default:
-		t.Error("nobody looks which connections still are")
+	for range 100 { // and asks again and again
+		x.Ring(client, d)
+	}
+	if ids := crowds(x); !slices.Equal(ids, []sigma.ProcID{client.Proc}) {
+		t.Errorf("it is looked at %v, not once at who asked", ids)
+	}
+	<-time.After(crowdedAgain)
+	x.Ring(client, d)
+	if ids := crowds(x); !slices.Equal(ids, []sigma.ProcID{client.Proc}) {
+		t.Errorf("later it is looked at %v", ids)
 	}
 	x.mu.Lock()
 	for _, c := range x.conns.all {

@@ -149,6 +149,7 @@ func (k *Kernel) recheck() {
 // watchConnections cuts those with machines whose life is over, tries again what could not be taken back at once, and forgets what procs have closed, until ctx ends.
 func (k *Kernel) watchConnections(ctx context.Context) {
 	roster := k.id.Roster()
+	var again <-chan time.Time // kept from turn to turn, as other things may happen more often; nil: nothing is to be tried again
 	for {
 		changed := roster.Changed()
 		alive := map[sigma.Life]bool{{}: true}
@@ -159,8 +160,7 @@ func (k *Kernel) watchConnections(ctx context.Context) {
 		k.bounded(ctx, func(ctx context.Context) {
 			k.shut(ctx, k.proxy.Revoke("cut", func(c *dialproxy.Connection) bool { return !alive[c.Other] }))
 		})
-		var again <-chan time.Time
-		if len(k.proxy.Revoked()) > 0 {
+		if again == nil && len(k.proxy.Revoked()) > 0 {
 			again = time.After(revokeAgain)
 		}
 		select {
@@ -171,6 +171,7 @@ func (k *Kernel) watchConnections(ctx context.Context) {
 		case id := <-k.proxy.Crowded():
 			k.bounded(ctx, func(ctx context.Context) { k.reconcile(ctx, id, k.proxy.Of(id)) })
 		case <-again:
+			again = nil
 			k.bounded(ctx, func(ctx context.Context) {
 				ends := k.proxy.Revoked()
 				k.shut(ctx, ends)

@@ -61,3 +61,42 @@ func TestCut(t *testing.T) {
 		return len(cs) == 0
 	})
 }
+
+// TestRevokeLate: a connection that was taken back while it was under way to its procs is ended once they have it, however often other things have the kernel look at its connections meanwhile.
+func TestRevokeLate(t *testing.T) {
+	m := newWorld(t, control).machines["m1"]
+	server := m.proc(sigma.Principal{Realm: "default", Proc: "server"})
+	e := listen(t, server, sigma.FormStream)
+	c, err := dialTo(t.Context(), m.proc(sigma.Principal{Realm: "default", Proc: "client"}), e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	f, _ := accept(t, server, e)
+	defer f.Close()
+	if err := m.k.revoke(t.Context(), m.k.provider(), e); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(m.k.proxy.Revoked()); n != 2 { // the launcher knows neither proc yet
+		t.Fatalf("%d ends are under way", n)
+	}
+	busy := time.NewTicker(revokeAgain / 50)
+	defer busy.Stop()
+	for range 3 { // it has begun to look again
+		<-busy.C
+		m.k.recheck()
+	}
+	m.launched("server", 7)
+	for late := time.After(10 * time.Second); len(m.k.proxy.Revoked()) > 0; {
+		select {
+		case <-busy.C:
+			m.k.recheck()
+		case <-late:
+			t.Fatal("the connection goes on")
+		}
+	}
+	c.SetDeadline(time.Now().Add(10 * time.Second))
+	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the connection goes on: %v", err)
+	}
+}
