@@ -105,13 +105,12 @@ func (m *meter) unmapLocked() {
 	}
 }
 
-// take gives a connection a slot; nil if there is none.
-func (m *meter) take(inode uint64) *slot {
+// take gives a connection a slot; nil if there is none. over: there is a newer meter, or will be.
+func (m *meter) take(inode uint64) (s *slot, over bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var s *slot
 	if m.old {
-		return nil
+		return nil, true
 	} else if n := len(m.free); n > 0 {
 		s, m.free = m.free[n-1], m.free[:n-1]
 	} else if m.used < len(m.slots) {
@@ -119,14 +118,14 @@ func (m *meter) take(inode uint64) *slot {
 		m.used++
 		m.head.top.Store(uint64(m.used))
 	} else {
-		return nil
+		return nil, false
 	}
 	m.serial++
 	s.inode.Store(inode)
 	s.out.copy(&tally{})
 	s.in.copy(&tally{})
 	s.serial.Store(m.serial) // at last
-	return s
+	return s, false
 }
 
 // end adds what a connection carried to the total, and frees its slot, if it has one. Whoever reads meanwhile, or finds what a killed program left, counts it once.
@@ -193,7 +192,11 @@ func (c *Conn) settleLocked() {
 		return
 	}
 	if m != nil && !c.placed {
-		c.place, c.meter = m.take(c.inode()), m
+		s, over := m.take(c.inode())
+		if over { // the next call settles it
+			return
+		}
+		c.place, c.meter = s, m
 	}
 	c.placed = true
 	if s := c.place; s != nil {
@@ -260,15 +263,13 @@ func (s *Set) ended(conn *Conn, own *meter, at *slot, c Carried) {
 		c = Carried{}
 	}
 	s.mu.Lock()
-	m := s.meter.Load()
-	if m == nil && !s.meterless.Load() {
+	defer s.mu.Unlock()
+	if m := s.meter.Load(); m == nil && !s.meterless.Load() {
 		s.early.add(c) // the meter is still on its way
+	} else if m != nil && c != (Carried{}) {
+		m.end(nil, c) // mu is held, so that it is not retired meanwhile
 	}
 	delete(s.unmetered, conn)
-	s.mu.Unlock()
-	if m != nil && c != (Carried{}) {
-		m.end(nil, c)
-	}
 }
 
 // Renew has a new meter asked for, of a machine that has begun anew and knows nothing of the one before. Connections that count there go on doing so, and with the last of them it goes; of those to come, and of those that have no place yet, the machine hears again.
@@ -317,19 +318,19 @@ func (s *Set) askMeter() {
 	s.mu.Lock()
 	if err == nil {
 		s.meter.Store(m)
+		if s.early != (Carried{}) {
+			m.end(nil, s.early)
+		}
 	} else {
 		s.meterless.Store(true)
 	}
-	early, waiting := s.early, s.unmetered
+	waiting := s.unmetered
 	s.unmetered, s.early = map[*Conn]bool{}, Carried{}
 	s.mu.Unlock()
 	for c := range waiting { // also of those that sleep
 		c.mu.Lock()
 		c.settleLocked()
 		c.mu.Unlock()
-	}
-	if m != nil && early != (Carried{}) {
-		m.end(nil, early)
 	}
 }
 

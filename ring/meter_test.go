@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"sigmaos.dev/session"
 )
 
@@ -87,7 +89,7 @@ func TestMeter(t *testing.T) {
 
 	m := set.meter.Load()
 	for range meterSlots {
-		if m.take(1) == nil {
+		if s, _ := m.take(1); s == nil {
 			t.Fatal("a meter has less room than it says")
 		}
 	}
@@ -111,7 +113,7 @@ func TestMeterRead(t *testing.T) {
 	for range 4 {
 		all.Go(func() {
 			for i := range uint64(rounds) {
-				s := m.take(i + 1)
+				s, _ := m.take(i + 1)
 				begun.Add(each)
 				for range each / 100 {
 					s.out.bytes.Add(100)
@@ -132,7 +134,7 @@ func TestMeterRead(t *testing.T) {
 		t.Errorf("at last %+v, %v, %v", got, open, err)
 	}
 	// A program that is killed while it adds the connection to the total.
-	s := m.take(7)
+	s, _ := m.take(7)
 	s.out.bytes.Add(5)
 	g := m.head.generation.Load()
 	now, next := &m.head.totals[g%2], &m.head.totals[(g+1)%2]
@@ -218,15 +220,16 @@ func mappings(t *testing.T, f *os.File) (n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	device := fmt.Sprintf("%02x:%02x", unix.Major(st.Dev), unix.Minor(st.Dev))
 	for line := range strings.Lines(string(maps)) {
-		if words := strings.Fields(line); len(words) > 4 && words[4] == fmt.Sprint(st.Ino) {
+		if words := strings.Fields(line); len(words) > 4 && words[3] == device && words[4] == fmt.Sprint(st.Ino) {
 			n++
 		}
 	}
 	return n
 }
 
-// TestMeterRenewedBusy: whatever connections do while the machine begins anew, and anew, nobody uses a meter that is gone, and only the last one stays mapped.
+// TestMeterRenewedBusy: whatever connections do while the machine begins anew, and anew, nobody uses a meter that is gone, only the last one stays mapped, and all that was carried is in one of them.
 func TestMeterRenewedBusy(t *testing.T) {
 	const rounds = 20
 	var meters []*os.File
@@ -240,6 +243,7 @@ func TestMeterRenewedBusy(t *testing.T) {
 	t.Cleanup(set.Close)
 	var all sync.WaitGroup
 	over := make(chan struct{})
+	var written atomic.Uint64
 	for range 3 {
 		all.Go(func() {
 			for {
@@ -265,7 +269,8 @@ func TestMeterRenewedBusy(t *testing.T) {
 					}
 				})
 				for range 10 {
-					a.Write([]byte("x"))
+					n, _ := a.Write([]byte("x"))
+					written.Add(uint64(n))
 				}
 				a.Close()
 				watched.Wait()
@@ -282,9 +287,18 @@ func TestMeterRenewedBusy(t *testing.T) {
 	close(over)
 	all.Wait()
 	set.tasks.Wait()
+	var sum Carried
 	for i, f := range meters {
+		got, open, err := ReadMeter(f)
+		if err != nil || len(open) != 0 {
+			t.Errorf("meter %d: %d are open, %v", i, len(open), err)
+		}
+		sum.add(got)
 		if n := mappings(t, f); n != 0 && (i != int(next.Load())-1 || n != 1) {
 			t.Errorf("meter %d of %d is mapped %d times", i, next.Load(), n)
 		}
+	}
+	if n := written.Load(); sum != (Carried{Sent: n, Writes: n}) {
+		t.Errorf("%d bytes were written, each by a call; counted are %+v", n, sum)
 	}
 }
