@@ -221,13 +221,13 @@ func (a *connections) docker(ctx context.Context) error {
 			time.Sleep(50 * time.Millisecond)
 		}
 	})
+	a.ends = append(a.ends, func() { do(context.Background(), d.command("kill", "server", "client")) })
 	for name, args := range map[string][]string{"server": {"serve", "tcp", "0.0.0.0:" + dockerPort}, "client": {"serve", "tcp", "127.0.0.1:0"}} { // clients run in a container that is there: to start one for each says nothing of a connection
 		ip := map[string]string{"server": "10.80.0.2", "client": "10.80.0.3"}[name]
 		if err := run(append([]string{"run", "--detach", "--rm", "--name", name, "--network", network, "--ip", ip, dockerImage, "/start"}, args...)...); err != nil {
 			return err
 		}
 	}
-	a.ends = append(a.ends, func() { do(context.Background(), d.command("kill", "server", "client")) })
 	a.arms = append(a.arms, &arm{name: "docker", network: "tcp", address: "10.80.0.2:" + dockerPort, listens: "0.0.0.0:" + dockerPort, server: a.all, run: func(ctx context.Context, args []string, placed func() error) ([]byte, error) {
 		command := append(d.command("exec", "client", "/start"), args...)
 		return output(exec.CommandContext(ctx, command[0], command[1:]...), placed)
