@@ -271,6 +271,7 @@ func (l *listener) receive() bool {
 		if err != nil {
 			a.Tickets = nil
 		}
+		lose(&a, files)
 		l.c.discard(files, a.Tickets, true)
 		return true
 	}
@@ -302,6 +303,16 @@ func passed(oob []byte) (files []*os.File) {
 	return files
 }
 
+// lose ends the line that came with a, which this proc cannot keep: of one to another machine sigmad has a duplicate, so that closing it does not.
+func lose(a *sigmap.Arrival, files []*os.File) {
+	if !a.Line || len(files) == 0 {
+		return
+	}
+	if raw, err := files[0].SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) { syscall.Shutdown(int(fd), syscall.SHUT_RDWR) })
+	}
+}
+
 // keep holds connections that were made in advance until their dialler says that one begins.
 func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
 	of := l.pools[a.Pool]
@@ -316,8 +327,11 @@ func (l *listener) keep(a *sigmap.Arrival, files []*os.File) {
 		if err == nil {
 			of = &line{fd: fd, pool: a.Pool, ready: map[uint64]arrived{}, far: a.From.Machine != l.endpoint.Machine}
 			l.lines[fd], l.pools[a.Pool] = of, of
-		} else if fd >= 0 {
-			nowait.Close(fd)
+		} else {
+			lose(a, files)
+			if fd >= 0 {
+				nowait.Close(fd)
+			}
 		}
 		files[0].Close()
 		files = files[1:]

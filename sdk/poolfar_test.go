@@ -186,3 +186,29 @@ func TestFarLines(t *testing.T) {
 		t.Errorf("%d are accepted", n)
 	}
 }
+
+// TestFarLineLost: a line that the listener's proc cannot keep ends for its dialler, though sigmad has a duplicate.
+func TestFarLineLost(t *testing.T) {
+	for name, spoil := range map[string]func(l *listener){
+		"not all descriptors come": func(l *listener) { l.oob = l.oob[:syscall.CmsgSpace(4)] },
+		"it cannot be waited for":  func(l *listener) { l.wait.Close() },
+	} {
+		m := newMachine(t)
+		spoil(m.l)
+		p, shut := m.farPool(1, 3)
+		if !m.l.receive() || len(m.l.pools) != 0 {
+			t.Fatalf("%s: %d pools are kept", name, len(m.l.pools))
+		}
+		ended := func() bool {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return p.line == nil
+		}
+		for late := time.Now().Add(10 * time.Second); !ended(); <-time.After(time.Millisecond) {
+			if time.Now().After(late) {
+				t.Fatalf("%s: the line goes on", name)
+			}
+		}
+		shut()
+	}
+}
