@@ -130,12 +130,12 @@ func (x *Proxy) mayTakeLocked(ctx context.Context, p sigma.Principal, e sigma.En
 	return nil
 }
 
-// FailAway notes that nothing was made for AskAway. refused: the other machine has said so; if not, its listener may have been given connections that are closed here by now, and the line ends, so that it does not hold them for ever.
-func (x *Proxy) FailAway(e sigma.Endpoint, a Away, refused bool) {
+// FailAway notes that nothing was made for AskAway. none: the other machine was not asked, or has said that its listener has none; if not, its listener may have been given connections that are closed here by now, and the line ends, so that it does not hold them for ever.
+func (x *Proxy) FailAway(e sigma.Endpoint, a Away, none bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	a.own.asking = false
-	if a.Line || !refused {
+	if a.Line || !none {
 		x.leaveAwayLocked(a.own, e.ID)
 	}
 }

@@ -38,9 +38,9 @@ func (k *Kernel) poolAway(ctx context.Context, who sigma.Principal, ask sigmap.P
 	}
 	member, _ := k.id.Roster().Member(e.Machine)
 	other := sigma.Life{Machine: e.Machine, Incarnation: member.Incarnation}
-	files, err := k.dialBatch(ctx, who, e, a)
+	files, none, err := k.dialBatch(ctx, who, e, a)
 	if err != nil {
-		k.proxy.FailAway(e, a, sigma.KindOf(err) == sigma.KindBusy)
+		k.proxy.FailAway(e, a, none)
 		return nil, nil, err
 	}
 	grant, err := k.proxy.TakeAway(ctx, who, e, other, a, files)
@@ -55,11 +55,11 @@ func (k *Kernel) poolAway(ctx context.Context, who sigma.Principal, ask sigmap.P
 	return grant, files, nil
 }
 
-// dialBatch makes the connections.
-func (k *Kernel) dialBatch(ctx context.Context, who sigma.Principal, e sigma.Endpoint, a dialproxy.Away) ([]*os.File, error) {
+// dialBatch makes the connections. none: after an error, that the listener has none of them is known.
+func (k *Kernel) dialBatch(ctx context.Context, who sigma.Principal, e sigma.Endpoint, a dialproxy.Away) (files []*os.File, none bool, err error) {
 	done, err := k.turnOf(ctx, e.Machine, who)
 	if err != nil {
-		return nil, err
+		return nil, true, err
 	}
 	defer done()
 	k.hearTCPEnds(k.ctx)
@@ -67,13 +67,13 @@ func (k *Kernel) dialBatch(ctx context.Context, who sigma.Principal, e sigma.End
 	if a.Line {
 		b.Count++
 	}
-	files, err := k.node.DialBatch(ctx, e.Machine, link.Target{Kind: link.ToEndpoint, Name: e.String()}, who, b)
+	files, err = k.node.DialBatch(ctx, e.Machine, link.Target{Kind: link.ToEndpoint, Name: e.String()}, who, b)
 	if err == nil && k.isUrgent(who.Proc) {
 		for _, f := range files {
 			link.TrafficLatencyCritical.Mark(f)
 		}
 	}
-	return files, err
+	return files, link.Unsaid(err) || sigma.KindOf(err) == sigma.KindBusy, err
 }
 
 // tellBegun tells the listener's machine which connections have begun. What fails to be told is told with the next ones, as long as there is the pool.

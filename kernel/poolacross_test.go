@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/binary"
 	"io"
+	"net"
 	"os"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -162,5 +165,55 @@ func refusedAcross(t *testing.T, w *world, e sigma.Endpoint) {
 	}
 	if _, err := m2.k.node.DialBatch(ctx, "m3", to, sigma.Principal{Realm: "default", Proc: "client"}, link.Batch{First: 1, Line: true, Count: 2}); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("to a machine that encrypts: %v", err)
+	}
+}
+
+// TestPoolAcrossUnsaid: a batch of which the other machine was told nothing costs no connection that was made before: they go on, and the next batch adds to them.
+func TestPoolAcrossUnsaid(t *testing.T) {
+	var cut atomic.Bool
+	w := newWorld(t, control, part{name: "m2", before: func(m *machine) {
+		m.k.cfg.Connect = func(ctx context.Context, address string) (net.Conn, error) {
+			if cut.Load() {
+				return nil, syscall.EHOSTUNREACH
+			}
+			return new(net.Dialer).DialContext(ctx, "tcp", address)
+		}
+	}})
+	m1, m2 := w.machines["m1"], w.machines["m2"]
+	server, client := m1.proc(sigma.Principal{Realm: "default", Proc: "server"}), m2.proc(sigma.Principal{Realm: "default", Proc: "client"})
+	m1.launched("server", 7)
+	m2.launched("client", 8)
+	e, arrivals := listenPushed(t, server)
+	g, mine, err := askPool(t.Context(), client, sigmap.PoolAsk{Endpoint: e, Count: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.CloseFiles(mine)
+	_, theirs := arrives(t, arrivals)
+	more := sigmap.PoolAsk{Endpoint: e, Count: 1, Unused: []uint64{g.First, g.First + 1}}
+	cut.Store(true)
+	for range 3 { // the second is not tried
+		if _, _, err := askPool(t.Context(), client, more); err == nil {
+			t.Fatal("a batch was made with a machine that is not reached")
+		}
+	}
+	cut.Store(false)
+	for late := time.Now().Add(30 * time.Second); ; <-time.After(10 * time.Millisecond) { // it is left alone for a while
+		g2, files, err := askPool(t.Context(), client, more)
+		if err == nil {
+			defer session.CloseFiles(files)
+			if g2.Line || len(files) != 1 {
+				t.Errorf("got %+v and %d connections: the pool has ended", g2, len(files))
+			}
+			break
+		}
+		if time.Now().After(late) {
+			t.Fatal(err)
+		}
+	}
+	mine[1].Write([]byte("question"))
+	var b [8]byte
+	if _, err := io.ReadFull(theirs[1], b[:]); err != nil || string(b[:]) != "question" {
+		t.Errorf("one of before says %q, %v", b, err)
 	}
 }

@@ -75,7 +75,7 @@ func (w *world) boot(p part, ln net.Listener, id *identity.Identity) *machine {
 		if p.before != nil {
 			p.before(m)
 		}
-		cfg := link.Config{Identity: id, Authorise: m.k.authorise, Serve: m.k.serveLink, Reserve: m.k.reserve, Batch: m.k.takeBatch}
+		cfg := link.Config{Identity: id, Authorise: m.k.authorise, Serve: m.k.serveLink, Reserve: m.k.reserve, Batch: m.k.takeBatch, Connect: m.k.cfg.Connect}
 		if p.encrypt {
 			cfg.Reserve = nil
 		}

@@ -240,7 +240,7 @@ func (n *Node) gather(k *directKey, b *Batch) ([]*net.TCPConn, error) {
 		if again {
 			return nil, sigma.Errorf(op, sigma.KindStale, "the hello of a batch comes again, or too late")
 		} else if late {
-			return nil, sigma.Errorf(op, sigma.KindUnavailable, "%d of a batch's %d connections are not here", int(b.Count)-here, b.Count)
+			return nil, sigma.Errorf(op, sigma.KindBusy, "%d of a batch's %d connections are not here", int(b.Count)-here, b.Count)
 		}
 		var more <-chan struct{}
 		if f != nil {
@@ -277,30 +277,50 @@ func (n *Node) takeBatch(k *directKey, from sigma.Principal, target Target, b *B
 }
 
 // DialBatch makes direct connections to an endpoint of machine m for from, whose Machine is set to this one: as DialDirect does, but the other machine gives all to the listener before it agrees. The files are the caller's and do not block. KindUnsupported: that machine, or this
-// one, makes none. KindBusy: another batch is being made for it, or that machine says so; then the listener has none of them, which is not known after most other errors.
+// one, makes none. KindBusy: another batch is being made for it, or that machine says so; then the listener has none of them, nor if the error is Unsaid; after most others that is not known.
 func (n *Node) DialBatch(ctx context.Context, m sigma.MachineID, target Target, from sigma.Principal, b Batch) ([]*os.File, error) {
+	files, said, err := n.dialBatch(ctx, m, target, from, b)
+	if err != nil && !said {
+		err = unsaid{err}
+	}
+	return files, err
+}
+
+// unsaid is an error that came before the hello of a batch.
+type unsaid struct{ error }
+
+func (u unsaid) Unwrap() error { return u.error }
+
+// Unsaid reports whether an error of DialBatch came before its hello was said: then the listener has nothing of the batch.
+func Unsaid(err error) bool {
+	var u unsaid
+	return errors.As(err, &u)
+}
+
+// dialBatch is DialBatch. said: the other machine may have heard the hello.
+func (n *Node) dialBatch(ctx context.Context, m sigma.MachineID, target Target, from sigma.Principal, b Batch) (files []*os.File, said bool, err error) {
 	const op = "link.DialBatch"
 	if n.cfg.Reserve == nil {
-		return nil, sigma.Errorf(op, sigma.KindUnsupported, "this machine makes no direct connections")
+		return nil, false, sigma.Errorf(op, sigma.KindUnsupported, "this machine makes no direct connections")
 	}
 	member, ok := n.cfg.Identity.Roster().Member(m)
 	if !ok {
-		return nil, sigma.Errorf(op, sigma.KindNotFound, "machine %.80q is not known here", string(m))
+		return nil, false, sigma.Errorf(op, sigma.KindNotFound, "machine %.80q is not known here", string(m))
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectMax+handshakeMax)
 	defer cancel()
 	from.Machine = n.cfg.Identity.Self().Machine
 	k, err := n.keyFor(ctx, member)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	done, err := n.batchTurn(m)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer done()
 	if err := b.check(op); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	n.mu.Lock()
 	k.labels++
@@ -309,26 +329,26 @@ func (n *Node) DialBatch(ctx context.Context, m sigma.MachineID, target Target, 
 	s := n.takeWarm(m, k)
 	if s == nil {
 		if s, err = n.begin(ctx, member, k); errors.Is(err, errNoKey) { // who dials finds out
-			return nil, sigma.Wrap(op, "", err)
+			return nil, false, sigma.Wrap(op, "", err)
 		} else if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 	}
-	files, err := n.follow(ctx, member, k, &b)
+	files, err = n.follow(ctx, member, k, &b)
 	if err != nil {
 		s.conn.Close()
-		return nil, err
+		return nil, false, err
 	}
 	conn, err := s.ask(ctx, &directHello{from, target, &b}, "machine "+string(m))
 	if err == nil {
 		conn.Close()
-		return files, nil
+		return files, true, nil
 	}
 	session.CloseFiles(files)
 	if errors.Is(err, errUnheard) { // it was dead, which is no word about the machine
-		return nil, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "machine " + string(m) + " has ended the connection", Err: err}
+		return nil, true, &sigma.Error{Op: op, Kind: sigma.KindUnavailable, Msg: "machine " + string(m) + " has ended the connection", Err: err}
 	}
-	return nil, theirs(n.failed(ctx, member, err))
+	return nil, true, theirs(n.failed(ctx, member, err))
 }
 
 // batchTurn has one batch at a time made for m: the other side counts what follows as handshakes until it is here. It does not wait, as its caller has a place that others dial in.

@@ -75,14 +75,14 @@ func TestBatch(t *testing.T) {
 		session.CloseFiles(at.files)
 	}
 	_, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, sigma.Principal{Realm: "full", Proc: "p"}, Batch{Line: true, Count: 2})
-	if sigma.KindOf(err) != sigma.KindBusy {
+	if sigma.KindOf(err) != sigma.KindBusy || Unsaid(err) {
 		t.Errorf("a refusal: %v", err)
 	}
 	if _, err := m2.node.DialBatch(s.ctx, "m1", Target{ToService, "x"}, proc, Batch{Line: true, Count: 2}); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("a batch for a service: %v", err)
 	}
 	for _, b := range []Batch{{}, {Line: true, Count: 1}, {Count: BatchMost + 1}} {
-		if _, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, proc, b); sigma.KindOf(err) != sigma.KindInvalid {
+		if _, err := m2.node.DialBatch(s.ctx, "m1", toEndpoint, proc, b); sigma.KindOf(err) != sigma.KindInvalid || !Unsaid(err) {
 			t.Errorf("%+v: %v", b, err)
 		}
 	}
