@@ -92,3 +92,14 @@ func TestPhases(t *testing.T) {
 		}
 	}
 }
+
+// What stands side by side is of the same blocks.
+func TestSeries(t *testing.T) {
+	all, some := series{0: 1, 1: 2, 2: 9}, series{0: 4, 2: 6, 3: 7}
+	if a, b := all.with(some), some.with(all); len(a) != 2 || len(b) != 2 || a.median() != 9 || b.median() != 6 || len(all) != 3 {
+		t.Errorf("got %v and %v of %v", a, b, all)
+	}
+	if got := all.with(some, nil); len(got) != 0 {
+		t.Errorf("got %v", got)
+	}
+}

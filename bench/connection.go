@@ -55,6 +55,15 @@ func (s series) over(under series) (out []float64) {
 	return out
 }
 
+// with keeps the blocks in which the others were measured too: figures that stand side by side are of the same ones.
+func (s series) with(others ...series) series {
+	out := maps.Clone(s)
+	for _, o := range others {
+		maps.DeleteFunc(out, func(block int, _ float64) bool { _, is := o[block]; return !is })
+	}
+	return out
+}
+
 // connections are the arms, and what they gave.
 type connections struct {
 	r       *Run
@@ -172,9 +181,9 @@ func (a *connections) measure(ctx context.Context, blocks, count, want int, what
 
 // print puts out a figure of one of ours as a metric beside each of the peers that was measured so; more says that more is better.
 func (a *connections) print(name, placement, metric, as, unit string, more bool, n int, peers ...string) error {
-	ours := a.figures[figure{name, placement, metric}]
 	for _, peer := range peers {
-		theirs := a.figures[figure{peer, placement, metric}]
+		ours, theirs := a.figures[figure{name, placement, metric}], a.figures[figure{peer, placement, metric}]
+		ours, theirs = ours.with(theirs), theirs.with(ours)
 		if len(ours) == 0 || len(theirs) == 0 {
 			continue
 		}
@@ -319,7 +328,10 @@ func (a *connections) firsts(ctx context.Context, n endpointSizes) error {
 			if err := a.print("sigma", placement, metric(n), prefix(placement)+metric(n), "us", false, 1, onHost...); err != nil {
 				return err
 			}
-			of := func(name string) series { return a.figures[figure{name, placement, metric(n)}] }
+			figures := func(name string) series { return a.figures[figure{name, placement, metric(n)}] }
+			of := func(name string) series {
+				return figures(name).with(figures("sigma"), figures("ring"), figures("socket"))
+			}
 			best := "ring"
 			if of("socket").median() < of("ring").median() {
 				best = "socket"
