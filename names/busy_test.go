@@ -88,3 +88,23 @@ func TestBusy(t *testing.T) {
 		t.Errorf("by a deadline: %v", err)
 	}
 }
+
+// Goal: a request that was refused once because too many wait, and waited for hours afterwards, is asked again when it is refused after a loss.
+func TestBusyLongAgo(t *testing.T) {
+	w := newWorld(t)
+	r := New(Config{Dial: w.dial, Budget: &cache.Budget{}})
+	t.Cleanup(r.Close)
+	root, err := r.Root(t.Context())
+	w.must(err)
+	a := attempts{f: root, once: sigma.Once{Client: 1, Seq: 1}}
+	a.busy.until, a.busy.pause = time.Now().Add(-time.Hour), busyPauseMost
+	answers := []error{sigma.Errorf("test", sigma.KindLost, "lost"), sigma.Errorf("test", sigma.KindBusy, "too many wait"), nil}
+	asked := 0
+	err = a.run(t.Context(), func(context.Context, *binding) error {
+		asked++
+		return answers[asked-1]
+	})
+	if err != nil || asked != len(answers) {
+		t.Errorf("asked %d times: %v", asked, err)
+	}
+}

@@ -135,6 +135,7 @@ func (a *attempts) run(ctx context.Context, do func(ctx context.Context, b *bind
 		case kind != sigma.KindUnavailable:
 			return err
 		}
+		a.busy.until = time.Time{}                             // it was not busy, but away
 		if a.until.IsZero() || time.Since(began) > resendMax { // one that waits, for a change or a name, waits for longer than named is away
 			a.until, a.told = time.Now().Add(resendMax), 0
 		}
