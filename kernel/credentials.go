@@ -67,9 +67,9 @@ func (r *root) createCredential(ctx context.Context, payload []byte) ([]byte, []
 		return nil, nil, err
 	}
 	secret := identity.NewSecret(r.realm, n.Name)
-	n.Hash, n.By = secret.Hash(), ""
+	n.Hash, n.By, n.ByHash = secret.Hash(), "", sigma.CredentialHash{}
 	if g := r.tree.granted; g != nil {
-		n.By = g.presented.Name
+		n.By, n.ByHash = g.presented.Name, g.presented.Hash
 	}
 	reply, err := realms{r.tree.k, nil}.ask(ctx, serviceNamed, sigmap.CallCredentialAdd, func(c *sigmap.Coder) { c.RealmID(&r.realm); c.NewCredential(&n) })
 	if err != nil {
@@ -92,10 +92,17 @@ func (r *root) revokeCredential(ctx context.Context, payload []byte) ([]byte, []
 		return nil, nil, err
 	}
 	k := r.tree.k
-	if _, err := (realms{k, nil}).ask(ctx, serviceNamed, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) { c.RealmID(&r.realm); c.Str(&name) }); err != nil {
+	reply, err := realms{k, nil}.ask(ctx, serviceNamed, sigmap.CallCredentialRevoke, func(c *sigmap.Coder) { c.RealmID(&r.realm); c.Str(&name) })
+	if err != nil {
 		return nil, nil, err
 	}
-	k.cfg.Log.Info("credential revoked", "realm", r.realm, "name", name, "by", r.tree.holder())
+	var gone []string // with those that it made
+	if err := sigmap.Parse(reply, func(c *sigmap.Coder) { c.Strs(&gone) }); err != nil {
+		return nil, nil, err
+	}
+	for _, g := range gone {
+		k.cfg.Log.Info("credential revoked", "realm", r.realm, "name", g, "by", r.tree.holder())
+	}
 	k.guests.tell()
 	for _, m := range k.others() {
 		k.sessions.Go(func() { // one that does not hear it asks within verdictEvery
@@ -104,7 +111,7 @@ func (r *root) revokeCredential(ctx context.Context, payload []byte) ([]byte, []
 			k.ask(ctx, m, peerCredentials, nil, nil)
 		})
 	}
-	return nil, nil, nil
+	return reply, nil, nil
 }
 
 func (k *Kernel) peerCredentials(context.Context, identity.Subject, []byte) ([]byte, error) {

@@ -71,6 +71,8 @@ func (c *keptCredentials) call(method string, payload []byte) (reply []byte, err
 	case sigmap.CallCredentialRevoke:
 		if err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.Str(&name) }); err == nil {
 			delete(c.all[realm], name)
+			gone := []string{name}
+			return sigmap.Payload(func(c *sigmap.Coder) { c.Strs(&gone) })
 		}
 	case sigmap.CallCredentials:
 		if err = sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm) }); err == nil {
@@ -552,20 +554,25 @@ func TestCredentialsMaker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	secret, err := identity.ParseSecret(text)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		by   *sdk.Client
 		name string
 		want string
-	}{{m.connect(sigma.DefaultRealm), "one", ""}, {m.guest(t, path, text), "two", "owner"}} {
-		n := sigmap.NewCredential{Name: c.name, Role: sigma.RoleViewer, By: "somebody"}
+		hash sigma.CredentialHash
+	}{{m.connect(sigma.DefaultRealm), "one", "", sigma.CredentialHash{}}, {m.guest(t, path, text), "two", "owner", secret.Hash()}} {
+		n := sigmap.NewCredential{Name: c.name, Role: sigma.RoleViewer, By: "somebody", ByHash: sigma.CredentialHash{1}}
 		if err := about(t.Context(), c.by, sigmap.FileCredentials, sigmap.CallCreate, func(c *sigmap.Coder) { c.NewCredential(&n) }); err != nil {
 			t.Fatal(err)
 		}
 		m.credentials.mu.Lock()
-		got := m.credentials.all[sigma.DefaultRealm][c.name].By
+		got := m.credentials.all[sigma.DefaultRealm][c.name]
 		m.credentials.mu.Unlock()
-		if got != c.want {
-			t.Errorf("%s was made by %q, not %q", c.name, got, c.want)
+		if got.By != c.want || got.ByHash != c.hash {
+			t.Errorf("%s was made by %q with the hash %x, not %q with %x", c.name, got.By, got.ByHash, c.want, c.hash)
 		}
 	}
 }

@@ -32,6 +32,11 @@ func (c *credential) expired(now time.Time) bool {
 	return !c.Expires.IsZero() && !now.Before(c.Expires)
 }
 
+// is says whether it is the one of that name with that secret, and none of its name before or after.
+func (c *credential) is(name string, hash sigma.CredentialHash) bool {
+	return c.Name == name && subtle.ConstantTimeCompare(c.hash[:], hash[:]) == 1
+}
+
 // credentials are those of one realm. They are never changed, but replaced.
 type credentials struct {
 	realm uint64 // number
@@ -52,7 +57,7 @@ func (cs credentials) with(now time.Time, id sigma.RealmID, n sigmap.NewCredenti
 		made.Expires = now.Add(n.TTL)
 	}
 	if n.By != "" { // nothing outlives who made it
-		i := slices.IndexFunc(cs.all, func(c credential) bool { return c.Name == n.By && !c.expired(now) })
+		i := slices.IndexFunc(cs.all, func(c credential) bool { return c.is(n.By, n.ByHash) && !c.expired(now) })
 		if i < 0 {
 			return cs, made, &sigma.Error{Op: op, Realm: id, Kind: sigma.KindPermission, Msg: fmt.Sprintf("the credential %.40q, which makes another, is not good any more", n.By), Hint: "ask an owner of the realm for another: sigma realm credential create"}
 		}
@@ -80,27 +85,28 @@ func (cs credentials) with(now time.Time, id sigma.RealmID, n sigmap.NewCredenti
 	return out, made, nil
 }
 
-// without takes one away, with those that it made, and those that these made.
-func (cs credentials) without(id sigma.RealmID, name string) (credentials, error) {
-	out := credentials{realm: cs.realm}
+// without takes one away, with those that it made, and those that these made. gone are their names, the oldest first.
+func (cs credentials) without(id sigma.RealmID, name string) (out credentials, gone []string, err error) {
+	out = credentials{realm: cs.realm}
 	goes := map[string]bool{name: true}
 	for _, c := range cs.all { // who makes one is there before
 		if goes[c.Name] || c.By != "" && goes[c.By] { // "" is the provider, who is not revoked
 			goes[c.Name] = true
+			gone = append(gone, c.Name)
 		} else {
 			out.all = append(out.all, c)
 		}
 	}
-	if len(out.all) == len(cs.all) {
-		return cs, &sigma.Error{Op: "named.credentials", Realm: id, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("realm %s has no credential %.40q", id, name), Hint: "list them with: sigma realm credential ls " + string(id)}
+	if len(gone) == 0 {
+		return cs, nil, &sigma.Error{Op: "named.credentials", Realm: id, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("realm %s has no credential %.40q", id, name), Hint: "list them with: sigma realm credential ls " + string(id)}
 	}
-	return out, nil
+	return out, gone, nil
 }
 
 // check says what a credential that was presented is good for.
 func (cs credentials) check(now time.Time, p sigmap.Presented) sigmap.Verdict {
 	for i := range cs.all {
-		if c := &cs.all[i]; c.Name == p.Name && subtle.ConstantTimeCompare(c.hash[:], p.Hash[:]) == 1 {
+		if c := &cs.all[i]; c.is(p.Name, p.Hash) {
 			if c.expired(now) {
 				return sigmap.Verdict{Expired: true}
 			}
@@ -262,9 +268,13 @@ func (s *Server) AddCredential(ctx context.Context, id sigma.RealmID, n sigmap.N
 	return made, err
 }
 
-// RevokeCredential ends one for good, with all that it made. KindNotFound: there is none of that name.
-func (s *Server) RevokeCredential(ctx context.Context, id sigma.RealmID, name string) error {
-	return s.changeCredentials(ctx, id, func(cs credentials) (credentials, error) { return cs.without(id, name) })
+// RevokeCredential ends one for good, with all that it made, and says which went, the oldest first. KindNotFound: there is none of that name.
+func (s *Server) RevokeCredential(ctx context.Context, id sigma.RealmID, name string) (gone []string, err error) {
+	err = s.changeCredentials(ctx, id, func(cs credentials) (out credentials, err error) {
+		out, gone, err = cs.without(id, name)
+		return out, err
+	})
+	return gone, err
 }
 
 // Credentials lists a realm's credentials, the oldest first, with those that expired lately.
@@ -341,7 +351,11 @@ func (s *Server) credentialCall(ctx context.Context, method string, payload []by
 		}
 		return sigmap.Payload(func(c *sigmap.Coder) { c.Credential(&made) })
 	case sigmap.CallCredentialRevoke:
-		return nil, s.RevokeCredential(ctx, realm, name)
+		gone, err := s.RevokeCredential(ctx, realm, name)
+		if err != nil {
+			return nil, err
+		}
+		return sigmap.Payload(func(c *sigmap.Coder) { c.Strs(&gone) })
 	}
 	all, err := s.Credentials(ctx, realm)
 	if err != nil {

@@ -3,6 +3,7 @@ package named
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -90,10 +91,10 @@ func TestCredentialsState(t *testing.T) {
 	if _, err := add(now.Add(time.Hour), "more", sigma.RoleViewer, 0); err != nil || len(cs.all) > 3 {
 		t.Errorf("those that expired take the place of others: %v, %d left", err, len(cs.all))
 	}
-	if cs, err = cs.without(testRealm, "ever"); err != nil || cs.check(now, presented(ever)) != (sigmap.Verdict{}) {
+	if cs, _, err = cs.without(testRealm, "ever"); err != nil || cs.check(now, presented(ever)) != (sigmap.Verdict{}) {
 		t.Errorf("revoked: %v", err)
 	}
-	if _, err = cs.without(testRealm, "ever"); sigma.KindOf(err) != sigma.KindNotFound {
+	if _, _, err = cs.without(testRealm, "ever"); sigma.KindOf(err) != sigma.KindNotFound {
 		t.Errorf("revoked twice: %v", err)
 	}
 }
@@ -102,8 +103,13 @@ func TestCredentialsState(t *testing.T) {
 func TestCredentialsMadeByOthers(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	cs := credentials{realm: 7}
+	secrets := map[string]sigma.CredentialHash{}
 	add := func(name, by string, ttl time.Duration) (sigma.Credential, error) {
-		next, made, err := cs.with(now, testRealm, sigmap.NewCredential{Name: name, Role: sigma.RoleOwner, TTL: ttl, By: by})
+		hash := identity.NewSecret(testRealm, name).Hash()
+		next, made, err := cs.with(now, testRealm, sigmap.NewCredential{Name: name, Role: sigma.RoleOwner, TTL: ttl, Hash: hash, By: by, ByHash: secrets[by]})
+		if err == nil {
+			secrets[name] = hash
+		}
 		if cs = next; err == nil && made.By != by {
 			t.Errorf("%s was made by %q", name, made.By)
 		}
@@ -138,12 +144,13 @@ func TestCredentialsMadeByOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"", "nobody"} { // "" is who made those of the provider
-		if left, err := cs.without(testRealm, name); sigma.KindOf(err) != sigma.KindNotFound || len(left.all) != len(cs.all) {
+		if left, _, err := cs.without(testRealm, name); sigma.KindOf(err) != sigma.KindNotFound || len(left.all) != len(cs.all) {
 			t.Errorf("without %q: %d of %d are left, %v", name, len(left.all), len(cs.all), err)
 		}
 	}
-	if cs, err = cs.without(testRealm, "day"); err != nil {
-		t.Fatal(err)
+	var gone []string
+	if cs, gone, err = cs.without(testRealm, "day"); err != nil || !slices.Equal(gone, []string{"day", "a", "b", "c", "d"}) {
+		t.Fatalf("gone are %q, %v", gone, err)
 	}
 	left := ""
 	for _, c := range cs.all {
@@ -151,6 +158,17 @@ func TestCredentialsMadeByOthers(t *testing.T) {
 	}
 	if left != " ever e f" {
 		t.Errorf("left are%s", left)
+	}
+	old := secrets["day"]
+	if _, err := add("day", "", 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := add("g", "day", 0); err != nil {
+		t.Errorf("made by one that has a revoked one's name: %v", err)
+	}
+	secrets["day"] = old
+	if _, err := add("h", "day", 0); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("made with a revoked secret, whose name another has now: %v", err)
 	}
 }
 
@@ -199,7 +217,7 @@ func TestCredentialsStored(t *testing.T) {
 		store.mu.Lock()
 		store.fail = func(Batch) failure { return outcome }
 		store.mu.Unlock()
-		err := s.RevokeCredential(t.Context(), testRealm, "ci")
+		_, err := s.RevokeCredential(t.Context(), testRealm, "ci")
 		store.mu.Lock()
 		store.fail = nil
 		store.mu.Unlock()

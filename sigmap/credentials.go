@@ -10,9 +10,9 @@ import (
 // Credentials of realms: what /sys/credentials answers, what sigmads ask named, and the greeting of a program that has one (docs/reference/credentials.md).
 //
 //	/sys/credentials  create             name, role, for how long -> Credential, the secret's text   (of the session's realm)
-//	                  credential-revoke  name -> -   (reading it lists them)
+//	                  credential-revoke  name -> names that went   (reading it lists them)
 //	named, to sigmads credential-add     RealmID, name, role, for how long, hash -> Credential
-//	                  credential-revoke  RealmID, name -> -
+//	                  credential-revoke  RealmID, name -> names that went: it, and what it made
 //	                  credentials        RealmID -> []Credential
 //	                  credential-check   []Presented -> []Verdict, in the same order
 const (
@@ -27,13 +27,15 @@ const (
 // CheckMax is how many credentials are checked by one call.
 const CheckMax = 256
 
-// NewCredential asks for a credential. The hash and By are named's to keep; who asks sigmad leaves them empty.
+// NewCredential asks for a credential. The hashes and By are for named; who asks sigmad leaves them empty.
 type NewCredential struct {
 	Name string
 	Role sigma.Role
 	TTL  time.Duration // 0 = it does not expire
 	Hash sigma.CredentialHash
 	By   string // the credential that makes it, as sigmad says; "" = the provider
+	// ByHash is its hash, so that it is not taken for a later one of its name. All zero if the provider makes it.
+	ByHash sigma.CredentialHash
 }
 
 // Presented is a credential that somebody came with.
@@ -63,6 +65,7 @@ func (c *Coder) NewCredential(n *NewCredential) {
 	c.Duration(&n.TTL)
 	c.Hash(&n.Hash)
 	c.Str(&n.By)
+	c.Hash(&n.ByHash)
 }
 
 // Credential is its fields.

@@ -239,7 +239,7 @@ func newCredentialRevokeCommand(a *app) *cobra.Command {
 		Short:   "Revoke credentials of a realm",
 		Long: `Revoke credentials of a realm by their names. Sessions that they hold end within a second,
 on all machines; procs that they started go on, since they are the realm's. With an
-owner's go all that it made.`,
+owner's go all that it made. The names of all that went are printed.`,
 		Example: `  sudo sigma realm credential revoke team-a developer-1`,
 		Args:    between(2, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -254,17 +254,33 @@ func (a *app) credentialRevoke(ctx context.Context, realm string, names []string
 		return err
 	}
 	defer c.Close()
+	var failed error
+	went := map[string]bool{}
 	for _, n := range names {
-		payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str(&n) })
-		if err != nil {
-			return err
+		if went[n] { // with the one that made it
+			continue
 		}
-		if _, _, err := caller.Call(ctx, sigmap.CallCredentialRevoke, payload, nil); err != nil {
-			return err
+		gone, err := revokeOne(ctx, caller, n)
+		failed = errors.Join(failed, err) // others are to go all the same
+		for _, g := range gone {
+			went[g] = true
+			fmt.Fprintln(a.out, g)
 		}
-		fmt.Fprintln(a.out, n)
 	}
-	return nil
+	return failed
+}
+
+// revokeOne revokes a credential and gives the names of all that went.
+func revokeOne(ctx context.Context, caller sigma.Caller, name string) (gone []string, err error) {
+	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str(&name) })
+	if err != nil {
+		return nil, err
+	}
+	reply, _, err := caller.Call(ctx, sigmap.CallCredentialRevoke, payload, nil)
+	if err == nil {
+		err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Strs(&gone) })
+	}
+	return gone, err
 }
 
 // credentialText is the credential that the flags or the environment name; "" if none. from says where it came from.

@@ -76,3 +76,10 @@ func TestDownWithCredential(t *testing.T) {
 	}
 	want(t, f.sigma("--credential", file, "down"), 1, "", "is the provider's")
 }
+
+// Goal: revoke names all that went, goes on after a name that went with another or that there is not, and fails for the latter.
+func TestCredentialRevoke(t *testing.T) {
+	f := newFake(t)
+	f.makers = map[string]string{"owner-1": "", "ci": "owner-1", "other": ""}
+	want(t, f.sigma("realm", "credential", "revoke", "default", "nobody", "owner-1", "ci", "other"), 1, "owner-1\nci\nother\n", `no credential "nobody"`)
+}

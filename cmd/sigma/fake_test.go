@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -32,6 +33,7 @@ type fake struct {
 	procs   []*fakeProc                                         // mu
 	down    bool                                                // mu
 	members *fakeMembers                                        // mu; nil = the machine has not registered
+	makers  map[string]string                                   // mu; credentials, and which one made each
 }
 
 // fakeProc is a proc of a fake.
@@ -127,6 +129,28 @@ func (f *fake) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 	return &fakeRoot{memFile: root.(memFile), f: f, realm: realm}, err
 }
 
+// revokeCredential takes one away, with those that it made.
+func (f *fake) revokeCredential(payload []byte) ([]byte, error) {
+	var name string
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.makers[name]; !ok {
+		return nil, sigma.Errorf("fake", sigma.KindNotFound, "no credential %q", name)
+	}
+	gone := []string{name}
+	delete(f.makers, name)
+	for _, k := range slices.Sorted(maps.Keys(f.makers)) {
+		if f.makers[k] == name {
+			gone = append(gone, k)
+			delete(f.makers, k)
+		}
+	}
+	return sigmap.Payload(func(c *sigmap.Coder) { c.Strs(&gone) })
+}
+
 // memFile is what a memfs file can do, so that a wrapper can do it too.
 type memFile interface {
 	sigma.File
@@ -193,6 +217,8 @@ func (r *fakeRoot) call(ctx context.Context, method string, payload []byte) ([]b
 		return r.usage(payload)
 	case "procs evict":
 		sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcID(&id); c.Duration(&grace) })
+	case "credentials credential-revoke":
+		return r.f.revokeCredential(payload)
 	case "realms create", "realms remove", "realms list", "realms set-shares":
 		return r.f.realmCall(method, payload)
 	default:
