@@ -87,7 +87,13 @@ func newCopies(dir string) (*copies, error) {
 	}
 	maps.DeleteFunc(c.of, func(_ string, one *ledgerCopy) bool { return one == nil })
 	for _, one := range c.of {
-		maps.DeleteFunc(one.Realms, func(_ sigma.RealmID, r *copiedRealm) bool { return r == nil })
+		maps.DeleteFunc(one.Realms, func(_ sigma.RealmID, r *copiedRealm) bool { return r == nil || r.Hours == nil })
+		if one.Realms == nil {
+			one.Realms = map[sigma.RealmID]*copiedRealm{}
+		}
+		for _, r := range one.Realms {
+			maps.DeleteFunc(r.Hours, func(_ int64, h *state.RealmUsage) bool { return h == nil })
+		}
 	}
 	return c, nil
 }

@@ -375,3 +375,26 @@ func FuzzTelling(f *testing.F) {
 		}
 	})
 }
+
+// Goal: of a file that something else has written, what is no usage is left out, and nothing fails at the next telling.
+func TestCopiesDamaged(t *testing.T) {
+	dir := t.TempDir()
+	text := `{"m1/1": null, "m2/2": {"Machine": "m2"}, "m3/3": {"Machine": "m3", "Realms": {"a": null, "b": {}, "c": {"Hours": {"1": null}}}}}`
+	if err := os.WriteFile(filepath.Join(dir, "usage-told"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := newCopies(dir)
+	if err != nil || len(c.of) != 2 {
+		t.Fatal(c.of, err)
+	}
+	for _, one := range c.of {
+		if one.Realms == nil || one.Realms["a"] != nil || one.Realms["b"] != nil {
+			t.Errorf("%+v", one)
+		}
+		for _, r := range one.Realms {
+			if len(r.Hours) != 0 {
+				t.Errorf("%+v", r)
+			}
+		}
+	}
+}
