@@ -23,7 +23,6 @@ type fleet struct {
 	free    sigma.Bytes
 	load    uint32
 	granted map[sigma.ProcID]time.Duration
-	most    map[sigma.ProcID]Shard
 }
 
 type message struct {

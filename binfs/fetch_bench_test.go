@@ -38,7 +38,7 @@ func BenchmarkFetch(b *testing.B) {
 	if err := tree.Mkdir(b.Context(), "/bin", 0o755); err != nil {
 		b.Fatal(err)
 	}
-	id, err := tree.Put(b.Context(), "/bin/p", data, sigma.PutOptions{})
+	_, err = tree.Put(b.Context(), "/bin/p", data, sigma.PutOptions{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func BenchmarkFetch(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	id = st.ID
+	id := st.ID
 	c := &Cache{cfg: Config{Source: source}, buffers: make(chan []byte, 2*aheadMax)}
 	b.SetBytes(int64(len(data)))
 	b.ReportAllocs()

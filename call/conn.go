@@ -344,10 +344,11 @@ func (c *conn) flushLocked() {
 		c.mu.Unlock()
 		n, err := c.nc.Write(buf)
 		c.mu.Lock()
-		if err != nil && !c.resumeLocked(buf[n:], err) {
+		if err != nil {
+			c.resumeLocked(buf[n:], err)
 			return
 		}
-		if err == nil && cap(buf) <= kept && c.spare == nil {
+		if cap(buf) <= kept && c.spare == nil {
 			c.spare = buf[:0]
 		}
 	}
@@ -356,11 +357,11 @@ func (c *conn) flushLocked() {
 
 // resumeLocked decides what becomes of a write that did not end. One that was kicked because it takes long goes on in a goroutine of its own, so that who began it can wait for its answer as long as its context says; then this is not the
 // writer any more.
-func (c *conn) resumeLocked(rest []byte, err error) (goOn bool) {
+func (c *conn) resumeLocked(rest []byte, err error) {
 	if !errors.Is(err, os.ErrDeadlineExceeded) || c.err != nil || !c.kicked {
 		c.failLocked(lost(err))
 		c.writing = false
-		return false
+		return
 	}
 	c.tasks.Go(func() {
 		c.nc.SetWriteDeadline(time.Now().Add(writeMax))
@@ -375,7 +376,6 @@ func (c *conn) resumeLocked(rest []byte, err error) (goOn bool) {
 		}
 		c.flushLocked()
 	})
-	return false
 }
 
 // writeMax is how long a peer may leave a full connection unread.

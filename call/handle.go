@@ -15,7 +15,6 @@ type serverCall struct {
 	id     uint32
 	stream *Stream
 	at     time.Time // deadline; zero: none
-	began  time.Time
 	trace  *Trace
 	arg    []byte  // of a call with a goroutine of its own
 	room   *[]byte // that arg was put into, of buffers

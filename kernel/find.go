@@ -35,15 +35,6 @@ func (k *Kernel) placeHere(realm sigma.RealmID, id sigma.ProcID) (place, bool) {
 	return at, true
 }
 
-// where tells which machine runs a proc of a realm, or ran it, and so has its logs; this one also for a proc that has not been placed. It asks other machines if it must.
-func (k *Kernel) where(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (sigma.MachineID, bool) {
-	at, ok := k.find(ctx, realm, id)
-	if ok && at.runs == "" {
-		at.runs = at.home
-	}
-	return at.runs, ok
-}
-
 // find looks for a proc here and then at all other machines at once. Each of them answers, or is known to be lost, in a few seconds.
 func (k *Kernel) find(ctx context.Context, realm sigma.RealmID, id sigma.ProcID) (place, bool) {
 	if at, ok := k.placeHere(realm, id); ok {

@@ -109,7 +109,7 @@ func eachOf[T any](most int, all []T, do func(T)) {
 }
 
 // loadLines are what this machine tells: of itself, and of its realms.
-func (k *Kernel) loadLines(ctx context.Context) ([]byte, error) {
+func (k *Kernel) loadLines() ([]byte, error) {
 	return recall(&k.memo, nameLoad, func() ([]byte, error) {
 		ctx, cancel := k.asked() // several wait for it
 		defer cancel()
@@ -125,7 +125,7 @@ func (k *Kernel) loadLines(ctx context.Context) ([]byte, error) {
 
 // peerLoad answers another machine's sigmad.
 func (k *Kernel) peerLoad(ctx context.Context, _ identity.Subject, _ []byte) ([]byte, error) {
-	text, err := k.loadLines(ctx)
+	text, err := k.loadLines()
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (k *Kernel) loadOf(ctx context.Context, m sigma.MachineID) (text []byte, er
 	ctx, cancel := context.WithTimeout(ctx, loadMax)
 	defer cancel()
 	if m == k.cfg.Machine {
-		return k.loadLines(ctx)
+		return k.loadLines()
 	}
 	if !slices.Contains(k.others(), m) {
 		return nil, sigma.Errorf("kernel.load", sigma.KindUnavailable, "the machine is away")

@@ -379,7 +379,7 @@ func machinedOf(ctx context.Context, s *session.Client) (*machines.Client, error
 
 // judge asks the machined that decides, wherever it is. f is called again if another decides meanwhile.
 func (k *Kernel) judge(ctx context.Context, f func(context.Context, *machines.Client) error) error {
-	s, _, err := k.reach(ctx, serviceMachined, func(ctx context.Context, s *session.Client) error {
+	s, err := k.reach(ctx, serviceMachined, func(ctx context.Context, s *session.Client) error {
 		c, err := machinedOf(ctx, s)
 		if err != nil {
 			return err

@@ -65,7 +65,7 @@ func (k *Kernel) membership() machines.Membership {
 // askService calls the root of a service, of the one that decides or leads, and waits a while if there is none now. KindUnavailable means that nothing was done.
 func (k *Kernel) askService(ctx context.Context, service, method string, payload []byte) (reply []byte, err error) {
 	var lost error // it may have been done, so it is not asked again
-	s, _, err := k.reach(ctx, service, func(ctx context.Context, c *session.Client) error {
+	s, err := k.reach(ctx, service, func(ctx context.Context, c *session.Client) error {
 		root, err := c.Attach(ctx, "")
 		if err != nil {
 			return err

@@ -201,7 +201,7 @@ func (r realms) admin(ctx context.Context, service, method string, id sigma.Real
 
 func (r realms) ask(ctx context.Context, service, method string, encode func(*sigmap.Coder)) ([]byte, error) {
 	var root sigma.File
-	s, _, err := r.k.reach(ctx, service, func(ctx context.Context, s *session.Client) (err error) {
+	s, err := r.k.reach(ctx, service, func(ctx context.Context, s *session.Client) (err error) {
 		root, err = s.Attach(ctx, "")
 		return err
 	})

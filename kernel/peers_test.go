@@ -117,8 +117,8 @@ func TestFarProcs(t *testing.T) {
 	if err != nil || us[0].Tasks != 5 || us[1].Tasks != 0 || us[2].Tasks != 5 {
 		t.Errorf("usage: %+v, %v", us, err)
 	}
-	if at, ok := x.m["m1"].k.where(ctx, sigma.DefaultRealm, far); !ok || at != "m3" {
-		t.Errorf("%s runs at %q, %v", far, at, ok)
+	if at, ok := x.m["m1"].k.find(ctx, sigma.DefaultRealm, far); !ok || at.runs != "m3" {
+		t.Errorf("%s runs at %q, %v", far, at.runs, ok)
 	}
 	if err := x.c["m3"].WaitStart(ctx, spread["m1"][0]); err != nil {
 		t.Errorf("wait for the start of another machine's proc: %v", err)

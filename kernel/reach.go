@@ -61,16 +61,15 @@ func (k *Kernel) dialAt(ctx context.Context, m sigma.MachineID, name string) (*s
 
 // reach opens a session to a service for use, which is asked of one machine after another. If use says KindUnavailable or KindLost, that machine is passed over for now; its other errors are the answer. The session is the caller's; it
 // ends when its machine is lost.
-func (k *Kernel) reach(ctx context.Context, name string, use func(context.Context, *session.Client) error) (*session.Client, sigma.MachineID, error) {
+func (k *Kernel) reach(ctx context.Context, name string, use func(context.Context, *session.Client) error) (*session.Client, error) {
 	r := search[struct{}]{k: k, name: name, use: use}
 	found, err := r.run(ctx)
-	return found.client, found.machine, err
+	return found.client, err
 }
 
 // dial opens a session to a service, wherever it is, waiting a while for one that is being restarted.
 func (k *Kernel) dial(ctx context.Context, name string) (*session.Client, error) {
-	c, _, err := k.reach(ctx, name, nil)
-	return c, err
+	return k.reach(ctx, name, nil)
 }
 
 // reachRoot is reach that attaches to a realm, of several machines at once if need be.

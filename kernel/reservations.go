@@ -67,7 +67,7 @@ func (r *reservations) run(ctx context.Context) {
 	r.k.step(schedd.Cores{CPU: r.k.cpu()})
 	for ctx.Err() == nil {
 		life := r.k.life()
-		c, _, err := r.k.reach(ctx, serviceLcsched, func(ctx context.Context, c *session.Client) error {
+		c, err := r.k.reach(ctx, serviceLcsched, func(ctx context.Context, c *session.Client) error {
 			b, err := callable(ctx, c)
 			if err == nil {
 				_, _, err = b.Call(ctx, lcsched.CallLeads, nil, nil)
@@ -103,7 +103,7 @@ func (r *reservations) session(ctx context.Context, c *session.Client, life sigm
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	as := r.attendance(ctx, life)
+	as := r.attendance(life)
 	var all sync.WaitGroup
 	for _, work := range []func(){
 		func() { r.call(ctx, b, 0, lcsched.CallAttend, as.Code) },
@@ -123,7 +123,7 @@ func (r *reservations) session(ctx context.Context, c *session.Client, life sigm
 }
 
 // attendance is what lcsched is told of the machine. What was to be sent to a former one is in it, or of no interest any more.
-func (r *reservations) attendance(ctx context.Context, life sigma.Life) *lcsched.Attendance {
+func (r *reservations) attendance(life sigma.Life) *lcsched.Attendance {
 	k := r.k
 	a := &lcsched.Attendance{Incarnation: life.Incarnation, CPU: k.cpu(), Memory: k.cfg.Memory, Labels: k.labels(), Closed: k.cordoned()}
 	k.mu.Lock()

@@ -181,7 +181,7 @@ func (sh *shard) pull(ctx context.Context, all *sync.WaitGroup, b sigma.Caller) 
 				s.tellLeases()
 			}
 			if len(got.Jobs) > 0 {
-				s.pokeOthers(sh)
+				s.pokeOthers()
 			}
 		case gaveUp && ctx.Err() == nil && !session.Abandoned(err): // after the latter there may be a grant that we shall not see
 			s.mu.Lock()
@@ -235,8 +235,8 @@ func (sh *shard) release() {
 	}
 }
 
-// pokeOthers has what was granted by a shard told to the others soon.
-func (s *scheduler) pokeOthers(sh *shard) {
+// pokeOthers has what was granted by one shard told to the others soon.
+func (s *scheduler) pokeOthers() {
 	s.mu.Lock()
 	several := len(s.shards) > 1
 	s.mu.Unlock()

@@ -177,7 +177,7 @@ func (k *Kernel) askWaits() (ws []lcsched.Waits, err error) {
 	}
 	ctx, cancel := k.asked()
 	defer cancel()
-	c, _, err := k.reach(ctx, serviceLcsched, func(ctx context.Context, c *session.Client) error {
+	c, err := k.reach(ctx, serviceLcsched, func(ctx context.Context, c *session.Client) error {
 		b, err := callable(ctx, c)
 		if err != nil {
 			return err

@@ -182,11 +182,11 @@ func entryNames(es []sigma.DirEntry) (out []string) {
 
 // cgi is the machine of 000 §5.3: a web server's worker that has a directory of static files and its parent's pipe, among much else of the realm.
 type cgi struct {
-	m             *machine
-	admin         sigma.Namespace
-	parent        *prog // sees all
-	pipe, other   sigma.Endpoint
-	tree, ownTree sigma.Endpoint
+	m           *machine
+	admin       sigma.Namespace
+	parent      *prog // sees all
+	pipe, other sigma.Endpoint
+	tree        sigma.Endpoint
 }
 
 func newCGI(t *testing.T) *cgi {

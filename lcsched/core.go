@@ -208,7 +208,7 @@ type Waits struct {
 // Waiting lists what waits, the oldest first.
 func (c *Core) Waiting() (out []Waits) {
 	for _, w := range c.queue {
-		why, _ := c.lacks(&w.Job)
+		why := c.lacks(&w.Job)
 		if w.hopes {
 			why = fmt.Sprintf("it should be near machine %s, which has no room, and waits %v for it", w.Near, sigma.NearWait)
 		}
@@ -518,7 +518,7 @@ func (c *Core) place(now time.Time, look bool) (out []Effect) {
 		switch never := c.never(&w.Job); {
 		case never && settled:
 			c.drop(w)
-			why, _ := c.lacks(&w.Job)
+			why := c.lacks(&w.Job)
 			out = append(out, Refuse{w.Job, why})
 		case !never && w.kept == nil && now.Sub(w.since) >= patience:
 			c.keep(w, unkept)

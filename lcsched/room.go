@@ -245,10 +245,10 @@ func (c *Core) never(j *Job) bool {
 	return true
 }
 
-// lacks says what a job waits for, and whether it would for ever.
-func (c *Core) lacks(j *Job) (why string, never bool) {
-	if why, never = c.barred(j); why != "" {
-		return why, never
+// lacks says what a job waits for.
+func (c *Core) lacks(j *Job) string {
+	if why, _ := c.barred(j); why != "" {
+		return why
 	}
 	var named, cores, memory, both int
 	var mostCPU sigma.MilliCPU
@@ -275,19 +275,19 @@ func (c *Core) lacks(j *Job) (why string, never bool) {
 	}
 	switch {
 	case named == 0:
-		return fmt.Sprintf("there is no %s", of), true
+		return fmt.Sprintf("there is no %s", of)
 	case cores == 0:
-		return fmt.Sprintf("it reserves %v cores; no %s has more than %v", cpus(j.CPU), of, cpus(mostCPU)), true
+		return fmt.Sprintf("it reserves %v cores; no %s has more than %v", cpus(j.CPU), of, cpus(mostCPU))
 	case memory == 0:
-		return fmt.Sprintf("it reserves %v of memory; no %s has more than %v", j.Memory, of, mostMemory), true
+		return fmt.Sprintf("it reserves %v of memory; no %s has more than %v", j.Memory, of, mostMemory)
 	case both == 0:
-		return fmt.Sprintf("it reserves %v cores and %v of memory; no single %s has both", cpus(j.CPU), j.Memory, of), true
+		return fmt.Sprintf("it reserves %v cores and %v of memory; no single %s has both", cpus(j.CPU), j.Memory, of)
 	}
 	reserved := "what is reserved"
 	if c.minima.others(j.Realm) {
 		reserved += ", or kept for realms by their minima,"
 	}
-	return fmt.Sprintf("%s leaves no %s with %v cores and %v of memory", reserved, of, cpus(j.CPU), j.Memory), false
+	return fmt.Sprintf("%s leaves no %s with %v cores and %v of memory", reserved, of, cpus(j.CPU), j.Memory)
 }
 
 func cpus(c sigma.MilliCPU) string {

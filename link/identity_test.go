@@ -198,7 +198,6 @@ func tryEnrolments(a *attempts, s *system) {
 // dialer is somebody who dials m1 with whatever certificate, and says whatever.
 type dialer struct {
 	chain tls.Certificate
-	now   time.Time
 	tls   func(*tls.Config)
 	hello func(*Hello)
 }

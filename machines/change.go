@@ -231,7 +231,7 @@ func labelOK(s string, empty bool) bool {
 }
 
 // change carries out what an operator asks of one member.
-func (c *Core) change(now time.Time, e Event) ([]Effect, error) {
+func (c *Core) change(e Event) ([]Effect, error) {
 	find := func(id sigma.MachineID) (*member, error) {
 		if m := c.members[id]; m != nil {
 			return m, nil

@@ -350,7 +350,7 @@ func (c *Core) Step(now time.Time, e Event) ([]Effect, error) {
 	case Tick:
 		return c.tick(now), nil
 	}
-	return c.change(now, e)
+	return c.change(e)
 }
 
 func (c *Core) alive(id sigma.MachineID) bool {

@@ -339,13 +339,13 @@ func (s *etcdStore) checkAlarms(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, a := range r.Alarms {
-		if a.Alarm == etcdserverpb.AlarmType_NOSPACE {
-			return rpctypes.ErrNoSpace
-		}
-		return rpctypes.ErrCorrupt
+	if len(r.Alarms) == 0 {
+		return nil
 	}
-	return nil
+	if r.Alarms[0].Alarm == etcdserverpb.AlarmType_NOSPACE {
+		return rpctypes.ErrNoSpace
+	}
+	return rpctypes.ErrCorrupt
 }
 
 // greet tells whether a member speaks HTTP/2 (RFC 9113, section 3.4), and trusts this side if it has to be. gRPC would try again and again, and say less.

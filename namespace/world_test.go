@@ -35,7 +35,6 @@ type server struct {
 	silent   bool     // dialling it gets no answer
 	lies     string   // how it lies; "" = it does not
 	conns    []func() // mu; end its sessions
-	sessions sync.WaitGroup
 }
 
 const here = sigma.MachineID("m1")

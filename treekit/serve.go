@@ -279,7 +279,7 @@ func (s *server) take(ctx context.Context, msg []byte, files []*os.File) error {
 		if s.plain && msg[4] == tauth {
 			answer = &sigmap.Rlerror{}
 		}
-		err = s.reply(tag, answer, nil)
+		err = s.reply(tag, answer)
 	}
 	if err != nil {
 		session.CloseFiles(files)
@@ -310,12 +310,12 @@ func (s *server) begin(ctx context.Context, alone bool, tag uint16, m sigmap.Mes
 	busy := s.full(m)
 	if _, ok := m.(*sigmap.Tclunk); busy && !ok {
 		session.CloseFiles(files)
-		return s.reply(tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindBusy, "%d requests are in flight on one session", s.cfg.Requests), s.plain), nil)
+		return s.reply(tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindBusy, "%d requests are in flight on one session", s.cfg.Requests), s.plain))
 	}
 	r, wait, err := s.enter(m, size)
 	if err != nil {
 		session.CloseFiles(files)
-		return s.reply(tag, sigmap.Fail(err, s.plain), nil)
+		return s.reply(tag, sigmap.Fail(err, s.plain))
 	}
 	if wait && !s.cfg.ForRealms { // who floods is not read meanwhile
 		s.out.Flush()
@@ -429,7 +429,7 @@ func (s *server) version(tag uint16, v *sigmap.Tversion) error {
 	case v.Version == sigmap.VersionPlain || strings.HasPrefix(v.Version, sigmap.VersionPlain+"."): // what is before a dot is a version too (9P version(5))
 		r.Version, s.plain, s.ready = sigmap.VersionPlain, true, true
 	}
-	return s.reply(tag, r, nil)
+	return s.reply(tag, r)
 }
 
 // handle runs one request to its reply. A panic in a tree is a bug of ours: it is logged and answered, because one tenant's request must not end the others' sessions.
@@ -492,12 +492,12 @@ func (s *server) isOver() bool {
 
 // reply answers tag, frees it, and answers the flushes that wait for it. A flush must not overtake the answer of what it flushes, nor may a client that has
 // an answer find the tag still taken; so all this is done under one lock: that of the line, or the turn of who sends a large answer. What is in line is sent by whoever calls Flush next.
-func (s *server) reply(tag uint16, m sigmap.Message, files []*os.File) error {
-	_, err := s.answer(tag, m, files)
+func (s *server) reply(tag uint16, m sigmap.Message) error {
+	_, err := s.answer(tag, m, nil)
 	return err
 }
 
-// answer is reply, and tells how many bytes that is.
+// answer is reply with descriptors, and tells how many bytes that is.
 func (s *server) answer(tag uint16, m sigmap.Message, files []*os.File) (int, error) {
 	data := m
 	if w, ok := m.(*sigmap.Rwith); ok {
@@ -603,7 +603,7 @@ func (s *server) flush(tag, old uint16) error {
 	}
 	s.mu.Unlock()
 	if r == nil {
-		return s.reply(tag, &sigmap.Rflush{}, nil)
+		return s.reply(tag, &sigmap.Rflush{})
 	}
 	r.cancel()
 	return nil

@@ -123,12 +123,10 @@ func restartFiles(r *restarting) {
 
 // Versions only grow, so that a condition of before is a condition after, and a watch goes on where it was: it neither misses nor invents a change.
 func restartVersions(r *restarting) {
-	p := r.putter(r.dir)
 	first := r.put(r.dir, "f", "a", sigma.PutOptions{})
 	second := r.put(r.dir, "f", "b", sigma.PutOptions{IfVersion: first.Version})
 	r.down(0)
-	p = r.putter(r.dir)
-	_, _, err := p.Put(r.ctx, []string{"f"}, nil, sigma.PutOptions{IfVersion: first.Version})
+	_, _, err := r.putter(r.dir).Put(r.ctx, []string{"f"}, nil, sigma.PutOptions{IfVersion: first.Version})
 	r.fails("Put at a version of before", err, sigma.KindVersion)
 	var watched <-chan watchResult
 	if !r.lacks(Watches) {

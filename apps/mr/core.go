@@ -76,7 +76,6 @@ type event struct {
 	proc   sigma.ProcID
 	what   eventKind
 	status sigma.Status // of ended
-	bytes  int64
 }
 
 type eventKind uint8

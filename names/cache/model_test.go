@@ -227,7 +227,6 @@ type fetch struct {
 	from   uint64
 	names  []string
 	list   bool
-	number uint64
 	found  *sigmap.NamesFound
 	pieces []sigmap.NamesListing
 }

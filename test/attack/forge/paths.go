@@ -224,7 +224,7 @@ func places() []Attempt {
 	}
 	ctxPut := func(o sigma.PutOptions, data func(*Env) string) func(context.Context, *Env, string) error {
 		return func(ctx context.Context, e *Env, path string) error {
-			dir, name, _ := cutLast(path)
+			dir, name := cutLast(path)
 			f, err := handle(ctx, e, dir)
 			if err != nil {
 				return err
@@ -281,12 +281,12 @@ func places() []Attempt {
 
 func statusOf(e *Env) string { return sigma.JoinPath("proc", string(e.Sibling.Proc), "status") }
 
-func cutLast(path string) (dir, name string, ok bool) {
+func cutLast(path string) (dir, name string) {
 	i := strings.LastIndexByte(path, '/')
 	if i <= 0 {
-		return "/", path[1:], true
+		return "/", path[1:]
 	}
-	return path[:i], path[i+1:], true
+	return path[:i], path[i+1:]
 }
 
 // spawns asks for programs that are not the realm's.
