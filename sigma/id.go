@@ -82,6 +82,8 @@ func ParseBytes(s string) (Bytes, error) {
 		mult = MiB
 	case strings.HasSuffix(t, "g"):
 		mult = GiB
+	case strings.HasSuffix(t, "t"):
+		mult = 1 << 10 * GiB
 	}
 	if mult != 1 {
 		t = t[:len(t)-1]

@@ -27,7 +27,7 @@ const (
 	traceLineMax = 16 << 20             // bytes; only the first line is long, if there are many machines or realms
 	traceTimeMax = 366 * 24 * 3600      // s; of all times in it
 	traceVersion = 1                    // in the first line
-	machinesMax  = 100_000              // of a trace, or of a Config
+	MachinesMax  = 100_000              // of a trace, or of a Config
 	memoryMax    = sigma.Bytes(1) << 50 // of a machine or a proc
 )
 
@@ -129,8 +129,8 @@ func (t *Trace) head(line []byte) error {
 	if h.Version != traceVersion {
 		return fmt.Errorf("says that it is of version %d; this program reads version %d", h.Version, traceVersion)
 	}
-	if len(h.Machines) > machinesMax {
-		return fmt.Errorf("names %d machines; %d are the most", len(h.Machines), machinesMax)
+	if len(h.Machines) > MachinesMax {
+		return fmt.Errorf("names %d machines; %d are the most", len(h.Machines), MachinesMax)
 	}
 	for i, m := range h.Machines {
 		cpu, err := coresOf(m.Cores)

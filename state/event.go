@@ -42,6 +42,10 @@ const (
 	EventGap                = "gap" // some that were asked for are not remembered
 )
 
+// Events are the names of all events.
+var Events = []string{EventProcStarted, EventProcEnded, EventReservationRefused, EventRealmCreated, EventRealmRemoved, EventMachineJoined, EventMachineLost,
+	EventMachineDrained, EventMachineCordoned, EventMachineRemoved, EventDaemonEnded, EventDaemonStarted, EventGap}
+
 // Cursor is how far somebody has read the events of each machine: the number of the latest, by machine.
 type Cursor map[string]uint64
 

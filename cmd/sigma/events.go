@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,14 +45,21 @@ With --cursor-file the position is kept in FILE, and the next run goes on from t
   sudo sigma events --event machine --event daemon.ended
   sudo sigma events --all --json --cursor-file /var/lib/me/cursor`,
 		Args: between(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.events(cmd.Context(), o) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, e := range o.events {
+				if !slices.ContainsFunc(state.Events, func(known string) bool { return isEvent(known, e) }) {
+					return usageError(cmd, "events are "+strings.Join(state.Events, ", "), "there is no event %.40q", e)
+				}
+			}
+			return a.events(cmd.Context(), o)
+		},
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&o.watch, "watch", "w", false, "go on with what happens, until interrupted")
 	f.BoolVarP(&o.watch, "follow", "f", false, "the same as --watch")
 	f.BoolVarP(&o.all, "all", "a", false, "of all realms")
 	f.StringArrayVar(&o.events, "event", nil, "only `EVENT`, as in proc.ended, or proc for all of procs; can be repeated")
-	f.StringVar(&o.proc, "proc", "", "only those of `PROC`")
+	f.StringVar(&o.proc, "proc", "", "only those of `PROC`, an id or its beginning")
 	f.StringVar(&o.name, "name", "", "only those of procs of this `NAME`")
 	f.StringVar(&o.machine, "machine", "", "only those about `MACHINE`")
 	f.StringVar(&o.cursorFile, "cursor-file", "", "begin after the position in `FILE`, and keep it there")
@@ -61,15 +69,15 @@ With --cursor-file the position is kept in FILE, and the next run goes on from t
 
 // shows says whether an event is asked for.
 func (o *eventsOptions) shows(e *state.Event) bool {
-	if o.proc != "" && e.Proc != o.proc || o.name != "" && e.Name != o.name || o.machine != "" && e.Machine != o.machine {
+	if !strings.HasPrefix(e.Proc, o.proc) || o.name != "" && e.Name != o.name || o.machine != "" && e.Machine != o.machine {
 		return false
 	}
-	for _, want := range o.events {
-		if e.Event == want || strings.HasPrefix(e.Event, want+".") {
-			return true
-		}
-	}
-	return len(o.events) == 0
+	return len(o.events) == 0 || slices.ContainsFunc(o.events, func(want string) bool { return isEvent(e.Event, want) })
+}
+
+// isEvent says whether want, a name or the first word of some, means event.
+func isEvent(event, want string) bool {
+	return event == want || strings.HasPrefix(event, want+".")
 }
 
 func (a *app) events(ctx context.Context, o eventsOptions) error {
@@ -88,9 +96,16 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 	defer func() { c.Close() }()
 	tick := time.NewTicker(eventsEvery)
 	defer tick.Stop()
-	begun := time.Now()
+	begun, shown := time.Now(), 0
+	end := func() error { // of those that were asked for there may be none, which looks like a mistake
+		if shown == 0 && o.cursorFile == "" && (o.proc != "" || o.name != "" || o.machine != "" || len(o.events) > 0) {
+			a.remark("no event that is remembered is one of these; all of them: sigma events --all")
+		}
+		return nil
+	}
 	for {
-		n, latest, err := a.eventsPage(ctx, c, &o, cursor)
+		n, some, latest, err := a.eventsPage(ctx, c, &o, cursor)
+		shown += some
 		switch {
 		case err != nil && o.watch && (sigma.KindOf(err) == sigma.KindLost || sigma.KindOf(err) == sigma.KindUnavailable) && ctx.Err() == nil: // sigmad is being started again
 		case err != nil:
@@ -100,11 +115,11 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 				return err
 			}
 			if !o.watch && latest.After(begun) { // where more happens than can be read there is no end otherwise
-				return nil
+				return end()
 			}
 			continue
 		case !o.watch:
-			return nil
+			return end()
 		}
 		select {
 		case <-tick.C:
@@ -114,20 +129,20 @@ func (a *app) events(ctx context.Context, o eventsOptions) error {
 				return err
 			}
 		case <-ctx.Done():
-			return nil
+			return exitCode(exitInterrupted)
 		}
 	}
 }
 
-// eventsPage shows the next events, and moves the cursor over them. latest is when the last of them happened.
-func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, cursor state.Cursor) (n int, latest time.Time, err error) {
+// eventsPage shows those of the next n events that are asked for, and moves the cursor over all. latest is when the last of them happened.
+func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, cursor state.Cursor) (n, shown int, latest time.Time, err error) {
 	text, err := c.Events(ctx, cursor.String())
 	if err != nil {
-		return 0, latest, err
+		return 0, 0, latest, err
 	}
 	es, err := linesOf[state.Event](text)
 	if err != nil {
-		return 0, latest, err
+		return 0, 0, latest, err
 	}
 	for i := range es {
 		e := &es[i]
@@ -135,21 +150,22 @@ func (a *app) eventsPage(ctx context.Context, c *sdk.Client, o *eventsOptions, c
 		if !o.shows(e) {
 			continue
 		}
+		shown++
 		if a.json {
 			line, err := state.Line(e)
 			if err == nil {
 				_, err = a.out.Write(line)
 			}
 			if err != nil {
-				return n, latest, err
+				return n, shown, latest, err
 			}
 			continue
 		}
 		if _, err := fmt.Fprintln(a.out, eventText(e)); err != nil {
-			return n, latest, err
+			return n, shown, latest, err
 		}
 	}
-	return len(es), latest, nil
+	return len(es), shown, latest, nil
 }
 
 // eventText is an event as a line for people.

@@ -149,7 +149,7 @@ func TestBadPaths(t *testing.T) {
 	f := newFake(t)
 	local := write(t, filepath.Join(t.TempDir(), "a"), nil)
 	for path, msg := range map[string]string{
-		"":                                "path is empty",
+		"":                                " is empty",
 		"a":                               "path does not start with /",
 		"/a/../b":                         `contains ".."`,
 		"/./a":                            `contains "."`,
@@ -161,7 +161,7 @@ func TestBadPaths(t *testing.T) {
 		for _, args := range [][]string{{"ls", path}, {"cat", path}, {"stat", path}, {"rm", "-rf", path}, {"mkdir", "-p", path}, {"get", path}, {"put", local, path},
 			{"mv", path, "/x"}, {"mv", "/x", path}, {"ln", "-s", "/x", path}} {
 			got := f.sigma(args...)
-			if got.code != 1 || !strings.Contains(got.err, msg) || len(got.err) > 600 {
+			if got.code != 2 || !strings.Contains(got.err, msg) || len(got.err) > 600 {
 				t.Errorf("sigma %.60q: code %d, stderr %.200q; want %q", args, got.code, got.err, msg)
 			}
 		}
@@ -172,9 +172,9 @@ func TestRealms(t *testing.T) {
 	f := newFake(t)
 	want(t, f.sigma("realm", "create", "team-a", "team-b"), 0, "team-a\nteam-b\n", "")
 	want(t, f.sigma("realm", "create", "team-a"), 1, "", "there is a realm \"team-a\" already")
-	want(t, f.sigma("realm", "create", "Team"), 1, "", "hint: use 1 to 32 of a-z")
-	want(t, f.sigma("realm", "create", "--shares", "0", "x"), 1, "", "a realm has 1 to 10000 shares, not 0")
-	want(t, f.sigma("realm", "set", "team-b"), 1, "", "hint: name them with: --shares N")
+	want(t, f.sigma("realm", "create", "Team"), 2, "", "hint: use 1 to 32 of a-z")
+	want(t, f.sigma("realm", "create", "--shares", "0", "x"), 2, "", "a realm has 1 to 10000 shares, not 0")
+	want(t, f.sigma("realm", "set", "team-b"), 2, "", "hint: say what: --shares N")
 	want(t, f.sigma("realm", "set", "--shares", "4", "team-b"), 0, "team-b\n", "")
 	want(t, f.sigma("realm", "ls", "-q"), 0, "default\nteam-a\nteam-b\n", "")
 	f.ok("-r", "team-a", "mkdir", "/mine")
@@ -184,6 +184,9 @@ func TestRealms(t *testing.T) {
 	want(t, f.sigma("ls", "--realm=team-b", "/mine"), 1, "", "not found")
 	want(t, f.sigma("ls", "--realm", "none", "/"), 1, "", "hint: list realms with")
 	want(t, f.sigma("realm", "rm", "none"), 1, "", "there is no realm \"none\"")
+	want(t, f.sigma("realm", "rm", "default"), 1, "", "belongs to every system and stays")
+	want(t, f.sigma("usage", "none"), 1, "", "there is no realm \"none\"")
+	want(t, f.sigma("usage", "-r", "none"), 1, "", "there is no realm \"none\"")
 	want(t, f.sigma("realm", "rm", "team-a"), 0, "team-a\n", "")
 	var realms []state.Realm
 	if err := json.Unmarshal([]byte(f.ok("realm", "ls", "--json")), &realms); err != nil || len(realms) != 2 || realms[1].ID != "team-b" || realms[1].Shares != 4 || realms[0].Shares != 1 {

@@ -311,7 +311,7 @@ func (a *app) failed(errs []error) error {
 	for _, err := range errs {
 		a.printError(err)
 	}
-	return exitCode(codeOf(errs[0]))
+	return exitCode(a.codeOf(errs[0]))
 }
 
 // printFiles prints entries of a directory by their names, files that were named by their paths.

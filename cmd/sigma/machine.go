@@ -186,7 +186,7 @@ func (m *members) find(ctx context.Context, words ...string) ([]sigma.MachineInf
 	for i, w := range words {
 		at := slices.IndexFunc(all, func(m sigma.MachineInfo) bool { return string(m.ID) == w })
 		if at < 0 {
-			return nil, &sigma.Error{Op: "sigma.machine", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no machine %.80q", w), Hint: "list machines with: sigma machine ls"}
+			return nil, noMachine(w)
 		}
 		out[i] = all[at]
 	}
@@ -260,4 +260,8 @@ func heardWords(at time.Time) string {
 		return ""
 	}
 	return ago(at) + " ago"
+}
+
+func noMachine(name string) error {
+	return &sigma.Error{Op: "sigma.machine", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no machine %.80q", name), Hint: "list machines with: sigma machine ls"}
 }

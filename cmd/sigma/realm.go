@@ -92,7 +92,7 @@ inspect" shows limits and what is used of them.`,
 // checkShares says what is wrong with a number of shares, or nil.
 func checkShares(n uint32) error {
 	if n < 1 || n > sigma.SharesMax {
-		return &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("a realm has 1 to %d shares, not %d", sigma.SharesMax, n), Hint: "name them with: --shares N"}
+		return usageError(nil, "name them with: --shares N", "a realm has 1 to %d shares, not %d", sigma.SharesMax, n)
 	}
 	return nil
 }
@@ -100,7 +100,7 @@ func checkShares(n uint32) error {
 func (a *app) realmSet(ctx context.Context, names []string, shares uint32, setShares bool, limits sigma.RealmLimits) error {
 	switch {
 	case !setShares && limits == sigma.RealmLimits{}:
-		return &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: "nothing to set", Hint: "name them with: --shares N, or a limit: --limit-names N, --limit-bytes N, --limit-watches N, --limit-leases N, --limit-sessions N, --limit-handles N, --limit-scratch N, --max-cpu CORES, --max-memory SIZE, --min-cpu CORES, --min-memory SIZE"}
+		return usageError(nil, "say what: --shares N, or a limit such as --limit-names N or --max-cpu CORES; all of them: sigma realm set --help", "nothing to set")
 	case !setShares:
 		shares = 1 // for the check; it is not set
 	}
@@ -137,7 +137,7 @@ func parseLimits(flags map[string]*string) (l sigma.RealmLimits, err error) {
 			n, bad = strconv.ParseUint(text, 10, 64)
 		}
 		if bad != nil || n == 0 || n == sigma.LimitDefault {
-			err = &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("--limit-%s %q is no limit", what, text), Hint: "a number from 1 on, or default"}
+			err = usageError(nil, "a number from 1 on, or default", "--limit-%s %.80q is no limit", what, text)
 		}
 		return n
 	}
@@ -145,7 +145,7 @@ func parseLimits(flags map[string]*string) (l sigma.RealmLimits, err error) {
 	l.MaxCPU, l.MinCPU, l.ReserveCPU = parseCores(flags, "max-cpu", &err), parseCores(flags, "min-cpu", &err), parseCores(flags, "limit-reserve-cpu", &err)
 	l.MaxMemory, l.MinMemory, l.ReserveMemory = parseMemory(flags, "max-memory", &err), parseMemory(flags, "min-memory", &err), parseMemory(flags, "limit-reserve-memory", &err)
 	if err == nil {
-		err = l.Check()
+		err = withCode(exitUsage, l.Check())
 	}
 	return l, err
 }
@@ -160,7 +160,7 @@ func parseCores(flags map[string]*string, name string, err *error) sigma.MilliCP
 	default:
 		n, bad := strconv.ParseFloat(text, 64)
 		if bad != nil || !(n >= 0.001) || n > float64(sigma.LimitCPUMax)/1000 {
-			*err = &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("--%s %q is no number of cores", name, text), Hint: "a number such as 1.5, or default"}
+			*err = usageError(nil, "a number such as 1.5, or default", "--%s %.80q is no number of cores", name, text)
 			return 0
 		}
 		return sigma.MilliCPU(math.Round(n * 1000))
@@ -177,7 +177,7 @@ func parseMemory(flags map[string]*string, name string, err *error) sigma.Bytes 
 	default:
 		n, bad := sigma.ParseBytes(text)
 		if bad != nil || n == 0 {
-			*err = &sigma.Error{Op: "sigma.realm", Kind: sigma.KindInvalid, Msg: fmt.Sprintf("--%s %q is no size", name, text), Hint: "a size such as 512M, or default"}
+			*err = usageError(nil, "a size such as 512M, or default", "--%s %.80q is no size", name, text)
 			return 0
 		}
 		return n
@@ -317,6 +317,8 @@ func (a *app) realmRm(ctx context.Context, names []string, force bool) error {
 	}
 	for _, n := range names { // all are looked at before one is removed
 		switch k, ok := procs[n]; {
+		case n == string(sigma.DefaultRealm) || n == string(sigma.SystemRealm):
+			return &sigma.Error{Op: "sigma.realmRm", Kind: sigma.KindPermission, Msg: fmt.Sprintf("the realm %q belongs to every system and stays", n), Hint: "remove what is in it with: sigma rm -r, sigma kill"}
 		case !ok:
 			return &sigma.Error{Op: "sigma.realmRm", Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no realm %q", n), Hint: "list realms with: sigma realm ls"}
 		case k > 0 && !force:

@@ -40,6 +40,9 @@ What runs counts until some seconds ago. A realm that is removed takes its usage
 			if realmGiven(cmd) && !slices.Contains(args, a.realm) {
 				args = append(args, a.realm)
 			}
+			if err := a.checkRealmsExist(cmd.Context(), args); err != nil {
+				return err
+			}
 			if o.procs {
 				return a.usageProcs(cmd.Context(), args)
 			}
@@ -50,6 +53,28 @@ What runs counts until some seconds ago. A realm that is removed takes its usage
 	cmd.Flags().BoolVar(&o.machines, "machines", false, "show each machine")
 	cmd.Flags().BoolVar(&o.procs, "procs", false, "show procs")
 	return cmd
+}
+
+// checkRealmsExist says which of them does not.
+func (a *app) checkRealmsExist(ctx context.Context, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	if err := checkRealms(names); err != nil {
+		return err
+	}
+	c, err := a.connectTo(ctx, a.whole())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	all, err := realmList(ctx, c)
+	for _, n := range names {
+		if err == nil && !slices.ContainsFunc(all, func(r state.Realm) bool { return string(r.ID) == n }) {
+			err = noRealm(sigma.RealmID(n))
+		}
+	}
+	return err
 }
 
 // usageLines reads a file of usage; what is missing is remarked upon.

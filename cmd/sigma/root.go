@@ -8,6 +8,7 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -36,6 +37,9 @@ type app struct {
 	json  bool
 
 	credential string // FILE or @VARIABLE; "" = what the environment says
+
+	words  []string      // arguments of the command
+	signal *atomic.Int32 // that ended the command's context; 0 = none did
 }
 
 // connect opens the realm that the flags name. The caller closes the client.
@@ -55,11 +59,15 @@ func (a *app) connectTo(ctx context.Context, realm sigma.RealmID) (*sdk.Client, 
 	if errors.As(err, &e) && e.Kind == sigma.KindUnavailable && e.Op == "sdk.Connect" && a.addr == "" && homeOf(a.data) != a.defaultData() {
 		e.Hint = "start it with: " + commandOn("up --detach", a.data) // not another one
 	}
-	if errors.As(err, &e) && e.Kind == sigma.KindNotFound && e.Hint == "" {
-		return nil, &sigma.Error{Op: "sigma.connect", Realm: realm, Kind: e.Kind, Msg: fmt.Sprintf("there is no realm %q", realm),
-			Hint: "list realms with: sigma realm ls; make this one with: sigma realm create " + string(realm)}
+	if errors.As(err, &e) && e.Kind == sigma.KindNotFound {
+		return nil, noRealm(realm)
 	}
 	return c, err
+}
+
+func noRealm(id sigma.RealmID) error {
+	return &sigma.Error{Op: "sigma.connect", Realm: id, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no realm %q", id),
+		Hint: "list realms with: sigma realm ls; make this one with: sigma realm create " + string(id)}
 }
 
 // reading gives cmd the flag --stale, and runs it as that says. age is nil without.
@@ -178,8 +186,14 @@ func (a *app) finish(cmd *cobra.Command) {
 		}
 		f.StringVarP(&a.realm, "realm", short, orElse(a.getenv("SIGMA_REALM"), string(sigma.DefaultRealm)), "`REALM` to work in (env SIGMA_REALM)")
 	}
-	if cmd.Name() == "help" {
+	switch {
+	case cmd.Name() == "help":
 		cmd.Args = a.knownTopic
+	case cmd.Name() == "completion":
+		cmd.Args = a.unknownCommand
+		cmd.RunE = needsCommand
+	case cmd.HasParent() && cmd.Parent().Name() == "completion":
+		cmd.Args = between(0, 0)
 	}
 	for _, c := range cmd.Commands() {
 		a.finish(c)
@@ -218,6 +232,7 @@ func orElse(s, other string) string {
 
 // execute runs one command line and returns the exit code.
 func (a *app) execute(ctx context.Context, args []string) int {
+	a.signal = new(atomic.Int32)
 	root := a.root()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
@@ -225,14 +240,18 @@ func (a *app) execute(ctx context.Context, args []string) int {
 		return exitOK
 	}
 	var code exitCode
-	if errors.As(err, &code) {
+	s := int(a.signal.Load())
+	switch {
+	case s != 0 && (err == exitCode(exitInterrupted) || errors.Is(err, context.Canceled)): // who sent it knows
+		return exitBySignal + s
+	case errors.As(err, &code):
 		return int(code)
 	}
 	if errors.Is(err, syscall.EPIPE) {
 		return exitFailure // the reader of our output, such as head, has what it wants
 	}
 	a.printError(err)
-	return codeOf(err)
+	return a.codeOf(err)
 }
 
 func (a *app) printError(err error) {

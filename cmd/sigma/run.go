@@ -204,8 +204,12 @@ func machineOf(ctx context.Context, c *sdk.Client, path string) (sigma.MachineID
 		return "", nil
 	}
 	abs, err := c.AbsPath(ctx, path)
-	if sigma.KindOf(err) == sigma.KindNotFound {
+	missing := sigma.KindOf(err) == sigma.KindNotFound
+	if missing {
 		abs, err = path, nil
+	}
+	if sigma.KindOf(err) == sigma.KindInvalid {
+		return "", withCode(exitUsage, err)
 	}
 	if err != nil {
 		return "", err
@@ -213,6 +217,11 @@ func machineOf(ctx context.Context, c *sdk.Client, path string) (sigma.MachineID
 	rest, ok := strings.CutPrefix(abs, "/ux/")
 	name, _, _ := strings.Cut(rest, "/")
 	if id := sigma.MachineID(name); ok && id.Check() == nil {
+		if missing {
+			if _, err := c.Stat(ctx, "/ux/"+name); sigma.KindOf(err) == sigma.KindNotFound {
+				return "", noMachine(name)
+			}
+		}
 		return id, nil
 	}
 	return "", withCode(exitUsage, &sigma.Error{Op: "sigma.run", Path: path, Kind: sigma.KindInvalid, Msg: "is on no machine of its own", Hint: "name data in scratch storage, as in --near /ux/m2/in, or the machine's directory itself"})

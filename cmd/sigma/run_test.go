@@ -172,7 +172,7 @@ func TestRunBadPrograms(t *testing.T) {
 		{filepath.Join(dir, "missing"), 127, "no such file"},
 		{"missing-word", 127, "/bin"},
 		{"./missing/x", 127, "no such file"},
-		{"", 127, "empty"},
+		{"", 2, "empty"},
 		{"./" + strings.Repeat("x", 10<<20), 127, "file name too long"},
 		{"/" + strings.Repeat("x/", 5<<20), 127, "longer than 4096"},
 		{strings.Repeat("x", 10<<20), 127, "longer than 255"},
@@ -194,6 +194,9 @@ func TestRunBadPrograms(t *testing.T) {
 			t.Errorf("run %.50q: code %d, stderr %.300q; want %d and %q", c.program, got.code, got.err, c.code, c.err)
 		}
 	}
+	want(t, f.sigma("run", "--near", "ux", file("hello", good, 0o755)), 2, "", "does not start with /")
+	want(t, f.sigma("run", "--near", "/ux/nosuch/x", file("hello", good, 0o755)), 125, "", `there is no machine "nosuch"`)
+	f.ok("rm", "-rf", "/bin/*")
 	want(t, f.sigma("ls", "/bin"), 0, "", "")
 	if n := len(f.spawned()); n != 0 {
 		t.Errorf("%d procs were spawned", n)

@@ -15,23 +15,16 @@ import (
 const s3Scheme = "s3://"
 
 func newS3Command(a *app) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "s3",
-		Short: "Work with buckets and objects, and say where they are kept",
-		Long: `Work with the buckets and objects of the realm by the names that S3's tools use:
+	cmd := a.group("s3", "Work with buckets and objects, and say where they are kept", `Work with the buckets and objects of the realm by the names that S3's tools use:
 s3://BUCKET/KEY is the file /s3/BUCKET/KEY of the realm's tree, and all that "sigma ls",
 "cp", "rm" and other commands can do with files they do with objects too.
 
 Objects are on the disk of the first machine, or in a store of S3's kind that you have:
-"sigma s3 store" says which.`,
-		Example: `  sudo sigma s3 bucket create photos
+"sigma s3 store" says which.`, newS3BucketCommand(a), newS3LsCommand(a), newS3CpCommand(a), newS3RmCommand(a), newS3StoreCommand(a))
+	cmd.Example = `  sudo sigma s3 bucket create photos
   sudo sigma s3 cp -r ./summer s3://photos/
   sudo sigma s3 ls s3://photos/summer
-  sudo sigma s3 cp 's3://photos/summer/*.jpg' ./back/`,
-		Args: a.unknownCommand,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(newS3BucketCommand(a), newS3LsCommand(a), newS3CpCommand(a), newS3RmCommand(a), newS3StoreCommand(a))
+  sudo sigma s3 cp 's3://photos/summer/*.jpg' ./back/`
 	return cmd
 }
 
@@ -165,16 +158,10 @@ with "sigma s3 bucket rm".`,
 }
 
 func newS3BucketCommand(a *app) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "bucket",
-		Short: "Make, list and remove buckets",
-		Long: `Make, list and remove buckets of the realm. A name is 1 to 63 of a-z, 0-9 and -,
-beginning and ending with a letter or digit; other realms may use the same.`,
-		Example: `  sudo sigma s3 bucket create photos
-  sudo sigma s3 bucket ls`,
-		Args: a.unknownCommand,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
+	cmd := a.group("bucket", "Make, list and remove buckets", `Make, list and remove buckets of the realm. A name is 1 to 63 of a-z, 0-9 and -,
+beginning and ending with a letter or digit; other realms may use the same.`)
+	cmd.Example = `  sudo sigma s3 bucket create photos
+  sudo sigma s3 bucket ls`
 	recursive := false
 	rm := &cobra.Command{
 		Use:     "rm [-r] NAME...",

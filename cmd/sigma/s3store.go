@@ -37,15 +37,9 @@ type storeOptions struct {
 }
 
 func newS3StoreCommand(a *app) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "store",
-		Short: "Say in which object store objects are kept",
-		Long: `Objects are kept on the disk of the first machine unless a store of S3's kind is set, for
-a realm or, with --all, for all that have none of their own.`,
-		Example: `  sudo sigma s3 store ls`,
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
+	cmd := a.group("store", "Say in which object store objects are kept", `Objects are kept on the disk of the first machine unless a store of S3's kind is set, for
+a realm or, with --all, for all that have none of their own.`)
+	cmd.Example = `  sudo sigma s3 store ls`
 	var o storeOptions
 	set := &cobra.Command{
 		Use:   "set [--all] --credentials FILE URL",

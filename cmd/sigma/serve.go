@@ -35,16 +35,9 @@ const (
 const unixPrefix = "unix:"
 
 func newServeCommand(a *app) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "serve",
-		Short: "Serve the realm's tree to programs that know nothing of sigmaOS",
-		Long: `Serve the realm's tree by a protocol of others, until ^C. For the programs of this host
-"sigma mount" needs no protocol.`,
-		Example: `  sudo sigma serve 9p --listen unix:/run/sigma-9p.sock`,
-		Args:    a.unknownCommand,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(newServe9PCommand(a))
+	cmd := a.group("serve", "Serve the realm's tree to programs that know nothing of sigmaOS", `Serve the realm's tree by a protocol of others, until ^C. For the programs of this host
+"sigma mount" needs no protocol.`, newServe9PCommand(a))
+	cmd.Example = `  sudo sigma serve 9p --listen unix:/run/sigma-9p.sock`
 	return cmd
 }
 
@@ -88,6 +81,12 @@ type gate struct {
 }
 
 func (a *app) serve9P(ctx context.Context, address, at string) error {
+	if address == "" {
+		return usageError(nil, "sigma serve 9p --listen unix:/run/sigma-9p.sock", "--listen is needed")
+	}
+	if _, _, err := net.SplitHostPort(address); err != nil && !strings.HasPrefix(address, unixPrefix) {
+		return usageError(nil, "write unix:FILE, or HOST:PORT as in 127.0.0.1:5640", "the address %.80q to listen on is neither a file nor HOST:PORT", address)
+	}
 	c, err := a.connect(ctx)
 	if err != nil {
 		return err
@@ -128,10 +127,7 @@ func (a *app) serve9P(ctx context.Context, address, at string) error {
 }
 
 func listen9P(address string) (net.Listener, error) {
-	switch file, isFile := strings.CutPrefix(address, unixPrefix); {
-	case address == "":
-		return nil, usageError(nil, "sigma serve 9p --listen unix:/run/sigma-9p.sock", "--listen is needed")
-	case isFile:
+	if file, isFile := strings.CutPrefix(address, unixPrefix); isFile {
 		if err := removeSocket(file); err != nil {
 			return nil, err
 		}

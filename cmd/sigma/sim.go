@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"math"
@@ -45,7 +46,7 @@ It needs no running system.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.sized = cmd.Flags().Changed("cores") || cmd.Flags().Changed("memory")
 			o.counted = cmd.Flags().Changed("machines")
-			return a.sim(o)
+			return a.sim(cmd.Context(), o)
 		},
 	}
 	f := cmd.Flags()
@@ -69,6 +70,13 @@ It needs no running system.`,
 // simGC is how much more memory than it needs a simulation may use, in percent.
 const simGC = 250
 
+// What can be simulated at most. Procs are bounded by patience, all else by memory.
+const (
+	simProcsMax = 1_000_000_000
+	simLoadMax  = 1000.0
+	simRunMax   = 366 * 24 * time.Hour
+)
+
 type simOptions struct {
 	sim.Config
 	cores, memory  string
@@ -77,7 +85,7 @@ type simOptions struct {
 	trace          string
 }
 
-func (a *app) sim(o simOptions) error {
+func (a *app) sim(ctx context.Context, o simOptions) error {
 	if err := o.fill(); err != nil {
 		return err
 	}
@@ -87,7 +95,10 @@ func (a *app) sim(o simOptions) error {
 		c := o.Config
 		c.Seed += uint64(i)
 		began := time.Now()
-		r, err := sim.New(c).Run()
+		r, err := runSim(ctx, c)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		if err != nil {
 			return &sigma.Error{Op: "sigma.sim", Kind: sigma.KindOther, Msg: err.Error(), Hint: "again with: " + o.command(c.Seed)}
 		}
@@ -103,10 +114,28 @@ func (a *app) sim(o simOptions) error {
 	return nil
 }
 
+// runSim makes one run. One that is interrupted goes on until the program ends, which it does then.
+func runSim(ctx context.Context, c sim.Config) (r *sim.Report, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r, err = sim.New(c).Run()
+	}()
+	select {
+	case <-done:
+		return r, err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 // fill checks the flags, and makes of them what is simulated.
 func (o *simOptions) fill() error {
 	if o.Machines < 1 || o.Realms < 1 || o.Procs < 1 || o.Shards < 1 || o.seeds < 1 || !(o.Load > 0) || !(o.LC >= 0 && o.LC <= 1) || !(o.Near >= 0 && o.Near <= 1) || o.Run <= 0 {
 		return usageError(nil, "--lc and --near are from 0 to 1, all else more than 0", "there is nothing to simulate")
+	}
+	if o.Machines > sim.MachinesMax || o.Procs > simProcsMax || o.Realms > simProcsMax || o.Shards > o.Machines || o.Load > simLoadMax || o.Run > simRunMax {
+		return usageError(nil, "", "that is too much to simulate: %d machines, %d procs and realms, a besched for each machine, --load %g and --run %v are the most", sim.MachinesMax, simProcsMax, simLoadMax, simRunMax)
 	}
 	if err := o.sizes(); err != nil {
 		return err
@@ -167,14 +196,14 @@ func (o *simOptions) sizes() error {
 func readTrace(path string) (*sim.Trace, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, sigma.Wrap("sigma.sim", path, err)
 	}
 	defer f.Close()
 	t, err := sim.ReadTrace(f)
 	if sigma.KindOf(err) == sigma.KindInvalid {
 		return nil, &sigma.Error{Op: "sigma.sim", Path: path, Kind: sigma.KindInvalid, Msg: err.Error(), Hint: "record one with: sigma trace record FILE"}
 	}
-	return t, err
+	return t, sigma.Wrap("sigma.sim", path, err)
 }
 
 // command makes one run happen again.

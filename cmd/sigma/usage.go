@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -46,15 +48,30 @@ func withCode(code int, err error) error {
 	return coded{code, err}
 }
 
-func codeOf(err error) int {
+func (a *app) codeOf(err error) int {
 	var c coded
 	switch {
 	case errors.As(err, &c):
 		return c.code
+	case a.mistyped(err):
+		return exitUsage
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
 	}
 	return exitFailure
+}
+
+// mistyped says whether err is of a word of the command line that is no path, no size and no name of a realm, wherever that was noticed.
+func (a *app) mistyped(err error) bool {
+	var e *sigma.Error
+	if !errors.As(err, &e) || e.Kind != sigma.KindInvalid {
+		return false
+	}
+	return e.Op == "sigma.Check" || e.Op == "sigma.ParseBytes" || slices.ContainsFunc(a.words, func(w string) bool {
+		_, bad := sigma.ParsePath(w)
+		var path *sigma.Error
+		return errors.As(bad, &path) && path.Msg == e.Msg
+	})
 }
 
 // usageError makes an error about the command line; cmd may be nil.
@@ -65,7 +82,7 @@ func usageError(cmd *cobra.Command, hint, format string, args ...any) error {
 	return coded{exitUsage, &sigma.Error{Op: "sigma", Kind: sigma.KindInvalid, Msg: fmt.Sprintf(format, args...), Hint: hint}}
 }
 
-// between is a cobra check of the number of arguments; most < 0 means any.
+// between is a cobra check of the number of arguments, of which the first least are words; most < 0 means any.
 func between(least, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
@@ -73,6 +90,8 @@ func between(least, most int) cobra.PositionalArgs {
 			return usageError(cmd, "", "%s: an argument is missing", cmd.CommandPath()[len("sigma "):])
 		case most >= 0 && len(args) > most:
 			return usageError(cmd, "", "%s: unexpected argument %.80q", cmd.CommandPath()[len("sigma "):], args[most])
+		case slices.Contains(args[:least], ""):
+			return usageError(cmd, "", "%s: an argument is empty", cmd.CommandPath()[len("sigma "):])
 		}
 		return nil
 	}
@@ -93,12 +112,14 @@ func (a *app) unknownCommand(cmd *cobra.Command, args []string) error {
 
 // group makes a command that only has commands, such as realm.
 func (a *app) group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: a.unknownCommand}
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return usageError(cmd, "list them with: "+cmd.CommandPath()+" --help", "%s needs a command", cmd.Name())
-	}
+	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: a.unknownCommand, RunE: needsCommand}
 	cmd.AddCommand(commands...)
 	return cmd
+}
+
+// needsCommand is what a command does that only has commands.
+func needsCommand(cmd *cobra.Command, _ []string) error {
+	return usageError(cmd, "list them with: "+cmd.CommandPath()+" --help", "%s needs a command", cmd.CommandPath()[len("sigma "):])
 }
 
 // flagError makes a usage error of what the flag parser says, with the flag that may have been meant.
@@ -155,10 +176,34 @@ func editDistance(a, b string) int {
 // ownSignals marks commands that look after SIGINT and SIGTERM themselves; for all others the first of them ends the context and a second one the program.
 const ownSignals = "own-signals"
 
-func (a *app) before(cmd *cobra.Command, _ []string) error {
+// checkFlags says which flag has an empty value, which is a mistake, such as a variable of a script that is not set, and not the same as no flag; and whether --realm is a name.
+func checkFlags(cmd *cobra.Command) (err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if err == nil && f.Name == "realm" {
+			err = withCode(exitUsage, sigma.RealmID(f.Value.String()).Check())
+		}
+		if err == nil && f.Value.Type() == "string" && f.Value.String() == "" {
+			err = usageError(cmd, "leave it out, or give it a value", "--%s is empty", f.Name)
+		}
+	})
+	return err
+}
+
+func (a *app) before(cmd *cobra.Command, args []string) error {
+	a.words = args
+	if err := checkFlags(cmd); err != nil {
+		return err
+	}
 	if _, own := cmd.Annotations[ownSignals]; !own {
-		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-		context.AfterFunc(ctx, stop)
+		ctx, stop := context.WithCancel(cmd.Context())
+		signals := make(chan os.Signal, 1)
+		signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+		go func() {
+			s := <-signals
+			signal.Stop(signals)
+			a.signal.Store(int32(s.(syscall.Signal)))
+			stop()
+		}()
 		cmd.SetContext(ctx)
 	}
 	a.guestRealm(cmd)
