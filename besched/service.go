@@ -2,7 +2,6 @@ package besched
 
 import (
 	"context"
-	"os"
 	"sync"
 	"time"
 
@@ -176,7 +175,7 @@ func (s *Service) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.
 	if !p.System {
 		return nil, sigma.Errorf("besched.Attach", sigma.KindPermission, "besched is for machines")
 	}
-	return &root{v: s.visit(p.Machine)}, nil
+	return treekit.Answers("besched", s.visit(p.Machine).call), nil
 }
 
 // Offers counts the machines that have an offer parked, for tests.
@@ -188,21 +187,6 @@ func (s *Service) Offers() int {
 
 func (s *Service) visit(m sigma.MachineID) *visit {
 	return &visit{s: s, machine: m, begun: make(chan struct{}), over: make(chan struct{})}
-}
-
-type root struct {
-	treekit.Base
-	v *visit
-}
-
-func (r *root) Stat(context.Context) (sigma.Stat, error) {
-	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindCallable, Path: 1}, Perm: 0o600, Modified: time.Unix(0, 0)}, nil
-}
-
-// Call implements sigma.Caller.
-func (r *root) Call(ctx context.Context, method string, payload []byte, _ []*os.File) ([]byte, []*os.File, error) {
-	reply, err := r.v.call(ctx, method, payload)
-	return reply, nil, err
 }
 
 func (v *visit) call(ctx context.Context, method string, payload []byte) ([]byte, error) {

@@ -115,15 +115,8 @@ func New(cfg Config) (*Tree, error) {
 
 // Attach returns the directory of the databases of p's realm. A System principal may name another realm, and is the provider there.
 func (t *Tree) Attach(_ context.Context, p sigma.Principal, name string) (sigma.File, error) {
-	const op = "db.Attach"
-	id := p.Realm
-	if name != "" && sigma.RealmID(name) != id {
-		if !p.System {
-			return nil, sigma.Errorf(op, sigma.KindPermission, "only the provider may choose a realm")
-		}
-		id = sigma.RealmID(name)
-	}
-	if err := id.Check(); err != nil {
+	id, err := p.RealmNamed("db.Attach", name)
+	if err != nil {
 		return nil, err
 	}
 	t.mu.Lock()

@@ -179,15 +179,9 @@ func (t *Tree) setUp() (err error) {
 // Attach returns the root of p's realm, which is made if there is none. Only a System principal may name another realm.
 func (t *Tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
 	const op = "dirtree.Attach"
-	realm := p.Realm
-	if name != "" {
-		if !p.System {
-			return nil, sigma.Errorf(op, sigma.KindPermission, "only the provider may choose a realm")
-		}
-		realm = sigma.RealmID(name)
-	}
-	if err := realm.Check(); err != nil {
-		return nil, sigma.Wrap(op, "", err)
+	realm, err := p.RealmNamed(op, name)
+	if err != nil {
+		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, sigma.Wrap(op, "", err)

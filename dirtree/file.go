@@ -78,15 +78,6 @@ func (f *file) checkNode(ctx context.Context, op string) (*node, error) {
 	return n, err
 }
 
-func checkNames(op string, names []string) error {
-	for _, name := range names {
-		if err := sigma.CheckName(name); err != nil {
-			return sigma.Wrap(op, "", err)
-		}
-	}
-	return nil
-}
-
 // FileID implements sigma.Identified.
 func (f *file) FileID() sigma.FileID {
 	f.sp.mu.Lock()
@@ -103,7 +94,7 @@ func (f *file) FileID() sigma.FileID {
 // Walk implements sigma.File.
 func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	const op = "dirtree.Walk"
-	if err := checkNames(op, names); err != nil {
+	if err := sigma.CheckNames(op, names); err != nil {
 		return nil, nil, err
 	}
 	start, err := f.checkNode(ctx, op)

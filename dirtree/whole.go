@@ -46,7 +46,7 @@ func (sp *space) resolve(op string, start *node, names []string) (*node, *sigma.
 func (f *file) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
 	const op = "dirtree.Get"
 	none := sigma.GetResult{}
-	if err := checkNames(op, names); err != nil {
+	if err := sigma.CheckNames(op, names); err != nil {
 		return none, nil, err
 	}
 	if count < 0 {
@@ -137,7 +137,7 @@ func (sp *space) checkPut(op string, names []string, data []byte, o sigma.PutOpt
 			return err
 		}
 	}
-	return checkNames(op, names)
+	return sigma.CheckNames(op, names)
 }
 
 // put is one Put, or one publishing of an object: a name of a directory, and under what conditions it is taken.

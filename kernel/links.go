@@ -265,10 +265,7 @@ type peerTree struct {
 
 // Attach implements sigma.Tree.
 func (t peerTree) Attach(context.Context, sigma.Principal, string) (sigma.File, error) {
-	return &treekit.Callable{Name: targetPeer, ID: 1, Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
-		reply, err := t.call(ctx, method, payload)
-		return reply, nil, err
-	}}, nil
+	return treekit.Answers(targetPeer, t.call), nil
 }
 
 func (t peerTree) call(ctx context.Context, method string, payload []byte) ([]byte, error) {

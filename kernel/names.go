@@ -84,18 +84,26 @@ func attachNames(ctx context.Context, s *session.Client, realm sigma.RealmID) (n
 // dropNames forgets a realm that is gone, and ends the sessions for it.
 func (k *Kernel) dropNames(realm sigma.RealmID) {
 	k.mu.Lock()
+	end := k.takeNamesLocked(realm)
+	k.mu.Unlock()
+	end()
+	k.dropFar(realm)
+}
+
+// takeNamesLocked forgets what this machine knows of a realm, and gives what ends its sessions for it.
+func (k *Kernel) takeNamesLocked(realm sigma.RealmID) (end func()) {
 	n, store := k.names[realm], k.stores[realm]
 	delete(k.names, realm)
 	delete(k.trees, realm)
 	delete(k.stores, realm)
-	k.mu.Unlock()
-	if n != nil {
-		n.Close()
+	return func() {
+		if n != nil {
+			n.Close()
+		}
+		if store != nil {
+			store.Close()
+		}
 	}
-	if store != nil {
-		store.Close()
-	}
-	k.dropFar(realm)
 }
 
 // tree is the kernel's own view of a realm, with which it fetches programs.
@@ -287,17 +295,9 @@ func (k *Kernel) leaveFresh(realm sigma.RealmID) {
 			return
 		}
 	}
-	n, store := k.names[realm], k.stores[realm]
-	delete(k.names, realm)
-	delete(k.trees, realm)
-	delete(k.stores, realm)
+	end := k.takeNamesLocked(realm)
 	k.mu.Unlock()
-	if n != nil {
-		n.Close()
-	}
-	if store != nil {
-		store.Close()
-	}
+	end()
 }
 
 // Remove implements sigma.Realms. It ends the procs and sessions first, so that nobody writes any more.

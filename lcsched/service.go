@@ -3,7 +3,6 @@ package lcsched
 import (
 	"context"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -206,22 +205,8 @@ func (s *Service) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.
 	if !p.System {
 		return nil, sigma.Errorf("lcsched.Attach", sigma.KindPermission, "lcsched is for machines")
 	}
-	return &root{v: &visit{s: s, machine: p.Machine, begun: make(chan struct{}), over: make(chan struct{}), news: make(chan struct{}, 1)}}, nil
-}
-
-type root struct {
-	treekit.Base
-	v *visit
-}
-
-func (r *root) Stat(context.Context) (sigma.Stat, error) {
-	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindCallable, Path: 1}, Perm: 0o600, Modified: time.Unix(0, 0)}, nil
-}
-
-// Call implements sigma.Caller.
-func (r *root) Call(ctx context.Context, method string, payload []byte, _ []*os.File) ([]byte, []*os.File, error) {
-	reply, err := r.v.call(ctx, method, payload)
-	return reply, nil, err
+	v := &visit{s: s, machine: p.Machine, begun: make(chan struct{}), over: make(chan struct{}), news: make(chan struct{}, 1)}
+	return treekit.Answers("lcsched", v.call), nil
 }
 
 func notLeading() error {

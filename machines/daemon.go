@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"log/slog"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -12,7 +11,6 @@ import (
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
-	"sigmaos.dev/treekit"
 )
 
 // DaemonConfig is what machined runs with.
@@ -276,13 +274,7 @@ func (d *Daemon) become(s *Service, h *Heir, judge sigma.MachineID) {
 
 // Attach implements sigma.Tree; only the provider's programs may.
 func (d *Daemon) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.File, error) {
-	if !p.System {
-		return nil, sigma.Errorf("machines.Attach", sigma.KindPermission, "membership is the machines' own business")
-	}
-	return &treekit.Callable{Name: "machines", ID: 1, Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
-		reply, err := d.call(ctx, p, method, payload)
-		return reply, nil, err
-	}}, nil
+	return attach(p, d.call)
 }
 
 func (d *Daemon) call(ctx context.Context, p sigma.Principal, method string, payload []byte) ([]byte, error) {

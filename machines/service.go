@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"maps"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -255,15 +254,19 @@ func (s *Service) page(ctx context.Context, epoch uint64, skip int) (uint64, boo
 	}
 }
 
-// Attach implements sigma.Tree; only the provider's programs may.
-func (s *Service) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.File, error) {
+// attach gives the provider's programs, and nobody else, a file whose calls are answered.
+func attach(p sigma.Principal, call func(context.Context, sigma.Principal, string, []byte) ([]byte, error)) (sigma.File, error) {
 	if !p.System {
 		return nil, sigma.Errorf("machines.Attach", sigma.KindPermission, "membership is the machines' own business")
 	}
-	return &treekit.Callable{Name: "machines", ID: 1, Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
-		reply, err := s.call(ctx, p, method, payload)
-		return reply, nil, err
-	}}, nil
+	return treekit.Answers("machines", func(ctx context.Context, method string, payload []byte) ([]byte, error) {
+		return call(ctx, p, method, payload)
+	}), nil
+}
+
+// Attach implements sigma.Tree; only the provider's programs may.
+func (s *Service) Attach(_ context.Context, p sigma.Principal, _ string) (sigma.File, error) {
+	return attach(p, s.call)
 }
 
 func (s *Service) call(ctx context.Context, p sigma.Principal, method string, payload []byte) ([]byte, error) {

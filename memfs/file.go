@@ -100,19 +100,10 @@ func (f *file) stepLocked(op string, n *node, name string) (*node, error) {
 	return c, nil
 }
 
-func checkNames(op string, names []string) error {
-	for _, name := range names {
-		if err := sigma.CheckName(name); err != nil {
-			return sigma.Wrap(op, "", err)
-		}
-	}
-	return nil
-}
-
 // Walk implements sigma.File.
 func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	const op = "memfs.Walk"
-	if err := checkNames(op, names); err != nil {
+	if err := sigma.CheckNames(op, names); err != nil {
 		return nil, nil, err
 	}
 	if err := f.begin(ctx, op); err != nil {

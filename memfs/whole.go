@@ -30,7 +30,7 @@ func (f *file) walkLocked(op string, names []string) (*node, *sigma.Stopped, err
 func (f *file) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
 	const op = "memfs.Get"
 	none := sigma.GetResult{}
-	if err := checkNames(op, names); err != nil {
+	if err := sigma.CheckNames(op, names); err != nil {
 		return none, nil, err
 	}
 	if count < 0 {
@@ -158,7 +158,7 @@ func checkPut(op string, names []string, data []byte, o sigma.PutOptions) error 
 			return err
 		}
 	}
-	return checkNames(op, names)
+	return sigma.CheckNames(op, names)
 }
 
 // allowed checks the conditions of a Put on the file n, which may be nil.

@@ -246,16 +246,6 @@ func (s *Server) changeCredentials(ctx context.Context, id sigma.RealmID, f func
 	return commitError(op, id, err)
 }
 
-func (s *Server) slotOf(op string, id sigma.RealmID) (*slot, error) {
-	s.mu.Lock()
-	at := s.realms[id]
-	s.mu.Unlock()
-	if at == nil {
-		return nil, noRealm(op, id)
-	}
-	return at, nil
-}
-
 // AddCredential makes a credential of a realm. KindExists: there is one of that name; KindNoSpace: there are as many as there may be.
 func (s *Server) AddCredential(ctx context.Context, id sigma.RealmID, n sigmap.NewCredential) (made sigma.Credential, err error) {
 	if id == sigma.SystemRealm {

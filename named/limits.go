@@ -69,11 +69,9 @@ func (s *Server) SetLimits(ctx context.Context, id sigma.RealmID, limits sigma.R
 	if err := limits.Check(); err != nil {
 		return err
 	}
-	s.mu.Lock()
-	at := s.realms[id]
-	s.mu.Unlock()
-	if at == nil {
-		return noRealm(op, id)
+	at, err := s.slotOf(op, id)
+	if err != nil {
+		return err
 	}
 	l, err := at.leader(ctx)
 	if err != nil {

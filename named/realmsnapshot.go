@@ -47,11 +47,9 @@ func (t *tree) gather() []gathered {
 // openRealmSnapshot begins a snapshot of one realm. write is to be called once.
 func (s *Server) openRealmSnapshot(ctx context.Context, id sigma.RealmID) (keys uint64, write func(w io.Writer) error, err error) {
 	const op = "named.snapshot"
-	s.mu.Lock()
-	at := s.realms[id]
-	s.mu.Unlock()
-	if at == nil {
-		return 0, nil, noRealm(op, id)
+	at, err := s.slotOf(op, id)
+	if err != nil {
+		return 0, nil, err
 	}
 	l, err := at.leader(ctx)
 	if err != nil {

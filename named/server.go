@@ -237,27 +237,20 @@ func (s *Server) closedError() error {
 // Attach returns the root of p's realm. A system principal may name another realm, and act as its owner (sigmap.AsOwner) instead of the provider; others always do.
 func (s *Server) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
 	const op = "named.Attach"
-	realm, by := p.Realm, asOwner
+	by := asOwner
 	if p.System {
 		by = asProvider
 		if of, ok := strings.CutSuffix(name, sigmap.AsOwner); ok {
 			name, by = of, asOwner
 		}
 	}
-	if name != "" && sigma.RealmID(name) != realm {
-		if !p.System {
-			return nil, &sigma.Error{Op: op, Path: name, Kind: sigma.KindPermission, Msg: "the realm belongs to another tenant"}
-		}
-		realm = sigma.RealmID(name)
+	realm, err := p.RealmNamed(op, name)
+	if err != nil {
+		return nil, err
 	}
-	if err := realm.Check(); err != nil {
-		return nil, sigma.Wrap(op, "", err)
-	}
-	s.mu.Lock()
-	at := s.realms[realm]
-	s.mu.Unlock()
-	if at == nil {
-		return nil, noRealm(op, realm)
+	at, err := s.slotOf(op, realm)
+	if err != nil {
+		return nil, err
 	}
 	l, err := at.leader(ctx)
 	if err != nil {
@@ -274,6 +267,17 @@ func machineOfPrincipal(p sigma.Principal) sigma.MachineID {
 		return ""
 	}
 	return p.Machine
+}
+
+// slotOf is where a realm's names are served.
+func (s *Server) slotOf(op string, id sigma.RealmID) (*slot, error) {
+	s.mu.Lock()
+	at := s.realms[id]
+	s.mu.Unlock()
+	if at == nil {
+		return nil, noRealm(op, id)
+	}
+	return at, nil
 }
 
 func noRealm(op string, id sigma.RealmID) error {
@@ -382,11 +386,9 @@ func (s *Server) Remove(ctx context.Context, id sigma.RealmID) error {
 		return err
 	}
 	defer release()
-	s.mu.Lock()
-	at := s.realms[id]
-	s.mu.Unlock()
-	if at == nil {
-		return noRealm(op, id)
+	at, err := s.slotOf(op, id)
+	if err != nil {
+		return err
 	}
 	if err := at.retire(ctx); err != nil {
 		at.revive()
@@ -440,11 +442,9 @@ func (s *Server) SetShares(ctx context.Context, id sigma.RealmID, shares uint32)
 	if shares == 0 || shares > sigma.SharesMax {
 		return sigma.Errorf(op, sigma.KindInvalid, "a realm has 1 to %d shares, not %d", sigma.SharesMax, shares)
 	}
-	s.mu.Lock()
-	at := s.realms[id]
-	s.mu.Unlock()
-	if at == nil {
-		return noRealm(op, id)
+	at, err := s.slotOf(op, id)
+	if err != nil {
+		return err
 	}
 	l, err := at.leader(ctx)
 	if err != nil {

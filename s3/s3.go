@@ -67,16 +67,9 @@ func New(cfg Config) (*Tree, error) {
 
 // Attach returns the directory of buckets of p's realm; a System principal may name another realm.
 func (t *Tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigma.File, error) {
-	const op = "s3.Attach"
-	realm := p.Realm
-	if name != "" {
-		if !p.System {
-			return nil, sigma.Errorf(op, sigma.KindPermission, "only the provider may choose a realm")
-		}
-		realm = sigma.RealmID(name)
-	}
-	if err := realm.Check(); err != nil {
-		return nil, sigma.Wrap(op, "", err)
+	realm, err := p.RealmNamed("s3.Attach", name)
+	if err != nil {
+		return nil, err
 	}
 	if root, err := t.elsewhere(ctx, realm); root != nil || err != nil {
 		return root, err

@@ -79,6 +79,18 @@ type Principal struct {
 	System  bool      // acts for the provider and may name any realm
 }
 
+// RealmNamed is the realm whose tree p gets by attaching with a name: its own if that is "". Only a System principal may name another; the error is of KindPermission, or of KindInvalid if the name is none.
+func (p Principal) RealmNamed(op, name string) (RealmID, error) {
+	id := p.Realm
+	if name != "" && RealmID(name) != id {
+		if !p.System {
+			return "", Errorf(op, KindPermission, "only the provider may choose a realm")
+		}
+		id = RealmID(name)
+	}
+	return id, Wrap(op, "", id.Check())
+}
+
 // Tree is something with a root, the thing a server serves. Safe for concurrent use.
 type Tree interface {
 	// Attach returns the root as p may see it. name chooses among roots of servers that have several and is "" otherwise.

@@ -49,6 +49,16 @@ func ParsePath(path string) ([]string, error) {
 	return names, nil
 }
 
+// CheckNames is CheckName for each of names.
+func CheckNames(op string, names []string) error {
+	for _, n := range names {
+		if err := CheckName(n); err != nil {
+			return Wrap(op, "", err)
+		}
+	}
+	return nil
+}
+
 // CheckName says whether n may be one component of a path; the error is of KindInvalid.
 func CheckName(n string) error {
 	msg, hint := "", ""

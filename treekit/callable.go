@@ -21,6 +21,14 @@ type Callable struct {
 	Prompt func(method string, payload []byte) bool
 }
 
+// Answers makes a Callable, with the ID 1, that passes no files: the root of a service.
+func Answers(name string, answer func(ctx context.Context, method string, payload []byte) ([]byte, error)) *Callable {
+	return &Callable{Name: name, ID: 1, Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
+		reply, err := answer(ctx, method, payload)
+		return reply, nil, err
+	}}
+}
+
 // prompter is a Caller that says which calls it answers without waiting.
 type prompter interface {
 	IsPrompt(method string, payload []byte) bool

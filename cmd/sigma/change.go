@@ -113,12 +113,9 @@ way, and it is no failure if one exists.`,
 }
 
 func (a *app) mkdir(ctx context.Context, paths []string, parents bool) error {
-	for i, p := range paths {
-		p, err := plainPath(p)
-		if err != nil {
-			return err
-		}
-		paths[i] = p
+	paths, err := plainPaths(paths)
+	if err != nil {
+		return err
 	}
 	c, err := a.connect(ctx)
 	if err != nil {

@@ -58,6 +58,19 @@ func plainPath(typed string) (string, error) {
 	return unquoted(p), err
 }
 
+// plainPaths is plainPath of each.
+func plainPaths(typed []string) ([]string, error) {
+	paths := make([]string, len(typed))
+	for i, t := range typed {
+		p, err := plainPath(t)
+		if err != nil {
+			return nil, err
+		}
+		paths[i] = p
+	}
+	return paths, nil
+}
+
 // matchName is path.Match with [!x] besides [^x]; a name that begins with a dot has to be meant.
 func matchName(pattern, name string) bool {
 	if strings.HasPrefix(name, ".") && !strings.HasPrefix(pattern, ".") {

@@ -146,13 +146,9 @@ func commandError(name string, err error) error {
 }
 
 func (a *app) watch(ctx context.Context, paths []string, o watchOptions) error {
-	paths = append([]string(nil), paths...)
-	for i, p := range paths {
-		p, err := plainPath(p)
-		if err != nil {
-			return err
-		}
-		paths[i] = p
+	paths, err := plainPaths(paths)
+	if err != nil {
+		return err
 	}
 	c, err := a.connect(ctx)
 	if err != nil {

@@ -442,5 +442,5 @@ func checkPut(op string, names []string, o sigma.PutOptions) error {
 	case o.Append:
 		return sigma.Errorf(op, sigma.KindUnsupported, "nothing can be appended to an object")
 	}
-	return checkNames(op, names)
+	return sigma.CheckNames(op, names)
 }

@@ -112,15 +112,6 @@ func (a attr) fileID() sigma.FileID {
 	return sigma.FileID{Kind: a.kind, Path: a.id, Version: a.version}
 }
 
-func checkNames(op string, names []string) error {
-	for _, name := range names {
-		if err := sigma.CheckName(name); err != nil {
-			return sigma.Wrap(op, "", err)
-		}
-	}
-	return nil
-}
-
 // walk returns the node at names, with a reference, and the ids on the way. With an error that ended it at a name it tells the ids up to there; an error that is the store's has no ids.
 func (sp *space) walk(ctx context.Context, op string, start *node, names []string) (*node, []sigma.FileID, error) {
 	n, ids := sp.take(start), make([]sigma.FileID, 0, len(names))
@@ -150,7 +141,7 @@ func (sp *space) walk(ctx context.Context, op string, start *node, names []strin
 // Walk implements sigma.File.
 func (f *file) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	const op = "remote.Walk"
-	if err := checkNames(op, names); err != nil {
+	if err := sigma.CheckNames(op, names); err != nil {
 		return nil, nil, err
 	}
 	start, err := f.checkNode(ctx, op)
@@ -362,7 +353,7 @@ func (f *file) PassFile(ctx context.Context) (*os.File, error) {
 func (f *file) Get(ctx context.Context, names []string, offset uint64, count int) (sigma.GetResult, *sigma.Stopped, error) {
 	const op = "remote.Get"
 	none := sigma.GetResult{}
-	if err := checkNames(op, names); err != nil {
+	if err := sigma.CheckNames(op, names); err != nil {
 		return none, nil, err
 	}
 	if count < 0 {
