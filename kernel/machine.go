@@ -76,10 +76,15 @@ func (k *Kernel) become(ctx context.Context) (alive bool, err error) {
 		}
 	}
 	m.setBetween(true)
-	if k.local(serviceMachined) != nil { // if none of the others can, control machines need each other's links before anybody can be registered
+	k.sessions.Go(func() { k.tellWaits(ctx) }) // until the boot is over
+	if k.local(serviceMachined) != nil {       // if none of the others can, control machines need each other's links before anybody can be registered
+		others := len(now.Control) - len(k.unheard(ctx, now.Control)) - 1
+		if others < k.majority(len(now.Control)) { // they cannot without this one
+			return false, nil
+		}
 		within, cancel := context.WithTimeout(ctx, registerElsewhere)
 		defer cancel()
-		return len(now.Control) > 1 && k.tryRegister(within, false) == nil, nil
+		return k.tryRegister(within, false) == nil, nil
 	}
 	return true, k.registerAnew(ctx, true)
 }
@@ -309,8 +314,15 @@ func (k *Kernel) registerOnce(ctx context.Context, boot bool) (*identity.Grant, 
 			return grant, nil
 		}
 	}
+	silent := map[sigma.MachineID]bool{}
+	if boot && len(now.Control) > 1 { // they would take seconds each, for which who boots waits
+		for _, m := range k.unheard(ctx, now.Control) {
+			silent[m.Machine] = true
+			note(sigma.Errorf("kernel.register", sigma.KindUnavailable, "control machine %s does not answer at %s", m.Machine, m.Address))
+		}
+	}
 	for _, m := range now.Control {
-		if m.Machine == k.cfg.Machine || m.Address == "" || ctx.Err() != nil {
+		if m.Machine == k.cfg.Machine || m.Address == "" || silent[m.Machine] || ctx.Err() != nil {
 			continue
 		}
 		within, cancel := context.WithTimeout(ctx, registerMost)

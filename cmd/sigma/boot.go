@@ -187,19 +187,30 @@ func findPrograms() (map[string]string, error) {
 	return found, nil
 }
 
-// awaitReady returns nil when the system is up. Otherwise it has stopped what there was, and said why.
-func (a *app) awaitReady(b *booting, signals <-chan os.Signal) error {
+// awaitReady returns nil when the system is up, and says before what the machine waits for. Otherwise it has stopped what there was, and said why.
+func (a *app) awaitReady(b *booting, machine string, signals <-chan os.Signal) error {
 	b.ready.SetReadDeadline(time.Now().Add(readyTimeout))
 	line := make(chan string, 1)
+	waits := "" // written before line is
 	go func() {
-		text, err := bufio.NewReaderSize(b.ready, 4096).ReadSlice('\n')
-		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			text = fmt.Appendf(nil, "error: not ready after %v", readyTimeout)
-		case err != nil && len(text) == 0:
-			text = []byte("error: the launcher ended before the system was ready")
+		from := bufio.NewReaderSize(b.ready, 4096)
+		for {
+			text, err := from.ReadSlice('\n')
+			switch {
+			case errors.Is(err, os.ErrDeadlineExceeded):
+				text = fmt.Appendf(nil, "error: not ready after %v", readyTimeout)
+			case err != nil && len(text) == 0:
+				text = []byte("error: the launcher ended before the system was ready")
+			}
+			what, is := strings.CutPrefix(strings.TrimSpace(string(text)), "waits: ")
+			if is && err == nil {
+				waits = what
+				a.remark("machine %s waits for %s", machine, what)
+				continue
+			}
+			line <- what
+			return
 		}
-		line <- strings.TrimSpace(string(text))
 	}()
 	var text string
 	select {
@@ -214,6 +225,10 @@ func (a *app) awaitReady(b *booting, signals <-chan os.Signal) error {
 	}
 	b.stop(stopTimeout)
 	freeUplink(b.dir)
+	if waits != "" && strings.HasPrefix(text, "error: not ready") {
+		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnavailable, Msg: "sigmaOS did not start: " + strings.TrimPrefix(text, "error: ") + ", machine " + machine + " waited for " + waits,
+			Hint: "start sigmaOS on these machines within a minute, then here again; if they are gone for good: sigma snapshot restore --replace"}
+	}
 	if tail := lastLines(b.log, b.logFrom, 20); tail != "" {
 		a.remark("%s", tail)
 	}
@@ -232,7 +247,7 @@ func (a *app) bootAndStay(ctx context.Context, dir string, p bootPlan, detach bo
 		return err
 	}
 	defer b.close()
-	if err := a.awaitReady(b, signals); err != nil {
+	if err := a.awaitReady(b, string(p.record.Machine), signals); err != nil {
 		if p.join != nil {
 			abandonJoin(dir)
 		}

@@ -405,7 +405,7 @@ func (s *starting) one(ctx context.Context, m *member) error {
 	if err != nil {
 		return err
 	}
-	if err := s.a.awaitReady(b, s.signals()); err != nil {
+	if err := s.a.awaitReady(b, m.name, s.signals()); err != nil {
 		b.close()
 		abandonJoin(m.dir)
 		return err

@@ -159,6 +159,18 @@ func TestUpFails(t *testing.T) {
 	}
 }
 
+// What a machine waits for is said as soon as it says so, and does not count as an answer.
+func TestUpTellsWaits(t *testing.T) {
+	w := newWorld(t, "waits: m2 and m3\nwaits: m3\nready")
+	got := w.run("up", "--detach", "--machine", "m1")
+	if got.code != 0 || !strings.Contains(got.err, "machine m1 waits for m2 and m3\nmachine m1 waits for m3\n") {
+		t.Errorf("%+v", got)
+	}
+	if got := w.run("down"); got.code != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
 // In the foreground, SIGINT stops the system in an orderly way and the launcher's death is a failure.
 func TestUpForeground(t *testing.T) {
 	w := newWorld(t, "ready")

@@ -1,0 +1,63 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"net"
+	"testing"
+
+	"sigmaos.dev/identity"
+	"sigmaos.dev/sigma"
+)
+
+// Goal: who boots is told which control machines are missing, as soon as they are known not to answer, and not who is missing without need.
+func TestWaitsFor(t *testing.T) {
+	three := []identity.Member{{Machine: "m1", Address: "a:1"}, {Machine: "m2", Address: "b:1"}, {Machine: "m3", Address: "c:1"}}
+	for _, c := range []struct {
+		control, silent []identity.Member
+		late            bool
+		want            string
+	}{
+		{three, nil, false, ""},
+		{three, three[2:], false, ""}, // two of three decide
+		{three, three[2:], true, "one of the 2 control machines that answer to lead"},
+		{three, []identity.Member{three[2], three[1]}, false, "1 more of the 3 control machines, without which nothing can be decided: m2 at b:1, m3 at c:1 do not answer"},
+		{three, three, true, "2 more of the 3 control machines, without which nothing can be decided: m1 at a:1, m2 at b:1, m3 at c:1 do not answer"},
+		{three[:1], three[:1], false, "1 more of the 1 control machines, without which nothing can be decided: m1 at a:1 does not answer"},
+		{three[:1], nil, true, ""}, // it is the machine itself
+		{nil, nil, true, ""},
+	} {
+		need := 0
+		if len(c.control) > 0 {
+			need = (&Kernel{}).majority(len(c.control))
+		}
+		if got := waitsFor(c.control, c.silent, need, c.late); got != c.want {
+			t.Errorf("%v without %v, late %v: %q, want %q", c.control, c.silent, c.late, got, c.want)
+		}
+	}
+}
+
+// Goal: all are asked at once, and this machine is not asked by itself.
+func TestUnheard(t *testing.T) {
+	asked := make(chan string, 9)
+	k := &Kernel{cfg: Config{Machine: "m1", Connect: func(ctx context.Context, address string) (net.Conn, error) {
+		asked <- address
+		switch address {
+		case "there":
+			c, _ := net.Pipe()
+			return c, nil
+		case "refuses":
+			return nil, errors.New("refused")
+		default:
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+	}}}
+	var names []sigma.MachineID
+	for _, m := range k.unheard(t.Context(), []identity.Member{{Machine: "m1", Address: "own"}, {Machine: "m2", Address: "drops"}, {Machine: "m3", Address: "there"}, {Machine: "m4", Address: "refuses"}}) {
+		names = append(names, m.Machine)
+	}
+	if len(names) != 2 || names[0] != "m2" || names[1] != "m4" || len(asked) != 3 {
+		t.Errorf("%v do not answer, of %d asked", names, len(asked))
+	}
+}
