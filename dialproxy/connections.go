@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/nowait"
 	"sigmaos.dev/ring"
 	"sigmaos.dev/sigma"
 )
@@ -84,11 +85,10 @@ func newTable() table {
 
 // inodeOf is the number of a socket; 0 if that cannot be told.
 func inodeOf(f *os.File) uint64 {
-	var st unix.Stat_t
-	if f == nil || unix.Fstat(int(f.Fd()), &st) != nil {
+	if f == nil {
 		return 0
 	}
-	return st.Ino
+	return nowait.Inode(int(f.Fd()))
 }
 
 // manyLocked says no to a proc that has more connections noted than it can have.

@@ -118,7 +118,7 @@ func makePairs(n int, line, memory bool) (pairs, error) {
 		n, typ = n+1, syscall.SOCK_SEQPACKET
 	}
 	for range n {
-		mine, theirs, err := session.FilePair(typ)
+		mine, theirs, err := session.UnpolledPair(typ)
 		if err != nil {
 			ps.close()
 			return nil, sigma.Wrap("dialproxy.Pool", "", err)

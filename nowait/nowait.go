@@ -3,10 +3,11 @@
 // every 20 µs. For a daemon that makes a dozen short calls for a request this is more work than the calls.
 //
 // It assumes that the caller passes descriptors that do not block and stay open during the call. Nothing here may be used for files on a disk. Users: session, launch,
-// readiness, output, kernel.
+// readiness, output, kernel, ring, sdk, dialproxy.
 package nowait
 
 import (
+	"os"
 	"syscall"
 	"unsafe"
 )
@@ -72,11 +73,37 @@ func message(call uintptr, fd int, h *syscall.Msghdr, flags int) (int, error) {
 func Close(fd int) { syscall.RawSyscall(syscall.SYS_CLOSE, uintptr(fd), 0, 0) }
 
 // SetNonblock has calls on a descriptor that was opened for reading or writing only answer EAGAIN instead of waiting.
-func SetNonblock(fd int) error {
-	if _, _, e := syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_SETFL, syscall.O_NONBLOCK); e != 0 {
+func SetNonblock(fd int) error { return setFlags(fd, syscall.O_NONBLOCK) }
+
+func setFlags(fd int, flags uintptr) error {
+	if _, _, e := syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_SETFL, flags); e != 0 {
 		return e
 	}
 	return nil
+}
+
+// Unpolled makes an os.File of a socket's descriptor that is not in Go's poller, where a thread is woken for every socket whose peer has read something, whether anybody waits or not, and which costs a call when it begins and one when it ends. What waits cannot be used, so only Fd, SyscallConn's Control and Close are.
+// Nobody else uses the socket meanwhile: for a moment it blocks. fd belongs to the file, and is closed if there is an error.
+func Unpolled(fd int, name string) (*os.File, error) {
+	err := setFlags(fd, 0) // os adds to the poller what does not block
+	f := os.NewFile(uintptr(fd), name)
+	if e := SetNonblock(fd); err == nil {
+		err = e
+	}
+	if err != nil {
+		f.Close()
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	return f, nil
+}
+
+// Inode is that of a file; 0 if it cannot be told.
+func Inode(fd int) uint64 {
+	var st syscall.Stat_t
+	if _, _, e := syscall.RawSyscall(syscall.SYS_FSTAT, uintptr(fd), uintptr(unsafe.Pointer(&st)), 0); e != 0 {
+		return 0
+	}
+	return st.Ino
 }
 
 // EpollWait takes events that are there.

@@ -1,8 +1,11 @@
 package nowait
 
 import (
+	"errors"
+	"os"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // TestMessages: records and descriptors go through a pair of sockets, what would wait is EAGAIN, and the end is an empty record.
@@ -54,5 +57,35 @@ func TestMessages(t *testing.T) {
 	}
 	if err := Sendmsg(a, []byte("x"), nil); err != syscall.EPIPE {
 		t.Errorf("sending to nobody: %v", err)
+	}
+}
+
+// TestUnpolled: a file that is not in Go's poller has no deadlines, calls on its descriptor do not wait, and it closes with the file; a descriptor that is none is refused.
+func TestUnpolled(t *testing.T) {
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Close(pair[1])
+	f, err := Unpolled(pair[0], "end")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.SetDeadline(time.Time{}); !errors.Is(err, os.ErrNoDeadline) {
+		t.Errorf("it is in the poller: %v", err)
+	}
+	var p [8]byte
+	if _, err := Read(int(f.Fd()), p[:]); err != syscall.EAGAIN {
+		t.Errorf("reading nothing: %v", err)
+	}
+	if Inode(pair[0]) == 0 || Inode(pair[0]) == Inode(pair[1]) || Inode(-1) != 0 {
+		t.Errorf("the inodes are %d, %d and %d", Inode(pair[0]), Inode(pair[1]), Inode(-1))
+	}
+	f.Close()
+	if n, err := Read(pair[1], p[:]); n != 0 || err != nil {
+		t.Errorf("after Close its peer reads %d, %v", n, err)
+	}
+	if _, err := Unpolled(-1, "none"); err == nil {
+		t.Error("there is a file of no descriptor")
 	}
 }

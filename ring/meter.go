@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/nowait"
 	"sigmaos.dev/sigma"
 )
 
@@ -245,15 +246,9 @@ func (c *Conn) carried() Carried {
 
 // inode is the number of the socket; 0 if that cannot be told.
 func (c *Conn) inode() uint64 {
-	var st unix.Stat_t
-	if err := c.raw.Control(func(fd uintptr) {
-		if unix.Fstat(int(fd), &st) != nil {
-			st.Ino = 0
-		}
-	}); err != nil {
-		return 0
-	}
-	return st.Ino
+	var n uint64
+	c.raw.Control(func(fd uintptr) { n = nowait.Inode(int(fd)) }) // of one that is closed it stays 0
+	return n
 }
 
 // ended counts a connection that is over, which has a slot of its meter own if at is not nil.

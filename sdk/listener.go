@@ -244,7 +244,11 @@ func (l *listener) onReady(epoll uintptr) bool {
 			if int(e.Fd) == l.sock {
 				l.receive()
 			} else if from := l.lines[int(e.Fd)]; from != nil {
-				l.hear(from, hearMost)
+				most := 1 // the epoll tells of the rest again, and no call finds nothing
+				if from.far {
+					most = hearMost // its line may end before that
+				}
+				l.hear(from, most)
 			}
 		}
 	}

@@ -44,20 +44,21 @@ type pool struct {
 	c *Client
 	e sigma.Endpoint
 
-	mu     sync.Mutex
-	began  time.Time       // mu; of counting
-	count  int             // mu; dials since
-	last   time.Time       // mu; dial
-	not    time.Time       // mu; not asked before
-	want   int             // mu
-	asking bool            // mu
-	line   *os.File        // mu; nil = none yet, or it has ended
-	raw    syscall.RawConn // mu; of it
-	had    bool            // mu; sigmad may know one that has ended, or whose answer was lost
-	never  []uint64        // mu; connections of it that did not begin
-	ready  []made          // mu
-	untold int             // mu; connections that have begun since sigmad was told
-	tick   *time.Timer     // mu
+	mu      sync.Mutex
+	began   time.Time       // mu; of counting
+	count   int             // mu; dials since
+	last    time.Time       // mu; dial
+	not     time.Time       // mu; not asked before
+	want    int             // mu
+	asking  chan struct{}   // mu; closed when the batch that is being made is there; nil = none is
+	awaited int             // mu; dials that wait for it
+	line    *os.File        // mu; nil = none yet, or it has ended
+	raw     syscall.RawConn // mu; of it
+	had     bool            // mu; sigmad may know one that has ended, or whose answer was lost
+	never   []uint64        // mu; connections of it that did not begin
+	ready   []made          // mu
+	untold  int             // mu; connections that have begun since sigmad was told
+	tick    *time.Timer     // mu
 }
 
 // made is a connection that has not begun.
@@ -107,7 +108,7 @@ func (c *Client) begin(ctx context.Context, e sigma.Endpoint) net.Conn {
 	if p == nil {
 		return nil
 	}
-	m, ok := p.take(time.Now())
+	m, ok := p.await(ctx)
 	if !ok {
 		return nil
 	}
@@ -168,11 +169,27 @@ func (ps *pools) find(c *Client, e sigma.Endpoint) *pool {
 func (p *pool) idle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.line == nil && !p.asking && time.Since(p.last) > poolWithin
+	return p.line == nil && p.asking == nil && time.Since(p.last) > poolWithin
 }
 
-// take has a connection begin, and more made if there are few left.
-func (p *pool) take(now time.Time) (m made, ok bool) {
+// await is take that waits for the batch that is being made if nothing else is there: sigmad answers one question after another, so a connection of its own would come later. With another machine it would come sooner.
+func (p *pool) await(ctx context.Context) (m made, ok bool) {
+	m, batch, ok := p.take(time.Now())
+	if ok || batch == nil {
+		return m, ok
+	}
+	select {
+	case <-batch:
+	case <-ctx.Done():
+		return m, false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.takeLocked()
+}
+
+// take has a connection begin, and more made if there are few left. If it has none, and should wait, batch is closed when those that are being made are there.
+func (p *pool) take(now time.Time) (m made, batch <-chan struct{}, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now.Sub(p.began) > poolWithin {
@@ -180,6 +197,20 @@ func (p *pool) take(now time.Time) (m made, ok bool) {
 	}
 	p.count++
 	p.last = now
+	m, ok = p.takeLocked()
+	if p.count >= poolAfter && 2*len(p.ready) <= p.want && p.asking == nil && now.After(p.not) {
+		p.asking = make(chan struct{})
+		go p.ask()
+	}
+	if ok || p.asking == nil || p.far() || p.awaited >= poolFirst { // the batch may have no more
+		return m, nil, ok
+	}
+	p.awaited++
+	return m, p.asking, false
+}
+
+// takeLocked has a connection begin.
+func (p *pool) takeLocked() (m made, ok bool) {
 	for !ok && len(p.ready) > 0 {
 		m, p.ready = p.ready[0], p.ready[1:]
 		if m.gone() {
@@ -193,10 +224,6 @@ func (p *pool) take(now time.Time) (m made, ok bool) {
 	}
 	if ok {
 		p.untold++
-	}
-	if p.count >= poolAfter && 2*len(p.ready) <= p.want && !p.asking && now.After(p.not) {
-		p.asking = true
-		go p.ask()
 	}
 	return m, ok
 }
@@ -245,14 +272,11 @@ func (p *pool) ask() {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.asking = false
+	defer p.askedLocked()
 	if err == nil && grant.Line && len(files) > 0 {
 		p.dropLocked()
-		p.line, files = files[0], files[1:]
-		p.raw, err = p.line.SyscallConn()
-		if p.far() {
-			go p.follow(p.line)
-		}
+		err = p.beginLocked(files[0])
+		files = files[1:]
 	}
 	n := len(grant.Tickets)
 	if err != nil || p.line == nil || n == 0 || len(files) != n && len(files) != 2*n {
@@ -278,6 +302,31 @@ func (p *pool) ask() {
 	if p.c.pools.over.Load() {
 		p.dropLocked()
 	}
+}
+
+// askedLocked notes that no batch is being made.
+func (p *pool) askedLocked() {
+	close(p.asking)
+	p.asking, p.awaited = nil, 0
+}
+
+// beginLocked begins to use a line. That of a listener here nobody waits at, and is in no poller: it would tell of each number that the listener has read, and wake a thread of this proc in vain with every dial.
+func (p *pool) beginLocked(line *os.File) (err error) {
+	if !p.far() {
+		defer line.Close()
+		fd, e := duplicate(line)
+		if e != nil {
+			return e
+		}
+		if line, err = nowait.Unpolled(fd, "line"); err != nil {
+			return err
+		}
+	}
+	p.line = line
+	if p.raw, err = line.SyscallConn(); err == nil && p.far() {
+		go p.follow(line)
+	}
+	return err
 }
 
 // follow waits for the end of a line to another machine, where the listener waits for ours when it closes.
@@ -331,7 +380,7 @@ func (p *pool) look() {
 		p.dropLocked()
 		ask.Unused = p.never
 		p.want, p.tick, tell = poolFirst, nil, true
-		if !p.asking { // or ask tells it later
+		if p.asking == nil { // or ask tells it later
 			p.had, p.never = false, nil
 		}
 	} else {
@@ -339,7 +388,7 @@ func (p *pool) look() {
 		p.tick.Reset(poolTick)
 	}
 	p.untold = 0
-	busy := p.asking
+	busy := p.asking != nil
 	p.mu.Unlock()
 	if tell && !busy {
 		ctx, cancel := context.WithTimeout(context.Background(), poolAsking)

@@ -3,9 +3,12 @@ package sdk
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"os"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -72,7 +75,7 @@ func (m *machine) send(a sigmap.Arrival, files ...*os.File) {
 // pool gives a dialler n connections to the listener.
 func (m *machine) pool(number uint64, n int) *pool {
 	m.t.Helper()
-	p := &pool{want: poolFirst, asking: true} // it asks for no more
+	p := &pool{want: poolFirst, asking: make(chan struct{})} // it asks for no more
 	mine, theirs := m.pair(syscall.SOCK_SEQPACKET)
 	var err error
 	p.line = mine
@@ -133,11 +136,17 @@ func (m *machine) accepted(begun map[byte]bool) (n int) {
 
 // begins takes a connection and says on it which it is.
 func begins(p *pool, number byte) bool {
-	m, ok := p.take(time.Now())
+	m, _, ok := p.take(time.Now())
 	if ok {
 		m.file.Write([]byte{number})
 	}
 	return ok
+}
+
+// asks has a pool ask.
+func asks(p *pool) {
+	p.asking = make(chan struct{})
+	p.ask()
 }
 
 // TestPoolHandover: wherever a listener ends among connections that begin, those that have begun are accepted, once, and no other begins; before the first and after the last, and at any moment of a dialler that goes on.
@@ -221,14 +230,14 @@ func TestPoolLost(t *testing.T) {
 	p.mu.Lock()
 	p.dropLocked()
 	p.mu.Unlock()
-	p.ask()
-	p.ask()
+	asks(p)
+	asks(p)
 	if got := sigmad.asked; len(got) != 4 || !got[0].Over || len(got[0].Unused) != 3 || got[1].Over || !got[2].Over || len(got[2].Unused) != 0 || got[3].Over {
 		t.Errorf("asked was %+v", got)
 	}
-	p.asking = true
+	p.asking = make(chan struct{})
 	p.look() // which leaves it to ask
-	if p.ask(); len(sigmad.asked) != 6 || !sigmad.asked[4].Over {
+	if asks(p); len(sigmad.asked) != 6 || !sigmad.asked[4].Over {
 		t.Errorf("while it asks was asked %+v", sigmad.asked)
 	}
 }
@@ -277,7 +286,7 @@ func TestPoolDiscarded(t *testing.T) {
 		"an answer without a line, which the dialler has not": func(m *machine, sigmad *released) {
 			sigmad.grant, sigmad.files = sigmap.PoolGrant{First: 1, Tickets: tickets}, sockets(m, 4)
 			p := &pool{c: m.l.c, e: sigma.Endpoint{Realm: "r", Machine: "m", Proc: "q", ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormStream}}
-			p.ask()
+			asks(p)
 		},
 		"more for a line that the listener has not": func(m *machine, _ *released) {
 			m.send(sigmap.Arrival{Pool: 9, First: 1, Tickets: tickets}, sockets(m, 4)...)
@@ -382,4 +391,54 @@ func TestLines(t *testing.T) {
 	if n := m.accepted(nil); n != 0 || begins(p, 1) {
 		t.Errorf("%d are accepted, or one begins, of a pool without bounds", n)
 	}
+}
+
+// TestPoolAwait: who dials while there is nothing but a batch that is being made waits for it, and begins one of it; no more wait than it has for sure, and nobody whose context ends. The line of a listener here is in no poller.
+func TestPoolAwait(t *testing.T) {
+	m := newMachine(t)
+	p := m.pool(1, 0)
+	p.c, p.line, p.raw = &Client{session: &session.Client{}}, nil, nil
+	p.e = sigma.Endpoint{Realm: "r", Proc: "q", ID: "AAECAwQFBgcICQoLDA0ODw", Form: sigma.FormStream}
+	line, _ := m.pair(syscall.SOCK_SEQPACKET)
+	grant := &released{grant: sigmap.PoolGrant{Line: true, First: 1}, files: []*os.File{line}}
+	for range poolFirst {
+		one, _ := m.pair(syscall.SOCK_STREAM)
+		grant.grant.Tickets, grant.files = append(grant.grant.Tickets, ""), append(grant.files, one)
+	}
+	p.c.files = map[string]sigma.Caller{sigmap.FileEndpoints: grant}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, ok := p.await(ended); ok {
+		t.Error("something begins before there is anything")
+	}
+	var all sync.WaitGroup
+	var begun atomic.Int32
+	for range poolFirst - 1 {
+		all.Go(func() {
+			if one, ok := p.await(t.Context()); ok {
+				begun.Add(1)
+				one.close(p.c)
+			}
+		})
+	}
+	for awaited := 0; awaited < poolFirst; runtime.Gosched() {
+		p.mu.Lock()
+		awaited = p.awaited
+		p.mu.Unlock()
+	}
+	if _, ok := p.await(t.Context()); ok { // at once
+		t.Error("something begins before there is anything")
+	}
+	p.ask()
+	all.Wait()
+	if begun.Load() != poolFirst-1 || len(p.ready) != 1 || p.asking != nil || p.awaited != 0 {
+		t.Errorf("%d begin and %d are left of %d", begun.Load(), len(p.ready), poolFirst)
+	}
+	if err := p.line.SetDeadline(time.Time{}); !errors.Is(err, os.ErrNoDeadline) {
+		t.Errorf("the line is in a poller: %v", err)
+	}
+	p.mu.Lock()
+	p.dropLocked()
+	p.tick.Stop()
+	p.mu.Unlock()
 }

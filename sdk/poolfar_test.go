@@ -54,7 +54,7 @@ func (m *machine) file(c net.Conn) *os.File {
 func (m *machine) farPool(number uint64, n int) (p *pool, shut func()) {
 	m.t.Helper()
 	m.l.endpoint.Machine = "here"
-	p = &pool{want: poolFirst, asking: true, c: &Client{}, e: sigma.Endpoint{Machine: "here"}}
+	p = &pool{want: poolFirst, asking: make(chan struct{}), c: &Client{}, e: sigma.Endpoint{Machine: "here"}}
 	p.c.info.Principal.Machine = "there"
 	mine, theirs := m.far()
 	p.line = mine

@@ -314,6 +314,23 @@ func FilePair(typ int) (a, b *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "pair"), os.NewFile(uintptr(fds[1]), "pair"), nil
 }
 
+// UnpolledPair is FilePair for who passes both ends on, and uses neither (nowait.Unpolled).
+func UnpolledPair(typ int) (a, b *os.File, err error) {
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, typ|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	if a, err = nowait.Unpolled(fds[0], "pair"); err != nil {
+		nowait.Close(fds[1])
+		return nil, nil, err
+	}
+	if b, err = nowait.Unpolled(fds[1], "pair"); err != nil {
+		a.Close()
+		return nil, nil, err
+	}
+	return a, b, nil
+}
+
 // FromFile makes a packet Conn that takes files of a SOCK_SEQPACKET socket; f is closed.
 func FromFile(f *os.File) (Conn, error) {
 	u, err := UnixConn(f)
