@@ -431,14 +431,14 @@ func TestPoolAwait(t *testing.T) {
 	}
 	p.ask()
 	all.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if begun.Load() != poolFirst-1 || len(p.ready) != 1 || p.asking != nil || p.awaited != 0 {
 		t.Errorf("%d begin and %d are left of %d", begun.Load(), len(p.ready), poolFirst)
 	}
 	if err := p.line.SetDeadline(time.Time{}); !errors.Is(err, os.ErrNoDeadline) {
 		t.Errorf("the line is in a poller: %v", err)
 	}
-	p.mu.Lock()
 	p.dropLocked()
 	p.tick.Stop()
-	p.mu.Unlock()
 }
