@@ -3,7 +3,6 @@ package kernel
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,9 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
 )
 
@@ -31,7 +28,10 @@ type copies struct {
 	of    map[string]*ledgerCopy        // mu; by copyKey
 	full  map[sigma.MachineID]time.Time // mu; for which there was no room, and until when nothing of it is taken
 	added int                           // mu; lines since it was tidied
+	there realmsThere                   // mu
 	dirty bool                          // mu
+
+	unsure bool // mu; what another sigmad has kept was not compared yet with which realms there are
 }
 
 // copyKey is of what a machine told of a ledger.
@@ -50,6 +50,7 @@ type ledgerCopy struct {
 
 // copiedRealm is a realm's part of it.
 type copiedRealm struct {
+	Made  made                        `json:"made,omitempty"`
 	Sum   *state.RealmUsage           `json:"sum,omitempty"` // of the hours until Until, which are not kept singly any more
 	Until int64                       `json:"until,omitempty"`
 	Hours map[int64]*state.RealmUsage `json:"hours"`
@@ -95,32 +96,8 @@ func newCopies(dir string) (*copies, error) {
 			maps.DeleteFunc(r.Hours, func(_ int64, h *state.RealmUsage) bool { return h == nil })
 		}
 	}
+	c.unsure = len(c.of) > 0
 	return c, nil
-}
-
-// telling is what a machine tells at a time.
-type telling struct {
-	ledger  uint64
-	since   uint64          // what is new since this version; 0 = all
-	version uint64          // of the ledger, as far as it is told then
-	gone    []sigma.RealmID // removed since
-	text    []byte          // lines of /sys/usage
-}
-
-func (t *telling) code(c *sigmap.Coder) {
-	gone := make([]string, len(t.gone))
-	for i, r := range t.gone {
-		gone[i] = string(r)
-	}
-	c.U64(&t.ledger)
-	c.U64(&t.since)
-	c.U64(&t.version)
-	c.Strs(&gone)
-	c.Data(&t.text)
-	t.gone = t.gone[:0]
-	for _, r := range gone {
-		t.gone = append(t.gone, sigma.RealmID(r))
-	}
 }
 
 // take notes what a machine tells, and gives the version that is held then, which is another one than was told if it does not go on from what was held. An hour that cannot be, as of a machine whose clock was wrong, is left out; odd: for the first time.
@@ -129,14 +106,14 @@ func (c *copies) take(now time.Time, m sigma.MachineID, t *telling) (held uint64
 	if t.ledger == 0 || len(t.gone) > copyGone {
 		return 0, false, sigma.Errorf(op, sigma.KindInvalid, "no ledger is told of")
 	}
-	hours, err := parseLines[state.RealmUsage](t.text)
+	hours, err := parseLines[toldHour](t.text)
 	if err != nil {
 		return 0, false, sigma.Errorf(op, sigma.KindInvalid, "machine %s tells what is no usage: %v", m, err)
 	}
 	told := len(hours)
-	hours = slices.DeleteFunc(hours, func(h state.RealmUsage) bool {
+	hours = slices.DeleteFunc(hours, func(h toldHour) bool {
 		least, most := min(h.CPU, h.Memory, h.Served, h.Services.Named.CPU, h.Services.S3d.CPU, h.Services.Dbd.CPU), max(h.CPU, h.Memory, h.Served, h.Services.CPU())
-		return sigma.RealmID(h.Realm).Check() != nil || h.From.Unix() <= 0 || h.From.Unix()%3600 != 0 || h.From.After(now.Add(copyAhead)) || least < 0 || most > copyMost
+		return sigma.RealmID(h.Realm).Check() != nil || h.From.Unix() <= 0 || h.From.Unix()%3600 != 0 || h.From.After(now.Add(copyAhead)) || least < 0 || most > copyMost || h.Made < 0
 	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -167,20 +144,71 @@ func (c *copies) take(now time.Time, m sigma.MachineID, t *telling) (held uint64
 	for i := range hours {
 		h := &hours[i]
 		h.Machine, h.Told = "", nil
-		r := one.Realms[sigma.RealmID(h.Realm)]
-		if r == nil {
-			r = &copiedRealm{Hours: map[int64]*state.RealmUsage{}}
-			one.Realms[sigma.RealmID(h.Realm)] = r
-		}
-		if hour := h.From.Unix() / 3600; hour > r.Until {
-			r.Hours[hour] = h
-			c.added++
+		if r := c.partLocked(one, h); r != nil {
+			if hour := h.From.Unix() / 3600; hour > r.Until {
+				r.Hours[hour] = &h.RealmUsage
+				c.added++
+			}
 		}
 	}
 	if c.added > copyLines/10 {
 		c.tidyLocked(now)
 	}
 	return t.version, odd, nil
+}
+
+// partLocked is the part of a ledger's copy that an hour belongs to; nil if it is of a realm that is gone.
+func (c *copies) partLocked(one *ledgerCopy, h *toldHour) *copiedRealm {
+	realm := sigma.RealmID(h.Realm)
+	r, is := one.Realms[realm], c.there.made[realm]
+	if h.Made != 0 && h.Made < is || h.Made == 0 && is.before(h.From.Unix()/3600) {
+		return nil
+	}
+	if r != nil && h.Made != 0 && r.Made != h.Made {
+		switch {
+		case r.Made == 0:
+			r.is(h.Made)
+		case h.Made < r.Made:
+			return nil
+		default:
+			r = nil
+		}
+	}
+	if r == nil {
+		r = &copiedRealm{Made: h.Made, Hours: map[int64]*state.RealmUsage{}}
+		one.Realms[realm] = r
+	}
+	return r
+}
+
+// is notes which realm it is, and forgets what was used by one before.
+func (r *copiedRealm) is(of made) {
+	r.Made = of
+	maps.DeleteFunc(r.Hours, func(hour int64, _ *state.RealmUsage) bool { return of.before(hour) })
+	if of.before(r.Until) {
+		r.Sum = nil
+	}
+}
+
+// heard takes which realms there are, and forgets what was used by others.
+func (c *copies) heard(now time.Time, there map[sigma.RealmID]made) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unsure = false
+	judge := c.there.hear(now, there)
+	for key, one := range c.of {
+		for realm, r := range one.Realms {
+			is, over := judge(key+"/"+string(realm), realm, r.Made)
+			switch {
+			case over:
+				delete(one.Realms, realm)
+				c.dirty = true
+			case r.Made == 0 && is != 0:
+				r.is(is)
+				c.dirty = true
+			}
+		}
+	}
 }
 
 // tidyLocked forgets what is old, and adds up the older hours of too many.
@@ -295,62 +323,6 @@ func (c *copies) drop(realm sigma.RealmID) {
 	}
 }
 
-// copyInfo is a copy, without what is in it.
-type copyInfo struct {
-	ID      uint64          `json:"ledger"`
-	Machine sigma.MachineID `json:"machine"`
-	Former  bool            `json:"former"`
-	Version uint64          `json:"version"`
-	Told    time.Time       `json:"told"`
-
-	keeper sigma.MachineID // who has it
-}
-
-// list gives some copies after one, by key, as lines.
-func (c *copies) list(after string) (text []byte, last string, more bool, err error) {
-	c.mu.Lock()
-	all := map[string]copyInfo{}
-	for key, one := range c.of {
-		if key > after {
-			all[key] = copyInfo{ID: one.ID, Machine: one.Machine, Former: one.Former, Version: one.Version, Told: one.Told}
-		}
-	}
-	c.mu.Unlock()
-	for _, key := range slices.Sorted(maps.Keys(all)) {
-		if len(text) >= usagePage {
-			return text, last, true, nil
-		}
-		line, err := state.Line(all[key])
-		if err != nil {
-			return nil, "", false, err
-		}
-		text, last = append(text, line...), key
-	}
-	return text, last, false, nil
-}
-
-// hours are what a copy has of a realm, or of all ("").
-func (c *copies) hours(m sigma.MachineID, id uint64, realm sigma.RealmID) (out []state.RealmUsage) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	one := c.of[copyKey(m, id)]
-	if one == nil {
-		return nil
-	}
-	for of, r := range one.Realms {
-		if realm != "" && of != realm {
-			continue
-		}
-		if r.Sum != nil {
-			out = append(out, *r.Sum)
-		}
-		for _, h := range r.Hours {
-			out = append(out, *h)
-		}
-	}
-	return out
-}
-
 // save writes the file, if something is new.
 func (c *copies) save(now time.Time) error {
 	c.mu.Lock()
@@ -383,213 +355,4 @@ func parseLines[T any](text []byte) (out []T, err error) {
 		out = append(out, v)
 	}
 	return out, nil
-}
-
-// peerTold notes what another machine tells of its ledger, and answers with the version that is held then.
-func (k *Kernel) peerTold(_ context.Context, who identity.Subject, payload []byte) ([]byte, error) {
-	var t telling
-	if err := sigmap.Parse(payload, t.code); err != nil {
-		return nil, err
-	}
-	held, odd, err := k.copies.take(time.Now(), who.Machine, &t)
-	if err != nil {
-		return nil, err
-	}
-	if odd {
-		k.cfg.Log.Warn("a machine tells of usage in an hour that cannot be, which is left out; was its clock wrong?", "machine", who.Machine)
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.U64(&held) })
-}
-
-// peerCopies lists the copies that this machine has.
-func (k *Kernel) peerCopies(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var after string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&after) }); err != nil {
-		return nil, err
-	}
-	text, last, more, err := k.copies.list(after)
-	if err != nil {
-		return nil, err
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
-}
-
-// peerCopied tells what is in one.
-func (k *Kernel) peerCopied(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
-	var one copyInfo
-	var machine, realm, after string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
-		c.U64(&one.ID)
-		c.Str(&machine)
-		c.Str(&realm)
-		c.Str(&after)
-		c.Time(&one.Told)
-	}); err != nil {
-		return nil, err
-	}
-	one.Machine = sigma.MachineID(machine)
-	text, last, more, err := k.copies.page(one, sigma.RealmID(realm), after)
-	if err != nil {
-		return nil, err
-	}
-	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
-}
-
-// page is as a ledger's. The lines say when they were told, if that is not zero.
-func (c *copies) page(one copyInfo, realm sigma.RealmID, after string) (text []byte, last string, more bool, err error) {
-	p := pager{after: after}
-	for _, h := range c.hours(one.Machine, one.ID, realm) {
-		h.Machine = string(one.Machine)
-		if !one.Told.IsZero() {
-			told := one.Told.UTC()
-			h.Told = &told
-		}
-		p.add(sigma.RealmID(h.Realm), h.From.Unix()/3600, "", h)
-	}
-	return p.page(one.Machine)
-}
-
-// tellLedger tells the control machines what is new in this machine's ledger, until ctx ends.
-func (k *Kernel) tellLedger(ctx context.Context) {
-	select {
-	case <-k.enrolled:
-	case <-ctx.Done():
-		return
-	}
-	known := map[sigma.MachineID]*toldKeeper{}
-	every := time.NewTicker(copyEvery)
-	defer every.Stop()
-	for ctx.Err() == nil {
-		to := k.controls()
-		for m := range known {
-			if !slices.Contains(to, m) {
-				delete(known, m)
-			}
-		}
-		for _, m := range to {
-			if known[m] == nil {
-				known[m] = &toldKeeper{}
-			}
-		}
-		eachOf(len(to)+1, to, func(m sigma.MachineID) {
-			if err := k.tellKeeper(ctx, m, known[m]); err != nil {
-				k.cfg.Log.Debug("a control machine does not hear what realms use", "machine", m, "err", err)
-			}
-		})
-		select {
-		case <-every.C:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// toldKeeper is what a control machine was told.
-type toldKeeper struct {
-	version uint64
-	at      time.Time
-}
-
-// tellKeeper tells one control machine.
-func (k *Kernel) tellKeeper(ctx context.Context, m sigma.MachineID, to *toldKeeper) error {
-	ctx, cancel := context.WithTimeout(ctx, findMax)
-	defer cancel()
-	for more := true; more; {
-		t := telling{ledger: k.ledger.id, since: to.version}
-		var err error
-		if t.text, t.gone, t.version, more, err = k.ledger.since(to.version); err != nil {
-			return err
-		}
-		if t.version == to.version && time.Since(to.at) < copyLeast {
-			return nil
-		}
-		var held uint64
-		if err := k.ask(ctx, m, peerTold, t.code, func(c *sigmap.Coder) { c.U64(&held) }); err != nil {
-			return err
-		}
-		to.at = time.Now()
-		switch {
-		case held == t.version:
-			to.version = held
-		case t.since == 0:
-			return sigma.Errorf("kernel.tellKeeper", sigma.KindInvalid, "all was told, and it holds another version")
-		case held < t.version: // it does not hold what was told before
-			to.version, more = held, true
-		default: // of a sigmad whose clock was ahead
-			to.version, more = 0, true
-		}
-	}
-	return nil
-}
-
-// copiesKnown lists the copies that there are, of each machine and ledger the one that holds the most.
-func (k *Kernel) copiesKnown() []copyInfo {
-	out, _ := recall(&k.memo, "copies", func() ([]copyInfo, error) {
-		ctx, cancel := k.asked()
-		defer cancel()
-		var mu sync.Mutex
-		best := map[string]copyInfo{}
-		note := func(keeper sigma.MachineID, list func(after string) ([]byte, string, bool, error)) {
-			after, more := "", true
-			for more {
-				text, last, left, err := list(after)
-				if err != nil {
-					return
-				}
-				all, err := parseLines[copyInfo](text)
-				if err != nil {
-					return
-				}
-				mu.Lock()
-				for _, one := range all {
-					key := copyKey(one.Machine, one.ID)
-					one.keeper = keeper
-					if so, is := best[key]; !is || cmp.Or(cmp.Compare(one.Version, so.Version), one.Told.Compare(so.Told)) > 0 {
-						best[key] = one
-					}
-				}
-				mu.Unlock()
-				after, more = last, left && last > after
-			}
-		}
-		note(k.cfg.Machine, k.copies.list)
-		alive := k.others()
-		keepers := slices.DeleteFunc(k.controlsKnown(), func(m sigma.MachineID) bool { return !slices.Contains(alive, m) })
-		eachOf(len(keepers)+1, keepers, func(m sigma.MachineID) {
-			note(m, func(after string) (text []byte, last string, more bool, err error) {
-				err = k.ask(ctx, m, peerCopies, func(c *sigmap.Coder) { c.Str(&after) }, func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
-				return slices.Clone(text), last, more, err
-			})
-		})
-		return slices.Collect(maps.Values(best)), nil
-	})
-	return out
-}
-
-// controlsKnown are the control machines but for this one; none before it is registered.
-func (k *Kernel) controlsKnown() []sigma.MachineID {
-	if !k.registered() {
-		return nil
-	}
-	return k.controls()
-}
-
-// usageOfCopy is usageOfMachine of a copy.
-func (k *Kernel) usageOfCopy(ctx context.Context, one copyInfo, of sigma.RealmID, after string) (text []byte, last string, more bool, err error) {
-	if one.keeper == k.cfg.Machine {
-		return k.copies.page(one, of, after)
-	}
-	ctx, cancel := context.WithTimeout(ctx, findMax)
-	defer cancel()
-	machine, realm := string(one.Machine), string(of)
-	err = k.ask(ctx, one.keeper, peerCopied, func(c *sigmap.Coder) {
-		c.U64(&one.ID)
-		c.Str(&machine)
-		c.Str(&realm)
-		c.Str(&after)
-		c.Time(&one.Told)
-	}, func(c *sigmap.Coder) { c.Data(&text); c.Str(&last); c.Bool(&more) })
-	if err == nil && more && last <= after {
-		err = sigma.Errorf("kernel.usage", sigma.KindInvalid, "the machine tells the same again and again")
-	}
-	return slices.Clone(text), last, more, err
 }

@@ -33,6 +33,9 @@ type ledger struct {
 	ended   map[sigma.RealmID][]*ledgerProc // mu; the latest of each realm, oldest first; what has ended does not change any more
 	kept    int                             // mu; in ended
 	spent   map[ledgerClass]time.Duration   // mu; processor time since this sigmad began
+	made    map[sigma.RealmID]made          // mu; which realm of the name it is that something is kept of, as far as that is known
+	realms  realmsThere                     // mu
+	unsure  bool                            // mu; what another sigmad has kept was not compared yet with which realms there are
 	dirty   bool                            // mu
 }
 
@@ -74,6 +77,7 @@ type ledgerFile struct {
 	Hours   []state.RealmUsage           `json:"hours"`
 	Running map[sigma.ProcID]*ledgerProc `json:"running"`
 	Ended   []*ledgerProc                `json:"ended"`
+	Made    map[sigma.RealmID]made       `json:"made"`
 }
 
 const (
@@ -94,7 +98,8 @@ const (
 
 // newLedger reads what another sigmad has kept. Between the two nothing is counted but processor time, so that no change of the clock is. A damaged file is none, which is said.
 func newLedger(dir string, now time.Time) (*ledger, error) {
-	l := &ledger{path: filepath.Join(dir, "usage"), id: rand.Uint64()>>1 + 1, version: uint64(max(1, now.UnixMicro())), hours: map[ledgerKey]*ledgerHour{}, gone: map[sigma.RealmID]uint64{}, running: map[sigma.ProcID]*ledgerProc{}, ended: map[sigma.RealmID][]*ledgerProc{}, spent: map[ledgerClass]time.Duration{}}
+	l := &ledger{path: filepath.Join(dir, "usage"), id: rand.Uint64()>>1 + 1, version: uint64(max(1, now.UnixMicro())), hours: map[ledgerKey]*ledgerHour{}, gone: map[sigma.RealmID]uint64{}, running: map[sigma.ProcID]*ledgerProc{}, ended: map[sigma.RealmID][]*ledgerProc{}, spent: map[ledgerClass]time.Duration{},
+		made: map[sigma.RealmID]made{}}
 	text, err := os.ReadFile(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return l, nil
@@ -126,6 +131,8 @@ func newLedger(dir string, now time.Time) (*ledger, error) {
 			l.kept++
 		}
 	}
+	maps.Copy(l.made, kept.Made)
+	l.unsure = len(l.hours)+len(l.ended) > 0
 	l.cutLocked()
 	return l, nil
 }
@@ -296,6 +303,11 @@ func (l *ledger) classes() (spent map[ledgerClass]time.Duration, running map[sig
 func (l *ledger) drop(realm sigma.RealmID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.dropLocked(realm, time.Time{})
+}
+
+// dropLocked forgets what a realm has used, but for procs that run and began after a time which is not zero: they are another's.
+func (l *ledger) dropLocked(realm sigma.RealmID, until time.Time) {
 	l.dirty = true
 	for key := range l.hours {
 		if key.realm == realm {
@@ -303,7 +315,7 @@ func (l *ledger) drop(realm sigma.RealmID) {
 		}
 	}
 	for id, p := range l.running {
-		if p.Realm == realm {
+		if p.Realm == realm && (until.IsZero() || p.Began.Before(until)) {
 			delete(l.running, id)
 		}
 	}
@@ -318,9 +330,58 @@ func (l *ledger) drop(realm sigma.RealmID) {
 		}
 		delete(l.gone, oldest)
 	}
+	delete(l.made, realm)
 	l.forgetLocked(realm)
 	for _, class := range []sigma.Class{sigma.BestEffort, sigma.LatencyCritical} {
 		delete(l.spent, ledgerClass{realm, class})
+	}
+}
+
+// heard takes which realms there are, and forgets what was used by others.
+func (l *ledger) heard(now time.Time, there map[sigma.RealmID]made) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unsure = false
+	of := map[sigma.RealmID]bool{}
+	for key := range l.hours {
+		of[key.realm] = true
+	}
+	for realm := range l.ended {
+		of[realm] = true
+	}
+	for _, p := range l.running {
+		of[p.Realm] = true
+	}
+	judge := l.realms.hear(now, there)
+	for realm := range of {
+		was := l.made[realm]
+		is, over := judge(string(realm), realm, was)
+		if over && is != 0 {
+			l.dropLocked(realm, time.Unix(0, int64(is)))
+		} else if over {
+			l.dropLocked(realm, time.Time{})
+		}
+		if is != 0 && (over || was == 0) {
+			l.isLocked(realm, is)
+		}
+	}
+	maps.DeleteFunc(l.made, func(realm sigma.RealmID, _ made) bool { return !of[realm] })
+}
+
+// isLocked notes which realm it is, and forgets what was used by one before.
+func (l *ledger) isLocked(realm sigma.RealmID, is made) {
+	l.dirty = true
+	l.made[realm] = is
+	for key := range l.hours {
+		if key.realm == realm && is.before(key.hour) {
+			delete(l.hours, key)
+		}
+	}
+	all := len(l.ended[realm])
+	l.ended[realm] = slices.DeleteFunc(l.ended[realm], func(p *ledgerProc) bool { return p.Until.UnixNano() < int64(is) })
+	l.kept -= all - len(l.ended[realm])
+	if len(l.ended[realm]) == 0 {
+		delete(l.ended, realm)
 	}
 }
 
@@ -348,9 +409,11 @@ func (l *ledger) hoursLocked(realm sigma.RealmID) []state.RealmUsage {
 func (l *ledger) since(version uint64) (text []byte, gone []sigma.RealmID, last uint64, more bool, err error) {
 	l.mu.Lock()
 	var hours []ledgerHour
-	for _, h := range l.hours {
+	of := map[sigma.RealmID]made{}
+	for key, h := range l.hours {
 		if h.changed > version {
 			hours = append(hours, *h)
+			of[key.realm] = l.made[key.realm]
 		}
 	}
 	removed := maps.Clone(l.gone)
@@ -362,7 +425,7 @@ func (l *ledger) since(version uint64) (text []byte, gone []sigma.RealmID, last 
 			last, more = hours[i-1].changed, true
 			break
 		}
-		line, err := state.Line(hours[i].RealmUsage)
+		line, err := state.Line(toldHour{hours[i].RealmUsage, of[sigma.RealmID(hours[i].Realm)]})
 		if err != nil {
 			return nil, nil, 0, false, err
 		}
@@ -389,7 +452,7 @@ func (l *ledger) save() error {
 		l.mu.Unlock()
 		return nil
 	}
-	file := ledgerFile{ID: l.id, Hours: l.hoursLocked(""), Running: make(map[sigma.ProcID]*ledgerProc, len(l.running))}
+	file := ledgerFile{ID: l.id, Hours: l.hoursLocked(""), Running: make(map[sigma.ProcID]*ledgerProc, len(l.running)), Made: maps.Clone(l.made)}
 	for id, p := range l.running {
 		now := *p
 		file.Running[id] = &now

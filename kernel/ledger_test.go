@@ -2,13 +2,16 @@ package kernel
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
@@ -198,6 +201,76 @@ func TestFarUsage(t *testing.T) {
 		text, _, err := x.m["m1"].connect(sigma.SystemRealm).Get(t.Context(), "/sys/usage-procs")
 		return err == nil && strings.Contains(string(text), `{"machine":"m3","missing":`)
 	})
+}
+
+type usageLines = lines[usageCursor]
+
+// Goal: what one read tells of a machine is the machine's own word, or a copy of it, whatever becomes of the machine between its pages: never some of both. What cannot be read to its end is said to be missing.
+func TestUsageOfOneSource(t *testing.T) {
+	x := newThree(t)
+	const hours = 400 // more than a page; of a realm that is older than they are
+	for i := range hours {
+		x.m["m3"].k.ledger.started(time.Now().Add(-time.Duration(i)*time.Hour), sigma.SystemRealm, "p", "", 1, sigma.BestEffort)
+	}
+	eventually(t, "the control machine is told", func() bool {
+		return starts(x.m["m1"].k.copies, "m3", x.m["m3"].k.ledger.id, "") == hours
+	})
+	lost := func(is bool) {
+		x.change(func(m *identity.Member) { m.Lost = is && m.Machine == "m3" })
+	}
+	// read tells of m3's lines: how many there are, how many of them were told, and whether one says that something is missing. between runs once some are read.
+	read := func(between func()) (lines, told int, missing bool) {
+		f := (&root{tree: &tree{k: x.m["m1"].k, principal: sigma.Principal{Realm: sigma.SystemRealm, System: true}}, realm: sigma.SystemRealm}).usageFile(nameUsage).(*usageLines)
+		var at usageCursor
+		for more := true; more; {
+			var text []byte
+			var err error
+			if text, at, more, err = f.page(t.Context(), at); err != nil {
+				t.Fatal(err)
+			}
+			for line := range bytes.Lines(text) {
+				var u struct {
+					state.RealmUsage
+					Missing string `json:"missing"`
+				}
+				if err := json.Unmarshal(line, &u); err != nil {
+					t.Fatal(err)
+				}
+				if u.Machine != "m3" {
+					continue
+				}
+				missing = missing || u.Missing != ""
+				if u.Missing == "" {
+					lines++
+				}
+				if u.Told != nil {
+					told++
+				}
+			}
+			if lines > 0 && between != nil {
+				between()
+				between = nil
+			}
+		}
+		return lines, told, missing
+	}
+	if lines, told, missing := read(nil); lines != hours || told != 0 || missing {
+		t.Errorf("%d lines of m3 are read, %d of them told, missing %v", lines, told, missing)
+	}
+	if lines, told, missing := read(func() { lost(true) }); lines == 0 || lines == hours || told != 0 || !missing {
+		t.Errorf("lost between the pages: %d lines of m3, %d of them told, missing %v", lines, told, missing)
+	}
+	if lines, told, missing := read(func() { lost(false) }); lines != hours || told != hours || missing {
+		t.Errorf("back between the pages: %d lines of m3, %d of them told, missing %v", lines, told, missing)
+	}
+	if lines, _, missing := read(func() {
+		x.mu.Lock()
+		x.members = slices.DeleteFunc(x.members, func(m identity.Member) bool { return m.Machine == "m3" })
+		x.mu.Unlock()
+		lost(false)
+	}); lines > hours || (lines < hours) != missing {
+		t.Errorf("removed between the pages: %d lines of m3, missing %v", lines, missing)
+	}
 }
 
 // Goal: /sys/usage tells a tenant of its own realm, the provider of all.

@@ -21,7 +21,9 @@ const usagePage = 40 << 10
 // usageCursor is how far a reader has come.
 type usageCursor struct {
 	machine sigma.MachineID // the last that was asked; "" = none
-	copy    uint64          // the number of the ledger, if a copy was asked
+	copy    uint64          // the number of the ledger, if it is only known by a copy
+	ledger  uint64          // that the machine itself was asked of, as far as that is known
+	from    copyInfo        // the copy that tells; ID 0 = the machine itself
 	after   string          // the last key it told; "" = it has told all
 }
 
@@ -31,6 +33,10 @@ func (l *ledger) page(what string, self sigma.MachineID, realm sigma.RealmID, af
 	var hours []state.RealmUsage
 	var procs []*ledgerProc
 	l.mu.Lock() // for no longer than it takes to copy
+	if realm != "" && l.unsure {
+		l.mu.Unlock()
+		return nil, "", false, notHeard()
+	}
 	if what == nameUsage {
 		hours = l.hoursLocked(realm)
 	} else {
@@ -128,28 +134,34 @@ func (r *root) usageFile(what string) sigma.File {
 		i, found := slices.BinarySearchFunc(sources, at, func(s usageSource, at usageCursor) int {
 			return cmp.Or(cmp.Compare(s.machine, at.machine), cmp.Compare(s.copy.ID, at.copy))
 		})
-		if found && at.after == "" { // it has told all
+		if found {
 			i++
-		} else if !found {
-			at.after = ""
 		}
-		if i >= len(sources) {
+		for i < len(sources) && sources[i].machine == at.machine && sources[i].copy.ID == at.ledger { // it has told this itself, and is no member any more
+			i++
+		}
+		var left bool
+		if at.after != "" { // whoever began goes on: what a machine and its copies know are of different times
+			text, at.after, left, err = k.usageFrom(ctx, at.machine, at.from, what, of, at.after)
+		} else if i < len(sources) {
+			s := sources[i]
+			i++
+			at = usageCursor{machine: s.machine, copy: s.copy.ID, ledger: s.lost.ID}
+			text, at.from, at.after, left, err = k.usageOfSource(ctx, s, what, of)
+		} else {
 			return nil, at, false, nil
 		}
-		s := sources[i]
-		at.machine, at.copy = s.machine, s.copy.ID
-		var left bool
-		if text, at.after, left, err = k.usageOfSource(ctx, s, what, of, at.after); err != nil {
+		if err != nil {
 			if ctx.Err() != nil {
 				return nil, at, false, err
 			}
-			text, err = state.Line(state.UsageMissing{Machine: string(s.machine), Missing: err.Error()})
+			text, err = state.Line(state.UsageMissing{Machine: string(at.machine), Missing: err.Error()})
 			left = false
 		}
 		if !left {
 			at.after = ""
 		}
-		return text, at, left || i+1 < len(sources), err
+		return text, at, left || i < len(sources), err
 	})
 }
 
@@ -198,14 +210,22 @@ func sourcesOf(members []sigma.MachineID, own uint64, known []copyInfo) (out []u
 	return out
 }
 
-func (k *Kernel) usageOfSource(ctx context.Context, s usageSource, what string, of sigma.RealmID, after string) (text []byte, last string, more bool, err error) {
-	if s.copy.ID != 0 {
-		return k.usageOfCopy(ctx, s.copy, of, after)
+// usageOfSource begins with a source. from is who tells.
+func (k *Kernel) usageOfSource(ctx context.Context, s usageSource, what string, of sigma.RealmID) (text []byte, from copyInfo, last string, more bool, err error) {
+	from = s.copy
+	if text, last, more, err = k.usageFrom(ctx, s.machine, from, what, of, ""); err != nil && from.ID == 0 && s.lost.ID != 0 && ctx.Err() == nil {
+		from = s.lost
+		text, last, more, err = k.usageFrom(ctx, s.machine, from, what, of, "")
 	}
-	if text, last, more, err = k.usageOfMachine(ctx, s.machine, what, of, after); err != nil && s.lost.ID != 0 && ctx.Err() == nil {
-		return k.usageOfCopy(ctx, s.lost, of, after)
+	return text, from, last, more, err
+}
+
+// usageFrom gives what comes after a key, of a copy or, if that has no number, of the machine itself.
+func (k *Kernel) usageFrom(ctx context.Context, m sigma.MachineID, from copyInfo, what string, of sigma.RealmID, after string) (text []byte, last string, more bool, err error) {
+	if from.ID != 0 {
+		return k.usageOfCopy(ctx, from, of, after)
 	}
-	return text, last, more, err
+	return k.usageOfMachine(ctx, m, what, of, after)
 }
 
 // usageMachines are all that are members, whether they are there or not, in order.
