@@ -1,6 +1,7 @@
 package sdk
 
 import (
+	"bytes"
 	"context"
 	"sync"
 	"time"
@@ -23,6 +24,9 @@ type Election struct {
 	TTL time.Duration
 	// Fenced are directories that Campaign fences at the new epoch (FenceAtEpoch) before it returns. A server refuses the former leader as soon as it has had a request of the new one's.
 	Fenced []string
+	// Succeeds: whoever made the leader's file with the same Data, of kind KindFile, is known to be dead, as the former life of a program of which there is one at a machine, by what Data says. The program leads in its place at once, before others who wait;
+	// it need not wait for the lease of the dead.
+	Succeeds bool
 }
 
 // Leadership is won by Campaign. Safe for concurrent use.
@@ -104,7 +108,13 @@ func (x elector) stand(ctx context.Context, e Election, k *keeper) (sigma.Fence,
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(k.ctx, cancel)()
-	_, err := x.tree.Put(ctx, e.Path, e.Data, sigma.PutOptions{Kind: e.Kind, Perm: 0o644, MustMake: true, Wait: true, Lease: k.id})
+	leads, err := false, error(nil)
+	if e.Succeeds {
+		leads, err = x.succeed(ctx, e, k)
+	}
+	if err == nil && !leads {
+		_, err = x.tree.Put(ctx, e.Path, e.Data, sigma.PutOptions{Kind: e.Kind, Perm: 0o644, MustMake: true, Wait: true, Lease: k.id})
+	}
 	if err != nil {
 		return sigma.Fence{}, err
 	}
@@ -118,6 +128,24 @@ func (x elector) stand(ctx context.Context, e Election, k *keeper) (sigma.Fence,
 		err = ctx.Err() // it was lost in between
 	}
 	return f, err
+}
+
+// succeed makes the leader's file the lease's, if it is there with the same data, and reports whether it did. Nobody leads meanwhile: it is done in one step, and only if the file is still the one that was read.
+func (x elector) succeed(ctx context.Context, e Election, k *keeper) (bool, error) {
+	data, id, err := x.tree.Get(ctx, e.Path)
+	if err == nil {
+		if e.Kind != sigma.KindFile || !bytes.Equal(data, e.Data) {
+			return false, nil
+		}
+		_, err = x.tree.Put(ctx, e.Path, e.Data, sigma.PutOptions{Perm: 0o644, MustExist: true, IfVersion: id.Version, Lease: k.id})
+	}
+	switch kind := sigma.KindOf(err); {
+	case err == nil:
+		return true, nil
+	case kind == sigma.KindNotFound, kind == sigma.KindVersion: // it is gone, or another's by now
+		return false, nil
+	}
+	return false, err
 }
 
 // keeper renews a lease and notices when it is lost.

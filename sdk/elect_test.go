@@ -179,6 +179,57 @@ func TestCampaign(t *testing.T) {
 	})
 }
 
+// TestCampaignSucceeds: who succeeds a leader of its name that has died leads at once and before others who wait, and stays when the lease of the dead ends; of another name it waits, and it takes no file that is another's by then.
+func TestCampaignSucceeds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, tree := t.Context(), memfs.New(memfs.Config{})
+		defer tree.Close()
+		first, next, other, last := newVoter(t, tree), newVoter(t, tree), newVoter(t, tree), newVoter(t, tree)
+		one := Election{Path: "/leader", Data: []byte("m1"), TTL: 3 * time.Second, Succeeds: true}
+		two := one
+		two.Data = []byte("m2")
+		out := make(chan won, 10)
+		elected := func(v *voter, epoch sigma.Epoch) *Leadership {
+			t.Helper()
+			synctest.Wait()
+			select {
+			case w := <-out:
+				if w.err != nil || w.who != v || w.Fence().Epoch != epoch {
+					t.Fatalf("elected is %+v, %v", w, w.err)
+				}
+				return w.Leadership
+			default:
+				t.Fatal("nobody is elected")
+				return nil
+			}
+		}
+		first.start(ctx, one, out) // nobody is there to be succeeded
+		dead := elected(first, 1)
+		other.start(ctx, two, out)
+		none(t, out)
+		first.setCut(true)
+		next.start(ctx, one, out)
+		leads := elected(next, 2)
+		<-time.After(time.Minute)
+		none(t, out)
+		if isLost(leads) || !isLost(dead) {
+			t.Error("the lease of the dead decides about its successor")
+		}
+		if err := errors.Join(dead.Resign(ctx), leads.Resign(ctx)); err != nil {
+			t.Error(err)
+		}
+		theirs := elected(other, 3)
+		last.start(ctx, one, out)
+		none(t, out)
+		if err := theirs.Resign(ctx); err != nil {
+			t.Error(err)
+		}
+		if err := elected(last, 4).Resign(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestCampaignAgain: a candidate whose lease ends while it waits stands again, as soon as leases are granted again.
 func TestCampaignAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

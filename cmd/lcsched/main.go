@@ -60,7 +60,7 @@ func lead(ctx context.Context, c *sdk.Client, s *lcsched.Service, log *slog.Logg
 		}
 		var l *sdk.Leadership
 		if err == nil {
-			l, err = c.Campaign(ctx, sdk.Election{Path: leaderFile, Data: []byte(c.Info().Principal.Machine), TTL: leaseTTL, Fenced: []string{initd.Dir}})
+			l, err = c.Campaign(ctx, sdk.Election{Path: leaderFile, Data: []byte(c.Info().Principal.Machine), TTL: leaseTTL, Fenced: []string{initd.Dir}, Succeeds: true}) // a machine has one lcsched at a time, and this one does not lead
 		}
 		if err != nil {
 			if text := err.Error(); text != said && ctx.Err() == nil {
