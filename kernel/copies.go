@@ -80,11 +80,20 @@ func newCopies(dir string) (*copies, error) {
 		return c, nil
 	}
 	if err == nil {
-		err = json.Unmarshal(text, &c.of)
+		err = c.parse(text)
 	}
-	if err != nil {
+	c.unsure = len(c.of) > 0
+	return c, err
+}
+
+// parse reads what text makes; what is in it and no usage is left out.
+func (c *copies) parse(text []byte) error {
+	if err := json.Unmarshal(text, &c.of); err != nil {
 		c.of = map[string]*ledgerCopy{}
-		return c, err
+		return err
+	}
+	if c.of == nil { // null
+		c.of = map[string]*ledgerCopy{}
 	}
 	maps.DeleteFunc(c.of, func(_ string, one *ledgerCopy) bool { return one == nil })
 	for _, one := range c.of {
@@ -96,8 +105,16 @@ func newCopies(dir string) (*copies, error) {
 			maps.DeleteFunc(r.Hours, func(_ int64, h *state.RealmUsage) bool { return h == nil })
 		}
 	}
-	c.unsure = len(c.of) > 0
-	return c, nil
+	return nil
+}
+
+// text is what the file keeps.
+func (c *copies) text(now time.Time) ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tidyLocked(now)
+	c.dirty = false
+	return json.Marshal(c.of)
 }
 
 // take notes what a machine tells, and gives the version that is held then, which is another one than was told if it does not go on from what was held. An hour that cannot be, as of a machine whose clock was wrong, is left out; odd: for the first time.
@@ -326,14 +343,12 @@ func (c *copies) drop(realm sigma.RealmID) {
 // save writes the file, if something is new.
 func (c *copies) save(now time.Time) error {
 	c.mu.Lock()
-	if !c.dirty {
-		c.mu.Unlock()
+	dirty := c.dirty
+	c.mu.Unlock()
+	if !dirty {
 		return nil
 	}
-	c.tidyLocked(now)
-	text, err := json.Marshal(c.of)
-	c.dirty = false
-	c.mu.Unlock()
+	text, err := c.text(now)
 	if err == nil {
 		err = replaceFile(c.path, text)
 	}
