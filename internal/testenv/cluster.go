@@ -146,16 +146,18 @@ func (c *Cluster) prepare() (err error) {
 			return err
 		}
 	}
-	nsfs, number := nsfsMounts(), freeNumbers(c.o.Machines)
-	for i := range c.o.Machines {
-		m, err := c.prepareMachine(i, number)
-		if err != nil {
-			return err
+	nsfs := nsfsMounts()
+	return takeNumbers(c.o.Machines, func(number uint32) error {
+		for i := range c.o.Machines {
+			m, err := c.prepareMachine(i, number)
+			if err != nil {
+				return err
+			}
+			m.nsfs = nsfs
+			c.machines = append(c.machines, m)
 		}
-		m.nsfs = nsfs
-		c.machines = append(c.machines, m)
-	}
-	return nil
+		return nil
+	})
 }
 
 func (c *Cluster) prepareMachine(i int, number uint32) (*Machine, error) {
@@ -178,6 +180,22 @@ func (c *Cluster) prepareMachine(i int, number uint32) (*Machine, error) {
 	var err error
 	m.System.guardian, err = newGuardian(m.System, c.dir)
 	return m, err
+}
+
+// takeNumbers has take give machines the numbers of instances that it is told the first of, while no other test of this host chooses any. The lock is on the directory of all tests' files, so that nothing is left of it.
+func takeNumbers(machines int, take func(first uint32) error) error {
+	dir, err := os.Open(os.TempDir())
+	if err != nil {
+		return err
+	}
+	defer dir.Close() // which unlocks it
+	for err = syscall.EINTR; err == syscall.EINTR; {
+		err = syscall.Flock(int(dir.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
+		return os.NewSyscallError("flock", err)
+	}
+	return take(freeNumbers(machines))
 }
 
 // freeNumbers chooses the first of so many numbers of instances in a row: modulo 1024 none is that of another cluster of a test.

@@ -186,14 +186,25 @@ func (f *fuzzer) one(ctx context.Context, r *recorder, t fuzzTarget, each time.D
 	if ctx.Err() != nil {
 		return
 	}
-	if err == nil && strings.Contains(out, "not built with coverage") {
-		err = errors.New("it ran without guidance by coverage")
+	if err == nil {
+		err = fuzzIdle(out)
 	}
 	if err != nil {
 		r.fail(name, out+fmt.Sprintf("%v\nif it wrote a file below %s/testdata/fuzz, commit it with the repair", err, pkg))
 		return
 	}
 	r.pass(name, 0) // its time was given, so it is not one of the slow ones
+}
+
+// fuzzIdle says why a run that found nothing has not looked for anything.
+func fuzzIdle(output string) error {
+	switch {
+	case strings.Contains(output, "not built with coverage"):
+		return errors.New("it ran without guidance by coverage")
+	case strings.Contains(output, "no fuzz tests to fuzz"):
+		return errors.New("its package's tests have no such target as they are built here: is it in a file that a build tag, or a name like x_windows_test.go, leaves out?")
+	}
+	return nil
 }
 
 // fuzzClockRace reports whether a run failed only because the go command stopped it at its time while an input was in flight, a known fault of the

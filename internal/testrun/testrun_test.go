@@ -231,6 +231,18 @@ func TestAhead(t *testing.T) {
 	}
 }
 
+func TestFuzzIdle(t *testing.T) {
+	for output, idle := range map[string]bool{
+		"fuzz: elapsed: 3s, execs: 1000 (333/sec)\nPASS\n":       false,
+		"testing: warning: no fuzz tests to fuzz\nPASS\n":        true,
+		"warning: the test binary was not built with coverage\n": true,
+	} {
+		if err := fuzzIdle(output); (err != nil) != idle {
+			t.Errorf("%q: %v", output, err)
+		}
+	}
+}
+
 func TestFuzzShare(t *testing.T) {
 	for _, c := range []struct {
 		targets int
