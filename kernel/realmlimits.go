@@ -59,13 +59,15 @@ func checkLimits(all []sigma.RealmInfo, ms []sigma.MachineInfo, id sigma.RealmID
 	refuse := func(hint, format string, args ...any) error {
 		return &sigma.Error{Op: "kernel.realms", Realm: id, Kind: sigma.KindInvalid, Msg: fmt.Sprintf(format, args...), Hint: hint}
 	}
-	var others, now sigma.RealmLimits
+	var now sigma.RealmLimits
+	var othersCPU uint64 // sums of thousandths of a core may be more than a sigma.MilliCPU
+	var othersMemory sigma.Bytes
 	for _, r := range all {
 		if r.ID == id {
 			now, _ = overlaid(r.Limits, set)
 		} else {
-			others.MinCPU += r.Limits.MinCPU
-			others.MinMemory += r.Limits.MinMemory
+			othersCPU += uint64(r.Limits.MinCPU)
+			othersMemory += r.Limits.MinMemory
 		}
 	}
 	switch {
@@ -74,23 +76,23 @@ func checkLimits(all []sigma.RealmInfo, ms []sigma.MachineInfo, id sigma.RealmID
 	case now.ReserveMemory > 0 && now.MinMemory > now.ReserveMemory:
 		return refuse("raise --limit-reserve-memory, or lower --min-memory", "the realm could always reserve %v of memory, but may reserve %v", now.MinMemory, now.ReserveMemory)
 	}
-	var have, part sigma.MilliCPU
+	var have, part uint64
 	var memory, partMemory sigma.Bytes
 	for _, m := range ms {
 		if m.CPU == 0 { // not known
 			return nil
 		}
-		have, memory = have+m.CPU, memory+m.Memory
-		part += min(m.CPU, cmp.Or(now.MaxCPU, m.CPU))
+		have, memory = have+uint64(m.CPU), memory+m.Memory
+		part += uint64(min(m.CPU, cmp.Or(now.MaxCPU, m.CPU)))
 		partMemory += min(m.Memory, cmp.Or(now.MaxMemory, m.Memory))
 	}
 	fewer := "lower it, or add machines"
 	switch {
-	case now.MinCPU+others.MinCPU > have:
-		return refuse(fewer, "%v cores cannot be kept for the realm: the machines have %v, of which %v are kept for others", cores(now.MinCPU), cores(have), cores(others.MinCPU))
-	case now.MinMemory+others.MinMemory > memory:
-		return refuse(fewer, "%v of memory cannot be kept for the realm: the machines have %v, of which %v are kept for others", now.MinMemory, memory, others.MinMemory)
-	case now.MinCPU > part:
+	case uint64(now.MinCPU)+othersCPU > have:
+		return refuse(fewer, "%v cores cannot be kept for the realm: the machines have %v, of which %v are kept for others", cores(now.MinCPU), cores(have), cores(othersCPU))
+	case now.MinMemory+othersMemory > memory:
+		return refuse(fewer, "%v of memory cannot be kept for the realm: the machines have %v, of which %v are kept for others", now.MinMemory, memory, othersMemory)
+	case uint64(now.MinCPU) > part:
 		return refuse("raise --max-cpu, or lower --min-cpu", "with at most %v cores at each machine the realm could never have the %v that are to be kept for it", cores(now.MaxCPU), cores(now.MinCPU))
 	case now.MinMemory > partMemory:
 		return refuse("raise --max-memory, or lower --min-memory", "with at most %v at each machine the realm could never have the %v that are to be kept for it", now.MaxMemory, now.MinMemory)
@@ -98,7 +100,7 @@ func checkLimits(all []sigma.RealmInfo, ms []sigma.MachineInfo, id sigma.RealmID
 	return nil
 }
 
-func cores(c sigma.MilliCPU) string { return fmt.Sprintf("%.4g", float64(c)/1000) }
+func cores[T sigma.MilliCPU | uint64](c T) string { return fmt.Sprintf("%.4g", float64(c)/1000) }
 
 // computeLimits lists those limits of processors and memory that a realm has, with what is used of them at this machine.
 func (k *Kernel) computeLimits(i *sigma.RealmInfo) (out []state.Limit) {

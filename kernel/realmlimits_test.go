@@ -32,6 +32,13 @@ func TestCheckLimits(t *testing.T) {
 	if err := checkLimits(all, append(ms, sigma.MachineInfo{ID: "new"}), "a", sigma.RealmLimits{MinCPU: 9000}); err != nil {
 		t.Errorf("beside a machine of which nothing is known: %v", err)
 	}
+	var many []sigma.RealmInfo // whose sum is 1<<32
+	for _, min := range []sigma.MilliCPU{sigma.LimitCPUMax, sigma.LimitCPUMax, sigma.LimitCPUMax, sigma.LimitCPUMax, 294_967_296} {
+		many = append(many, sigma.RealmInfo{ID: sigma.RealmID('c' + rune(len(many))), Limits: sigma.RealmLimits{MinCPU: min}})
+	}
+	if err := checkLimits(many, ms, "a", sigma.RealmLimits{MinCPU: 1000}); sigma.KindOf(err) != sigma.KindInvalid || err == nil {
+		t.Errorf("beside realms for which more is kept than a number of cores can say: %v", err)
+	}
 	for _, l := range []sigma.RealmLimits{{MaxCPU: 1}, {MaxMemory: 1}, {MinCPU: sigma.LimitCPUMax + 1}, {MinMemory: sigma.LimitMemoryMax + 1}} {
 		if sigma.KindOf(l.Check()) != sigma.KindInvalid {
 			t.Errorf("%+v passes", l)
