@@ -105,7 +105,7 @@ func runFair(ctx context.Context, r *Run) error {
 	if err := weigh(f.group, 4*1024); err != nil { // more than the rest of the host, and less than would keep the launcher from it
 		return err
 	}
-	out, err := enterOwnGroup(f.group + "/driver") // so that who spawns is not kept from it by what was spawned
+	out, err := enterOwnGroup(f.group + "/rest/driver") // so that who spawns is not kept from it by what was spawned
 	if err != nil {
 		return err
 	}
@@ -199,7 +199,7 @@ func (f *fair) work(working, ctx context.Context, i int, c *sdk.Client) error {
 func (f *fair) watch(ctx context.Context, seconds, active int, shares bool) error {
 	read := func() (out [4]float64) {
 		for i := range fairRealms {
-			out[i] = groupCPU(f.group + "/be/" + string(fairRealms[i].name)).Seconds()
+			out[i] = groupCPU(f.group + "/rest/be/" + string(fairRealms[i].name)).Seconds()
 		}
 		return out
 	}
@@ -232,7 +232,7 @@ func (f *fair) describe(w fairWindow) string {
 		name := string(fairRealms[i].name)
 		fmt.Fprintf(&b, " %s %.2f s", name, w.used[i])
 		for _, root := range cgroupMounts() {
-			if at := filepath.Join(root, f.group, "be", name, "pids.current"); exists(at) {
+			if at := filepath.Join(root, f.group, "rest/be", name, "pids.current"); exists(at) {
 				fmt.Fprintf(&b, " (%.0f processes)", number(at))
 				break
 			}

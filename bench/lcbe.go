@@ -219,7 +219,7 @@ func (a *lcbe) measure(run func() ([]byte, error), group string, be func() time.
 // ours runs server and best-effort work as procs; kind "" is no work.
 func (a *lcbe) ours(ctx context.Context, kind string) (served, error) {
 	var ds []sigma.Descriptor
-	used := func() time.Duration { return groupCPU(a.group + "/be") }
+	used := func() time.Duration { return groupCPU(a.group + "/rest/be") }
 	for i := range a.bestEffortProcs {
 		switch kind {
 		case "be":
@@ -230,7 +230,7 @@ func (a *lcbe) ours(ctx context.Context, kind string) (served, error) {
 	}
 	if kind == "io" { // what daemons do for it is its work too
 		used = func() time.Duration {
-			return groupCPU(a.group+"/be") + groupCPU(a.group+"/launcher") + groupCPU(a.group+"/system")
+			return groupCPU(a.group + "/rest")
 		}
 	}
 	var ids []sigma.ProcID

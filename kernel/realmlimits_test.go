@@ -75,7 +75,7 @@ func TestMaximumOfRealm(t *testing.T) {
 	a, b := m.connect("a"), m.connect("b")
 	m.spawn(a, sigma.Descriptor{Memory: 30 * sigma.MiB})
 	first := <-m.procs
-	if q := m.quota("be/a"); q != 500 {
+	if q := m.quota(groupBE + "/a"); q != 500 {
 		t.Errorf("its quota is %d", q)
 	}
 	waits := m.spawn(a, sigma.Descriptor{Memory: 30 * sigma.MiB})
@@ -84,7 +84,7 @@ func TestMaximumOfRealm(t *testing.T) {
 	}
 	m.spawn(b, sigma.Descriptor{Memory: 64 * sigma.MiB})
 	<-m.procs
-	if q := m.quota("be/b"); q != 0 {
+	if q := m.quota(groupBE + "/b"); q != 0 {
 		t.Errorf("the other realm's quota is %d", q)
 	}
 	eventually(t, "it is kept back", func() bool {
@@ -107,7 +107,7 @@ func TestMaximumOfRealm(t *testing.T) {
 	if err := admin.Realms().SetLimits(ctx, "a", sigma.RealmLimits{MaxCPU: sigma.LimitCPUDefault, MaxMemory: sigma.LimitDefault}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it has none any more", func() bool { return m.quota("be/a") == 0 })
+	eventually(t, "it has none any more", func() bool { return m.quota(groupBE+"/a") == 0 })
 	m.spawn(a, sigma.Descriptor{Memory: 64 * sigma.MiB})
 	<-m.procs
 }

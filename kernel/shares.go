@@ -12,18 +12,20 @@ import (
 
 // Groups of cgroups, below the instance's. What is in them competes as docs/adr/0021-how-best-effort-procs-yield.md says.
 const (
-	groupLC       = "lc"       // latency-critical procs of all realms, each weighed by its reservation
-	groupBE       = "be"       // best-effort procs, a group for each realm, weighed by its shares
-	groupServices = "system"   // the boot set
-	groupSigmad   = "launcher" // sigmad itself
+	groupLC       = "lc"            // latency-critical procs of all realms, each weighed by its reservation
+	groupRest     = "rest"          // all others, whose work is mostly for best-effort procs: one group, so that what they owe one another is nothing to the first
+	groupBE       = "rest/be"       // best-effort procs, a group for each realm, weighed by its shares
+	groupServices = "rest/system"   // the boot set
+	groupSigmad   = "rest/launcher" // sigmad itself
 )
 
 const (
 	// coreShares is the weight of a whole core, which is what a cgroup has by default.
 	coreShares = 1024
-	// lcShares is the weight of all LC procs together, and daemonShares that of sigmad, and of all services: when all three want all of the machine, LC procs have 80 % of it, and nothing that they do
-	// keeps the machine from answering.
+	// lcShares is the weight of all LC procs together, daemonShares that of sigmad, and of all services, and restShares that of these and best-effort procs together: when all want all of the machine, LC procs have 80 % of it,
+	// and nothing that they do keeps the machine from answering. While LC procs leave room the rest is in the idle class instead, if there are best-effort procs.
 	lcShares, daemonShares = 16 * coreShares, 2 * coreShares
+	restShares             = 2 * daemonShares
 	// beShares is the weight of best-effort procs for each core, up to beSharesMost: as long as no LC proc is there, for then they are in the idle class. With much less the kernel, which spreads what waits over the processors by
 	// weight, takes one on which a daemon runs now and then for full, crowds them on the others, and realms have what chance gives them (docs/internals/shares.md). Never more than half of what a group of daemons has,
 	// however many cores there are: daemons answer, best-effort procs can wait.
@@ -91,6 +93,7 @@ func shareLC(reserved sigma.MilliCPU) launch.Share {
 // classes tells a new launcher what the classes have.
 func (g *groupShares) classes(l *launch.Launcher, cpu sigma.MilliCPU) {
 	l.SetShare(groupLC, launch.Share{CPUShares: lcShares})
+	l.SetShare(groupRest, launch.Share{CPUShares: restShares})
 	l.SetShare(groupServices, launch.Share{CPUShares: daemonShares})
 	l.SetShare(groupSigmad, launch.Share{CPUShares: daemonShares})
 	l.SetShare(groupBE, launch.Share{CPUShares: weightBE(cpu)})

@@ -42,15 +42,15 @@ func TestGroupShares(t *testing.T) {
 		m.mu.Lock()
 		yields := m.yields
 		m.mu.Unlock()
-		return yields == "lc be" && m.weight(groupLC) == lcShares && m.weight(groupBE) == weightBE(m.k.cpu()) && m.weight(groupServices) == daemonShares && m.weight(groupSigmad) == daemonShares
+		return yields == "lc rest/be" && m.weight(groupRest) == restShares && m.weight(groupLC) == lcShares && m.weight(groupBE) == weightBE(m.k.cpu()) && m.weight(groupServices) == daemonShares && m.weight(groupSigmad) == daemonShares
 	}
 	eventually(t, "classes and realms have their weights", func() bool {
-		return classes() && m.weight("be/one") == realmShares && m.weight("be/four") == 4*realmShares
+		return classes() && m.weight(groupBE+"/one") == realmShares && m.weight(groupBE+"/four") == 4*realmShares
 	})
 	if err := admin.Realms().SetShares(ctx, "one", 7); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a change holds", func() bool { return m.weight("be/one") == 7*realmShares })
+	eventually(t, "a change holds", func() bool { return m.weight(groupBE+"/one") == 7*realmShares })
 	m.mu.Lock()
 	clear(m.shares)
 	m.yields = ""
@@ -60,14 +60,16 @@ func TestGroupShares(t *testing.T) {
 	eventually(t, "another launcher is told of the classes", classes)
 	m.spawn(m.connect("four"), sigma.Descriptor{})
 	m.spawn(m.connect("one"), sigma.Descriptor{})
-	eventually(t, "and of the realms", func() bool { return m.weight("be/one") == 7*realmShares && m.weight("be/four") == 4*realmShares })
+	eventually(t, "and of the realms", func() bool {
+		return m.weight(groupBE+"/one") == 7*realmShares && m.weight(groupBE+"/four") == 4*realmShares
+	})
 	if shares := weightOf(sigma.LatencyCritical, 1500); shares != 1536 {
 		t.Errorf("a reservation of a core and a half weighs %d", shares)
 	}
 	if shares := weightOf(sigma.BestEffort, 0); shares != coreShares {
 		t.Errorf("a best-effort proc weighs %d", shares)
 	}
-	if a, b := groupOf("r", sigma.LatencyCritical), groupOf("r", sigma.BestEffort); a != "lc" || b != "be/r" {
+	if a, b := groupOf("r", sigma.LatencyCritical), groupOf("r", sigma.BestEffort); a != "lc" || b != "rest/be/r" {
 		t.Errorf("the groups are %s and %s", a, b)
 	}
 }

@@ -334,7 +334,7 @@ func (s *System) PID(name string) int {
 	_, _, rootless := RootlessUIDs()
 	program, _, _ := strings.Cut(name, "-") // besched-2 runs besched
 	for _, p := range s.processes() {
-		if (p.name == name || p.name == program) && (p.cgroup == "launcher/sigmad" || strings.HasPrefix(p.cgroup+"/", "system/"+name+"/") || p.cgroup == "" && rootless) {
+		if (p.name == name || p.name == program) && (p.cgroup == "rest/launcher/sigmad" || strings.HasPrefix(p.cgroup+"/", "rest/system/"+name+"/") || p.cgroup == "" && rootless) {
 			return p.pid
 		}
 	}

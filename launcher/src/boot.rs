@@ -11,8 +11,8 @@ use std::net::TcpListener;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 
-/// The group of sigmad's own cgroup, which no START can have.
-pub const GROUP: &str = "launcher";
+/// The group of sigmad's own cgroup, which no START can have, nor one below it.
+pub const GROUP: &str = "rest/launcher";
 
 /// What this instance may grant.
 pub fn bounds(config: &Config) -> Bounds {

@@ -493,16 +493,19 @@ fn kill_members(path: &Path) -> usize {
     pids.filter(|pid| *pid != sys::getpid()).filter(|pid| sys::kill(*pid, libc::SIGKILL).is_ok()).count()
 }
 
-/// Removes the cgroups below one, but for the one of this name.
+/// Removes the cgroups below one, but for the one of this name, which may be some levels below.
 fn remove_below(path: &Path, but: &str) -> Result<()> {
     let entries = match std::fs::read_dir(path) {
         Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(err) => return Err(err.into()),
         Ok(entries) => entries,
     };
-    for entry in entries.flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) && entry.file_name() != but {
+    let (here, below) = but.split_once('/').unwrap_or((but, ""));
+    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        if entry.file_name() != here {
             remove_tree(&entry.path())?;
+        } else if !below.is_empty() {
+            remove_below(&entry.path(), below)?;
         }
     }
     Ok(())

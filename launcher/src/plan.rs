@@ -222,7 +222,8 @@ pub fn check_group(group: &[u8]) -> Result<String, Error> {
     let legal = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-';
     let elements: Vec<&[u8]> = group.split(|byte| *byte == b'/').collect();
     let each = |element: &&[u8]| (1..=63).contains(&element.len()) && element.iter().all(legal);
-    if elements.len() > 4 || !elements.iter().all(each) || elements[0] == crate::boot::GROUP.as_bytes() {
+    let own: Vec<&[u8]> = crate::boot::GROUP.as_bytes().split(|byte| *byte == b'/').collect();
+    if elements.len() > 4 || !elements.iter().all(each) || elements.starts_with(&own) {
         return refuse(libc::EINVAL);
     }
     Ok(String::from_utf8_lossy(group).into_owned())

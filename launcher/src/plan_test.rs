@@ -54,7 +54,7 @@ fn plans_are_as_recorded() {
 
 #[test]
 fn unlawful_starts_are_refused() {
-    let cases: [(&str, Change, i32); 16] = [
+    let cases: [(&str, Change, i32); 17] = [
         ("unknown profile", |s| s.profile = 3, libc::EINVAL),
         ("sigmad's own id", |s| s.id = SIGMAD_ID, libc::EINVAL),
         ("root", |s| (s.profile, s.uid, s.gid) = (1, 0, BOUNDS.base + 2), libc::ERANGE),
@@ -68,7 +68,8 @@ fn unlawful_starts_are_refused() {
         ("an absolute path", |s| s.group = b"/a".to_vec(), libc::EINVAL),
         ("no group", |s| s.group.clear(), libc::EINVAL),
         ("five elements", |s| s.group = b"a/b/c/d/e".to_vec(), libc::EINVAL),
-        ("the launcher's own group", |s| s.group = b"launcher/x".to_vec(), libc::EINVAL),
+        ("the launcher's own group", |s| s.group = b"rest/launcher/x".to_vec(), libc::EINVAL),
+        ("the launcher's own group itself", |s| s.group = b"rest/launcher".to_vec(), libc::EINVAL),
         ("no argv", |s| s.argv.clear(), libc::EINVAL),
         ("a zero byte", |s| s.envp = vec![b"A\0B".to_vec()], libc::EINVAL),
     ];

@@ -1,6 +1,7 @@
 //! One group of leaves stands aside for another (docs/adr/0021): while there are procs in both, the second is in the idle
 //! class, so that a thread of the first that wakes has the processor at once, and finds one that runs only the second's as
 //! good as free. Not always, since among itself the idle class is placed worse: streams between its procs lose some 7 %.
+//! So is the group around the second, with the daemons that work for it, while the first leaves room: these must answer.
 //!
 //! What that does not prevent is that threads of the first wait while the second computes on another processor. A loop
 //! looks every few milliseconds, while both compute, and gives threads of the first processors of their own (homes.rs).
@@ -33,6 +34,13 @@ const LONG_PART: u64 = 4;
 const LONG_LOOKS: u32 = 8;
 /// What the second group keeps in any case, in microseconds of each period: the least that the kernel takes.
 const LEAST_US: u64 = 1000;
+/// The group around the second is in the idle class while the first uses less than so many eighths of all processors, as
+/// seen over `ROOM_TIME`, and not above the second.
+const ROOM_BELOW: u64 = 5;
+const NO_ROOM_ABOVE: u64 = 6;
+const ROOM_TIME: u64 = 100 * MS;
+/// One processor, in what the first group is seen to use.
+const WHOLE: u64 = 1 << 20;
 /// From the least bound to none in so many looks.
 const STEPS: u64 = 10;
 /// sigmad is told of the sums after this time, if there is news.
@@ -83,6 +91,29 @@ impl Pace {
     }
 }
 
+/// Whether the first group leaves others room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Room {
+    processors: u64,
+    used: u64,
+    left: bool,
+}
+
+impl Room {
+    fn new(processors: u64) -> Room {
+        Room { processors: processors.max(1), used: 0, left: true }
+    }
+
+    fn step(&mut self, s: &Sample) -> bool {
+        let new = s.over.min(ROOM_TIME);
+        let used = (s.first.saturating_mul(WHOLE) / s.over.max(1)).min(self.processors * WHOLE);
+        self.used = (self.used * (ROOM_TIME - new) + used * new) / ROOM_TIME;
+        let most = self.processors * WHOLE / 8;
+        self.left = self.used <= most * if self.left { NO_ROOM_ABOVE } else { ROOM_BELOW };
+        self.left
+    }
+}
+
 /// Sums since the loop was told to run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sums {
@@ -105,9 +136,11 @@ pub struct Yielding {
     /// That a thread cannot be placed was logged.
     unplaced: bool,
     pace: Pace,
+    room: Room,
     /// Procs in each of the groups.
     procs: [usize; 2],
-    idle: bool,
+    /// Whether the second group is in the idle class, and what is around it.
+    idle: [bool; 2],
     /// The kernel refuses bounds, because a group within the second may use more; then the idle class is all there is.
     refused: bool,
     /// That was logged.
@@ -130,8 +163,9 @@ impl Yielding {
             crowd: false,
             unplaced: false,
             pace: Pace::new(width as u64),
+            room: Room::new(width as u64),
             procs: [0; 2],
-            idle: false,
+            idle: [false; 2],
             refused: false,
             said: false,
             last: None,
@@ -153,7 +187,7 @@ impl Yielding {
         for (count, name) in self.procs.iter_mut().zip([&self.first, &self.second]) {
             *count += is_within(group, name) as usize;
         }
-        self.set_idle(self.both());
+        self.set_idle();
     }
 
     fn both(&self) -> bool {
@@ -173,7 +207,8 @@ impl Yielding {
     /// Ends every bound. Threads of the first group are free after some more looks.
     fn let_off(&mut self) {
         self.last = None;
-        self.set_idle(false);
+        self.room = Room::new(self.room.processors);
+        self.set_idle();
         if self.pace.is_bound() {
             self.pace.bound = self.pace.most;
             self.bind(None);
@@ -182,6 +217,7 @@ impl Yielding {
 
     /// Ends every bound, and frees all threads. `threads` lists those of the first group.
     pub fn end(&mut self, mut threads: impl FnMut() -> Vec<i32>) {
+        self.procs = [0; 2];
         self.let_off();
         self.scatter(&threads());
         // Those that were made meanwhile.
@@ -249,6 +285,8 @@ impl Yielding {
             second: looked.second.saturating_sub(before.second),
             waited: looked.waited.saturating_sub(before.waited),
         };
+        self.room.step(&sample);
+        self.set_idle();
         let placed = self.place(&sample, listed);
         let bound = self.pace.bound;
         if !self.refused
@@ -296,13 +334,14 @@ impl Yielding {
         placed
     }
 
-    fn set_idle(&mut self, on: bool) {
-        if self.idle != on
-            && let Err(errno) = self.rivals.set_idle(on)
-        {
+    fn set_idle(&mut self) {
+        let on = [self.both(), self.both() && self.room.left];
+        let before = std::mem::replace(&mut self.idle, on);
+        let second = if before[0] == on[0] { Ok(()) } else { self.rivals.set_idle(on[0]) };
+        let around = if before[1] == on[1] { Ok(()) } else { self.rivals.set_around_idle(on[1]) };
+        if let Err(errno) = second.and(around) {
             log(&format!("cannot change the class of the group {}: {errno}", self.second));
         }
-        self.idle = on;
     }
 
     fn bind(&mut self, us: Option<u64>) {
@@ -379,6 +418,20 @@ mod tests {
         assert_eq!(pace.step(&sample(8, 0)), None, "nobody else computes");
         assert_eq!(pace.step(&Sample::default()), None, "no time has passed");
         assert!(!pace.is_bound());
+    }
+
+    #[test]
+    fn who_leaves_no_room_for_long_has_daemons_compete() {
+        let of = |first_ms| Sample { over: 4 * MS, first: first_ms * MS, second: MS, waited: 0 };
+        let mut room = Room::new(2);
+        assert!((0..10).all(|_| room.step(&of(8))), "a burst of 40 ms");
+        assert!((0..100).all(|_| room.step(&of(5))), "5 of 8");
+        assert!((0..40).any(|_| !room.step(&of(8))), "all for 160 ms more");
+        assert!((0..100).all(|_| !room.step(&of(6))), "6 of 8 are too many to begin again");
+        assert!((0..40).any(|_| room.step(&of(3))));
+        assert!(!room.step(&Sample { over: 60_000 * MS, first: u64::MAX, second: 0, waited: 0 }), "late");
+        assert!(!Room::new(0).step(&Sample { over: 200 * MS, first: 200 * MS, ..of(0) }));
+        assert!(Room::new(2).step(&Sample::default()), "no time has passed");
     }
 
     #[test]

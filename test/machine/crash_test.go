@@ -154,7 +154,7 @@ func TestKillKeeper(t *testing.T) {
 	})
 	s.Restart(t)
 	for what := range s.Census() {
-		if strings.Contains(what, "be/default") {
+		if strings.Contains(what, "rest/be/default") {
 			t.Errorf("the dead instance has left %s", what)
 		}
 	}

@@ -14,7 +14,7 @@ struct Fake {
 
 impl Fake {
     fn new(version: Version) -> Fake {
-        Fake::of(version, "aside", &["lc", "be"])
+        Fake::of(version, "aside", &["lc", "rest/be", "rest"])
     }
 
     fn of(version: Version, test: &str, groups: &[&str]) -> Fake {
@@ -44,21 +44,28 @@ impl Fake {
 
     /// All that was written since `clear`, one behind the other.
     fn written(&self, file: &str) -> String {
-        std::fs::read_to_string(self.path("be").join(file)).unwrap()
+        std::fs::read_to_string(self.path("rest/be").join(file)).unwrap()
     }
 
     fn clear(&self, file: &str) {
-        std::fs::write(self.path("be").join(file), "").unwrap();
+        std::fs::write(self.path("rest/be").join(file), "").unwrap();
     }
 
     fn share(&mut self) {
-        let share = GroupShare { cpu_shares: 2, quota_milli: 500, idle: 0, group: b"be".to_vec() };
+        let share = GroupShare { cpu_shares: 2, quota_milli: 500, idle: 0, group: b"rest/be".to_vec() };
         self.cgroups.share_group(&share).unwrap();
     }
 
     /// Has it stand aside, be bounded, and be free again.
     fn aside(&mut self) -> Looked {
-        let mut rivals = self.cgroups.open_rivals(b"lc", b"be").unwrap();
+        let weight = if self.cgroups.version == Version::V1 { "cpu.shares" } else { "cpu.weight" };
+        std::fs::write(self.path("rest").join(weight), "40\n").unwrap();
+        let mut rivals = self.cgroups.open_rivals(b"lc", b"rest/be").unwrap();
+        rivals.set_around_idle(true).unwrap();
+        assert_eq!(std::fs::read_to_string(self.path("rest/cpu.idle")).unwrap(), "1");
+        rivals.set_around_idle(false).unwrap();
+        assert_eq!(std::fs::read_to_string(self.path("rest/cpu.idle")).unwrap(), "10");
+        assert_eq!(std::fs::read_to_string(self.path("rest").join(weight)).unwrap(), "40\n");
         rivals.set_idle(true).unwrap();
         rivals.bind(Some(2500)).unwrap();
         rivals.bind(None).unwrap();
@@ -84,7 +91,7 @@ fn version_1() {
     for file in ["cpu.idle", "cpu.cfs_period_us", "cpu.cfs_quota_us"] {
         fake.clear(file);
     }
-    std::fs::write(fake.path("be/cpuacct.usage"), "7000\n").unwrap();
+    std::fs::write(fake.path("rest/be/cpuacct.usage"), "7000\n").unwrap();
     assert_eq!(fake.aside(), Looked { first: 0, second: 7000, waited: 0 });
     let want =
         [("cpu.shares", "2"), ("cpu.idle", "10"), ("cpu.cfs_period_us", "10000"), ("cpu.cfs_quota_us", "-12500-1")];
@@ -110,7 +117,7 @@ fn version_2() {
     for file in ["cpu.idle", "cpu.max"] {
         fake.clear(file);
     }
-    std::fs::write(fake.path("be/cpu.stat"), "usage_usec 7\nuser_usec 5\n").unwrap();
+    std::fs::write(fake.path("rest/be/cpu.stat"), "usage_usec 7\nuser_usec 5\n").unwrap();
     std::fs::write(fake.path("lc/cpu.pressure"), "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n").unwrap();
     assert_eq!(fake.aside(), Looked { first: 0, second: 7000, waited: 5000 });
     let want = [("cpu.weight", "1"), ("cpu.idle", "10"), ("cpu.max", "max 100002500 10000max 10000")];

@@ -22,10 +22,9 @@ pub struct Rivals {
     first: OwnedFd,
     second: OwnedFd,
     bound: OwnedFd,
-    /// Absent before Linux 5.15.
-    idle: Option<OwnedFd>,
-    /// Of the second group, with what is in it: leaving the idle class makes it the kernel's default.
-    weight: (OwnedFd, String),
+    /// Of the second group, and of that around it beside the first, if it is not beside the first itself.
+    class: Class,
+    around: Option<Class>,
     /// v2, where the kernel counts pressure: the time that any thread of the first has waited.
     pressure: Option<OwnedFd>,
     threads: HashMap<i32, Thread>,
@@ -37,6 +36,31 @@ pub struct Rivals {
     homes: HashMap<i32, usize>,
     /// Processors that have been homes: what a thread may have inherited.
     given: BTreeSet<usize>,
+}
+
+/// Whether a group is in the idle class.
+struct Class {
+    /// Absent before Linux 5.15.
+    idle: Option<OwnedFd>,
+    /// With what is in it: leaving the idle class makes it the kernel's default.
+    weight: (OwnedFd, String),
+}
+
+impl Class {
+    fn set(&self, idle: bool) -> Result<()> {
+        let Some(file) = &self.idle else { return Ok(()) };
+        sys::write(file.as_raw_fd(), if idle { b"1" } else { b"0" })?;
+        match idle {
+            true => Ok(()),
+            false => sys::write(self.weight.0.as_raw_fd(), self.weight.1.as_bytes()).map(drop),
+        }
+    }
+}
+
+/// Of the second group's path, what is beside the first, or beside one that contains it.
+fn beside<'a>(first: &str, second: &'a str) -> &'a str {
+    let same = first.split('/').zip(second.split('/')).take_while(|(a, b)| a == b).count();
+    second.match_indices('/').nth(same).map_or(second, |(at, _)| &second[..at])
 }
 
 /// A thread of the first group.
@@ -74,6 +98,12 @@ impl Cgroups {
             self.open_group(&group)?;
             names.push(group);
         }
+        let around = beside(&names[0], &names[1]).to_string();
+        let is_within = around != names[1];
+        if is_within {
+            self.open_group(&around)?;
+            names.push(around);
+        }
         let open = |group: usize, controller, file: &CStr, flags| {
             let has = |h: &super::Hierarchy| h.controllers.contains(&controller);
             let at = self.hierarchies.iter().position(has).ok_or(Errno(libc::ENODEV))?;
@@ -84,8 +114,11 @@ impl Cgroups {
             Version::V1 => (Accounting, c"cpuacct.usage", c"cpu.cfs_quota_us", c"cpu.shares"),
             Version::V2 => (Cpu, c"cpu.stat", c"cpu.max", c"cpu.weight"),
         };
-        let weight = open(1, Cpu, weight, libc::O_RDWR)?;
-        let weighs = text_of(&weight, |text| Some(text.trim().to_string())).ok_or(Errno(libc::ENODEV))?;
+        let class = |group: usize| -> Result<Class> {
+            let weight = open(group, Cpu, weight, libc::O_RDWR)?;
+            let weighs = text_of(&weight, |text| Some(text.trim().to_string())).ok_or(Errno(libc::ENODEV))?;
+            Ok(Class { idle: open(group, Cpu, c"cpu.idle", libc::O_WRONLY).ok(), weight: (weight, weighs) })
+        };
         let pressure = match self.version {
             Version::V1 => None,
             // Kernels that were booted without it have the file and refuse to read it.
@@ -96,8 +129,8 @@ impl Cgroups {
             first: open(0, account, used, libc::O_RDONLY)?,
             second: open(1, account, used, libc::O_RDONLY)?,
             bound: open(1, Cpu, bound, libc::O_WRONLY)?,
-            idle: open(1, Cpu, c"cpu.idle", libc::O_WRONLY).ok(),
-            weight: (weight, weighs),
+            class: class(1)?,
+            around: is_within.then(|| class(2)).transpose()?,
             pressure,
             threads: HashMap::new(),
             waited: 0,
@@ -222,12 +255,12 @@ impl Rivals {
 
     /// Whether the second group runs only where nothing else of its parent wants to.
     pub fn set_idle(&self, on: bool) -> Result<()> {
-        let Some(idle) = &self.idle else { return Ok(()) };
-        sys::write(idle.as_raw_fd(), if on { b"1" } else { b"0" })?;
-        match on {
-            true => Ok(()),
-            false => sys::write(self.weight.0.as_raw_fd(), self.weight.1.as_bytes()).map(drop),
-        }
+        self.class.set(on)
+    }
+
+    /// Whether what is around the second group, beside the first, runs only where the first does not want to.
+    pub fn set_around_idle(&self, on: bool) -> Result<()> {
+        self.around.as_ref().map_or(Ok(()), |class| class.set(on))
     }
 
     /// Whether the kernel refuses a bound that is below that of a group within, and one within that is above.
@@ -279,8 +312,8 @@ impl Rivals {
             first: nothing(),
             second: nothing(),
             bound,
-            idle: None,
-            weight: (nothing(), String::new()),
+            class: Class { idle: None, weight: (nothing(), String::new()) },
+            around: None,
             pressure: None,
             threads: HashMap::new(),
             waited: 0,
@@ -302,6 +335,19 @@ mod tests {
         let pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total=12\nfull avg10=0.00 avg60=0.00 total=9\n";
         assert_eq!(some(pressure), Some(12_000));
         assert_eq!(some("full total=9\n"), None);
+    }
+
+    #[test]
+    fn what_is_beside_the_first() {
+        for (first, second, want) in [
+            ("lc", "be", "be"),
+            ("lc", "rest/be", "rest"),
+            ("lc/one", "rest/be", "rest"),
+            ("a/lc", "a/rest/be", "a/rest"),
+            ("rest", "rest/be", "rest/be"),
+        ] {
+            assert_eq!(beside(first, second), want, "{first} {second}");
+        }
     }
 
     #[test]
