@@ -176,8 +176,9 @@ func (f *fuzzer) one(ctx context.Context, r *recorder, t fuzzTarget, each time.D
 		r.fail(name, err.Error())
 		return
 	}
+	// Without a bound each input of interest is made smaller for up to a minute, which is all of the time there is.
 	// As go test starts it, in the package's directory, where testdata is.
-	c := command{dir: t.dir, argv: []string{program, "-test.paniconexit0", "-test.run", "^$", "-test.fuzz", "^" + t.name + "$", "-test.fuzztime", each.String(), "-test.parallel", "1",
+	c := command{dir: t.dir, argv: []string{program, "-test.paniconexit0", "-test.run", "^$", "-test.fuzz", "^" + t.name + "$", "-test.fuzztime", each.String(), "-test.fuzzminimizetime", "10x", "-test.parallel", "1",
 		"-test.fuzzcachedir", filepath.Join(f.cache, goModule, pkg), "-test.timeout", (each + 5*time.Minute).String()}}
 	out, err := c.output(ctx)
 	if err != nil && fuzzClockRace(out) {
