@@ -211,25 +211,6 @@ func (k *Kernel) initEpochLocked(e sigma.Epoch) error {
 	return nil
 }
 
-// initSeenLocked tells what this machine knows of a proc, and whether it is at home here.
-func (k *Kernel) initSeenLocked(q initd.Question) (s initd.Seen, home bool) {
-	p := k.core.Proc(q.Realm, q.Proc)
-	switch {
-	case p == nil:
-		return initd.Seen{Sight: initd.Gone}, false
-	case p.Ended() && p.Away() && p.Status.Code == sigma.StatusLost: // as far as is known here: this machine may have been taken for lost, and the proc run on elsewhere
-		return initd.Seen{Sight: initd.Gone}, false
-	case p.Told(): // what its home knows counts
-		return initd.Seen{Sight: initd.Gone}, false
-	case p.Ended():
-		s = initd.Seen{Sight: initd.Ended, Status: p.Status}
-		s.Status.Data = nil
-	default:
-		s.Sight = initd.Alive
-	}
-	return s, !p.Guest()
-}
-
 // peerInit answers another machine's sigmad.
 func (k *Kernel) peerInit(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
 	var l initd.Look
@@ -240,10 +221,7 @@ func (k *Kernel) peerInit(_ context.Context, _ identity.Subject, payload []byte)
 	k.mu.Lock()
 	err := k.initEpochLocked(l.Epoch)
 	for i, q := range l.Questions {
-		var home bool
-		if ss[i], home = k.initSeenLocked(q); !home && ss[i].Sight == initd.Ended {
-			ss[i] = initd.Seen{Sight: initd.Unsure}
-		}
+		ss[i], _ = initd.SeenAt(k.core, q)
 	}
 	k.mu.Unlock()
 	if err != nil {
@@ -266,10 +244,7 @@ func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File
 	err := k.initEpochLocked(l.Epoch)
 	for i, q := range l.Questions {
 		var home bool
-		if ss[i], home = k.initSeenLocked(q); !home {
-			if ss[i].Sight == initd.Ended { // its home is to hear it first
-				ss[i] = initd.Seen{Sight: initd.Unsure}
-			}
+		if ss[i], home = initd.SeenAt(k.core, q); !home {
 			far.Questions = append(far.Questions, q)
 			at = append(at, i)
 		}
@@ -309,7 +284,7 @@ func (k *Kernel) initLookFar(ctx context.Context, l *initd.Look, at []int, ss []
 				sure = false
 			default:
 				for n, i := range at {
-					ss[i] = better(ss[i], theirs[n])
+					ss[i] = initd.Better(ss[i], theirs[n])
 				}
 			}
 		})
@@ -321,25 +296,6 @@ func (k *Kernel) initLookFar(ctx context.Context, l *initd.Look, at []int, ss []
 		}
 	}
 	return stale
-}
-
-// better is what is known of a proc if two machines say a and b.
-func better(a, b initd.Seen) initd.Seen {
-	rank := func(s initd.Sight) int {
-		switch s {
-		case initd.Ended: // only its home says so
-			return 3
-		case initd.Alive:
-			return 2
-		case initd.Unsure:
-			return 1
-		}
-		return 0
-	}
-	if rank(b.Sight) > rank(a.Sight) {
-		return b
-	}
-	return a
 }
 
 // initSpawn spawns a proc of an id that the leader has drawn and saved.

@@ -26,6 +26,10 @@ func (s *Sim) breakSomething() {
 	}
 	s.after(time.Duration(s.r.Int64N(int64(200*time.Millisecond))), s.breakSomething)
 	s.report.Faults++
+	if s.initd != nil && s.r.IntN(20) == 0 { // it stands still, or is cut off, and another is elected
+		s.initd.elect()
+		return
+	}
 	m := s.machines[s.r.IntN(len(s.machines))]
 	switch n := s.r.IntN(10); {
 	case !m.up:
@@ -100,6 +104,7 @@ func (s *Sim) watch() {
 		}
 	}
 	s.window()
+	defer s.initd.check()
 	if s.faulty {
 		s.broken = s.now
 		return

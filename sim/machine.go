@@ -14,27 +14,28 @@ import (
 
 // machine is what a machine's sigmad knows, and what really runs there.
 type machine struct {
-	s       *Sim
-	name    sigma.MachineID
-	size    Size
-	skew    time.Duration // of its clock
-	up      bool
-	life    sigma.Life
-	boot    uint64
-	core    *schedd.Core
-	running map[sigma.ProcID]*process
-	used    sigma.Bytes    // by what runs
-	cpu     sigma.MilliCPU // reserved by what runs
-	homes   map[sigma.ProcID]bool
-	offers  *besched.Offers
-	stands  []stand       // one for each shard
-	lent    bool          // the core was told that all shards gave a lease
-	plans   time.Duration // when the offers are looked at next; 0 = not
-	ended   int           // since what has ended was forgotten
-	debts   map[sigma.Life][]sigma.ProcID
-	paying  map[sigma.Life]bool
-	synced  map[sigma.Life]bool
-	lcTerm  int // of the leader that it attends at
+	s         *Sim
+	name      sigma.MachineID
+	size      Size
+	skew      time.Duration // of its clock
+	up        bool
+	life      sigma.Life
+	boot      uint64
+	core      *schedd.Core
+	running   map[sigma.ProcID]*process
+	used      sigma.Bytes    // by what runs
+	cpu       sigma.MilliCPU // reserved by what runs
+	homes     map[sigma.ProcID]bool
+	offers    *besched.Offers
+	stands    []stand       // one for each shard
+	lent      bool          // the core was told that all shards gave a lease
+	plans     time.Duration // when the offers are looked at next; 0 = not
+	ended     int           // since what has ended was forgotten
+	debts     map[sigma.Life][]sigma.ProcID
+	paying    map[sigma.Life]bool
+	synced    map[sigma.Life]bool
+	lcTerm    int         // of the leader that it attends at
+	initEpoch sigma.Epoch // of the latest leader of initd that was heard of
 }
 
 // stand is how a machine stands with a shard.
@@ -75,7 +76,7 @@ func (m *machine) restart() {
 	m.core = schedd.NewCore(m.name, m.size.Memory)
 	m.offers, m.stands = besched.NewOffers(m.size.Memory), make([]stand, len(s.shards))
 	m.debts, m.paying, m.synced = map[sigma.Life][]sigma.ProcID{}, map[sigma.Life]bool{}, map[sigma.Life]bool{}
-	m.lcTerm = 0
+	m.lcTerm, m.initEpoch = 0, 0
 	m.step(schedd.Cores{CPU: m.cores()})
 	if len(s.cfg.Limits) > 0 {
 		m.step(schedd.Maxima{Memory: s.maxima()})
@@ -258,6 +259,8 @@ func (m *machine) apply(f schedd.Effect) {
 		m.take(f.ID, f.Home)
 	case schedd.Decline:
 		m.rpc(f.Home, func(to *machine) func() { to.step(schedd.Declined{ID: f.ID}); return func() {} }, func() {})
+	case schedd.Dequeue:
+		m.dequeue(f)
 	case schedd.Unreserved:
 		m.tellLC(lcsched.Released{Life: m.life, IDs: []sigma.ProcID{f.ID}})
 	case schedd.Unfit:
@@ -302,6 +305,7 @@ func (m *machine) runs(id sigma.ProcID, info sigma.ProcInfo, home sigma.Life) {
 		s.fail("machine %s is over-committed: %v of %v, %d of %d thousandths of a core", m.name, m.used, m.size.Memory, m.cpu, m.cores())
 	}
 	m.within(info)
+	s.initd.runs(m, id, p)
 	run := time.Duration(0)
 	if sp := s.procs[id]; sp != nil {
 		if waited := s.now - sp.spawned; sp.sure && waited > sureWithin && !s.cfg.Faults {
@@ -348,11 +352,15 @@ func (m *machine) exits(id sigma.ProcID) {
 	}
 	m.stop(id)
 	m.s.report.ended = m.s.now
+	exit := launch.Exited{}
+	if m.s.initd.exits(id) {
+		exit.Wait = 1 << 8
+	}
 	if !m.up {
 		return
 	}
 	m.charge(id, p)
-	m.step(schedd.Gone{ID: id})
+	m.step(schedd.Gone{ID: id, Exit: exit})
 	if m.ended++; m.ended >= endedKept && !m.s.cfg.Faults { // a long run would need much memory
 		m.ended = 0
 		for _, realm := range m.core.Realms() {

@@ -11,6 +11,7 @@ import (
 // Report is what a run was like.
 type Report struct {
 	Procs, Unplaced, Lost, Faults int
+	Restarts, Leaders             int           // of registered procs: how often they were started, and how many leaders of initd were elected
 	Wished, Near                  int           // procs that should be near a machine and were started, and those of them that were there
 	Virtual                       time.Duration // how long it took
 	Utilisation                   float64       // part of all memory-time until the last proc ended

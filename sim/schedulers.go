@@ -133,6 +133,18 @@ func (m *machine) enqueue(p *schedd.Proc) {
 	})
 }
 
+// dequeue takes back a proc that waits.
+func (m *machine) dequeue(f schedd.Dequeue) {
+	switch {
+	case f.Class == sigma.LatencyCritical:
+		m.tellLC(lcsched.Canceled{Home: m.life, ID: f.ID})
+	case f.Shard != "":
+		i, _ := strconv.Atoi(string(f.Shard))
+		sh := m.s.shards[i]
+		m.send(sh, func() { sh.done(sh.core.Cancel(f.ID), nil) })
+	}
+}
+
 // plan parks credits and takes them back.
 func (m *machine) plan() {
 	moves, again := m.offers.Plan(start.Add(m.s.now), m.core.Free(), uint32(m.core.Running()))

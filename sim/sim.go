@@ -1,8 +1,8 @@
-// Package sim runs the decisions of a whole system in virtual time: the very cores of schedd, besched and lcsched, with procs that arrive, run and end by a seed, messages that take time and get lost, machines and
+// Package sim runs the decisions of a whole system in virtual time: the very cores of schedd, besched, lcsched and initd, with procs that arrive, run and end by a seed, messages that take time and get lost, machines and
 // daemons that die, and clocks that are wrong. The same Config gives the same run.
 //
 // It checks at each step that no machine is over-committed, no realm has more of one than it may, and no proc starts twice; without faults also that no realm reserves more than it may at all machines, and what it has a right to within sureWithin; each second of virtual time that no realm that waits is passed over for long or falls behind its ideal part, and that who was spawned
-// is known where it is at home; and in the end that each was answered once and nothing is reserved any more. A Violation names the seed. What it leaves out is what procs do to one another by computing: a proc runs for the time that it was given, and is admitted by memory or by its reservation.
+// is known where it is at home; that of each registered proc one instance at most runs, and soon one does or waits in its pause; and in the end that each was answered once and nothing is reserved any more. A Violation names the seed. What it leaves out is what procs do to one another by computing: a proc runs for the time that it was given, and is admitted by memory or by its reservation.
 //
 // Users: cmd/sigma (sigma sim).
 package sim
@@ -20,25 +20,26 @@ import (
 
 // Config says what is simulated. Defaults are those of Config.fill.
 type Config struct {
-	Seed     uint64
-	Machines int
-	Realms   int
-	Procs    int
-	Load     float64                             // offered memory-time as a part of all machines'; above 1 the queue grows until the last has come
-	Run      time.Duration                       // mean of the procs' run times, which are exponential
-	LC       float64                             // part of the procs that reserve cores
-	Near     float64                             // part of the procs that should be near a machine
-	Shards   int                                 // of besched
-	Cores    int                                 // of each machine
-	Memory   sigma.Bytes                         // of each machine, for procs
-	Sizes    []Size                              // of machines, in turn, instead of Cores and Memory
-	Faults   bool                                // messages are lost, machines and daemons die, clocks are wrong by up to an hour
-	Shares   []uint32                            // of realms, in turn; none = 1 each
-	SharesOf map[sigma.RealmID]uint32            // of those that have not 1, instead of Shares
-	Limits   map[sigma.RealmID]sigma.RealmLimits // of processors and memory, of realms that have any
-	Trace    []Arrival                           // instead of procs by the seed
-	Delay    time.Duration                       // mean time that a message is under way
-	Starts   time.Duration                       // between placing a proc and its program's first instruction
+	Seed       uint64
+	Machines   int
+	Realms     int
+	Procs      int
+	Load       float64                             // offered memory-time as a part of all machines'; above 1 the queue grows until the last has come
+	Run        time.Duration                       // mean of the procs' run times, which are exponential
+	LC         float64                             // part of the procs that reserve cores
+	Near       float64                             // part of the procs that should be near a machine
+	Shards     int                                 // of besched
+	Cores      int                                 // of each machine
+	Memory     sigma.Bytes                         // of each machine, for procs
+	Sizes      []Size                              // of machines, in turn, instead of Cores and Memory
+	Registered int                                 // procs that are registered with initd, besides Procs
+	Faults     bool                                // messages are lost, machines and daemons die, clocks are wrong by up to an hour
+	Shares     []uint32                            // of realms, in turn; none = 1 each
+	SharesOf   map[sigma.RealmID]uint32            // of those that have not 1, instead of Shares
+	Limits     map[sigma.RealmID]sigma.RealmLimits // of processors and memory, of realms that have any
+	Trace      []Arrival                           // instead of procs by the seed
+	Delay      time.Duration                       // mean time that a message is under way
+	Starts     time.Duration                       // between placing a proc and its program's first instruction
 }
 
 // Size is what a machine has for procs.
@@ -185,6 +186,7 @@ type Sim struct {
 	byName    map[sigma.MachineID]*machine
 	shards    []*shard
 	lc        *leader
+	initd     *registry // nil = nothing is registered
 	lives     sigma.Incarnation
 	roster    map[sigma.MachineID]sigma.Incarnation // first life of each machine that is not over
 	procs     map[sigma.ProcID]*proc                // that were not answered
@@ -255,6 +257,9 @@ func (s *Sim) fail(format string, args ...any) {
 
 // Run simulates until all procs were answered. The error is a *Violation.
 func (s *Sim) Run() (*Report, error) {
+	if s.cfg.Registered > 0 {
+		s.register()
+	}
 	s.arrivals()
 	s.after(time.Second, s.watch)
 	if s.cfg.Faults {
@@ -265,7 +270,7 @@ func (s *Sim) Run() (*Report, error) {
 		e := s.queue.pop()
 		s.now = e.at
 		e.do()
-		if s.spawned == s.report.Procs && len(s.procs) == 0 && s.now > s.last+time.Minute {
+		if s.spawned == s.report.Procs && len(s.procs) == 0 && s.now > s.last+time.Minute && s.initd.idle() {
 			break
 		}
 		if s.now > s.last+24*time.Hour {
@@ -326,7 +331,17 @@ func (s *Sim) spawn(a Arrival) {
 		return
 	}
 	s.spawned++
-	p := &proc{Arrival: a, id: sigma.ProcID("p" + strconv.Itoa(s.spawned)), spawned: s.now, placed: -1}
+	d := sigma.Descriptor{Program: "/bin/x", Memory: a.Memory, Near: a.Near}
+	if a.CPU > 0 {
+		d.Class, d.CPU = sigma.LatencyCritical, a.CPU
+	}
+	s.enter(m, &proc{Arrival: a, id: sigma.ProcID("p" + strconv.Itoa(s.spawned))}, d)
+}
+
+// enter has a machine be the home of a new proc.
+func (s *Sim) enter(m *machine, p *proc, d sigma.Descriptor) {
+	a := p.Arrival
+	p.spawned, p.placed = s.now, -1
 	s.procs[p.id] = p
 	m.homes[p.id] = true
 	r := s.realms[a.Realm]
@@ -346,10 +361,6 @@ func (s *Sim) spawn(a Arrival) {
 		r.asked.Memory += a.Memory
 		l := s.cfg.Limits[a.Realm]
 		p.sure = r.asked.CPU <= l.MinCPU && r.asked.Memory <= l.MinMemory
-	}
-	d := sigma.Descriptor{Program: "/bin/x", Memory: a.Memory, Near: a.Near}
-	if a.CPU > 0 {
-		d.Class, d.CPU = sigma.LatencyCritical, a.CPU
 	}
 	m.step(schedd.Spawned{By: sigma.Principal{Realm: a.Realm}, IDs: []sigma.ProcID{p.id}, Ds: []sigma.Descriptor{d}})
 }

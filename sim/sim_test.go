@@ -158,3 +158,39 @@ func TestChecksFindFaults(t *testing.T) {
 		t.Errorf("one realm was given more than its part: Jain %.3f, worst %.3f, %v", r.Jain, r.Worst, err)
 	}
 }
+
+// Goal: in small systems in which everything breaks, of each registered proc one instance at most runs, and soon one does, or waits in its pause; those that fail are started ever more seldom, none more often than was asked for; those that are removed go.
+func TestFaultsWithRegistered(t *testing.T) {
+	for seed := range uint64(12) {
+		c := Config{Seed: seed, Machines: 2 + int(seed%4), Procs: 600, Load: 1.2, LC: 0.2, Shards: 1 + int(seed%2), Run: 300 * time.Millisecond, Registered: 12, Faults: true}
+		r, err := New(c).Run()
+		if err != nil {
+			t.Errorf("%v; again with: sigma sim --machines %d --procs 600 --load 1.2 --lc 0.2 --shards %d --run 300ms --registered 12 --faults --seed %d", err, c.Machines, c.Shards, seed)
+		}
+		if r.Restarts < 12 || r.Leaders < 2 {
+			t.Errorf("seed %d: %d starts, %d leaders", seed, r.Restarts, r.Leaders)
+		}
+	}
+}
+
+// The checks of registered procs find what they are for: one that runs and is noted as ended, so that another is started, and a leader that stands still for ever.
+func TestChecksFindFaultsOfInitd(t *testing.T) {
+	c := Config{Seed: 9, Machines: 3, Procs: 2000, Run: 5 * time.Second, Registered: 3}
+	for want, fault := range map[string]func(*registry){
+		"while": func(in *registry) {
+			g := in.all[0]
+			v := in.files[g.key].Record
+			v.History = slices.Clone(v.History)
+			v.History[len(v.History)-1].Ended = start
+			in.put(g.key, v)
+			in.leader.news()
+		},
+		"has had no proc": func(in *registry) { in.leader.turn++ },
+	} {
+		s := New(c)
+		s.after(time.Second, func() { fault(s.initd) })
+		if _, err := s.Run(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want an error with %q", err, want)
+		}
+	}
+}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/initd"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sim"
 )
@@ -31,7 +32,7 @@ and daemons die, and clocks are wrong by up to an hour.
 
 What must hold is checked at each step: no machine is over-committed, no proc starts
 twice, each is answered, no realm that waits is passed over or has much less than its
-part. If something does not hold, sim prints the seed and the command that makes it
+part, of each registered proc one instance runs or soon will, and never two. If something does not hold, sim prints the seed and the command that makes it
 happen again, and exits with 1.
 
 With --trace the procs are those of FILE, which "sigma trace record" made of a real run, on
@@ -59,6 +60,7 @@ It needs no running system.`,
 	f.Float64Var(&o.Load, "load", 0.9, "`PART` of all memory-time that procs ask for")
 	f.Float64Var(&o.LC, "lc", 0, "`PART` of the procs that are latency-critical")
 	f.Float64Var(&o.Near, "near", 0, "`PART` of the procs that should be near a machine's data")
+	f.IntVar(&o.Registered, "registered", 0, "`N` procs that are registered with initd, besides --procs")
 	f.DurationVar(&o.Run, "run", time.Second, "mean `TIME` that a proc runs")
 	f.Uint64Var(&o.Seed, "seed", 1, "`N` from which all chance comes")
 	f.IntVar(&o.seeds, "seeds", 1, "make `N` runs, with this and the next seeds")
@@ -131,8 +133,8 @@ func runSim(ctx context.Context, c sim.Config) (r *sim.Report, err error) {
 
 // fill checks the flags, and makes of them what is simulated.
 func (o *simOptions) fill() error {
-	if o.Machines < 1 || o.Realms < 1 || o.Procs < 1 || o.Shards < 1 || o.seeds < 1 || !(o.Load > 0) || !(o.LC >= 0 && o.LC <= 1) || !(o.Near >= 0 && o.Near <= 1) || o.Run <= 0 {
-		return usageError(nil, "--lc and --near are from 0 to 1, all else more than 0", "there is nothing to simulate")
+	if o.Machines < 1 || o.Realms < 1 || o.Procs < 1 || o.Shards < 1 || o.seeds < 1 || o.Registered < 0 || o.Registered > initd.LookMax || !(o.Load > 0) || !(o.LC >= 0 && o.LC <= 1) || !(o.Near >= 0 && o.Near <= 1) || o.Run <= 0 {
+		return usageError(nil, "--lc and --near are from 0 to 1, --registered from 0 to 128, all else more than 0", "there is nothing to simulate")
 	}
 	if o.Machines > sim.MachinesMax || o.Procs > simProcsMax || o.Realms > simProcsMax || o.Shards > o.Machines || o.Load > simLoadMax || o.Run > simRunMax {
 		return usageError(nil, "", "that is too much to simulate: %d machines, %d procs and realms, a besched for each machine, --load %g and --run %v are the most", sim.MachinesMax, simProcsMax, simLoadMax, simRunMax)
@@ -218,6 +220,9 @@ func (o *simOptions) command(seed uint64) string {
 	if o.Near > 0 {
 		s += fmt.Sprintf(" --near %g", o.Near)
 	}
+	if o.Registered > 0 {
+		s += fmt.Sprintf(" --registered %d", o.Registered)
+	}
 	if o.Faults {
 		s += " --faults"
 	}
@@ -236,6 +241,9 @@ func printReport(w io.Writer, seed uint64, r *sim.Report, took time.Duration) {
 		fmt.Fprintf(w, "; Jain index of realms that waited: %.4f, the worst had %.1f %% of its part", r.Jain, 100*r.Worst)
 	}
 	fmt.Fprintln(w)
+	if r.Leaders > 0 {
+		fmt.Fprintf(w, "  registered procs were started %d times, by %d leaders of initd\n", r.Restarts, r.Leaders)
+	}
 	if r.Wished > 0 {
 		fmt.Fprintf(w, "  near their data: %d of %d that should be\n", r.Near, r.Wished)
 	}
@@ -268,10 +276,12 @@ type simReport struct {
 	Virtual     float64   `json:"virtual_s"`
 	Took        float64   `json:"took_s"`
 	Utilisation float64   `json:"utilisation"`
-	Jain        float64   `json:"jain,omitempty"`   // none: no two realms waited at a time
-	Worst       float64   `json:"worst,omitempty"`  // part of its ideal part that the worst served realm had
-	Wished      int       `json:"wished,omitempty"` // procs that should be near a machine's data, and started
-	Near        int       `json:"near,omitempty"`   // those of them that were
+	Jain        float64   `json:"jain,omitempty"`              // none: no two realms waited at a time
+	Worst       float64   `json:"worst,omitempty"`             // part of its ideal part that the worst served realm had
+	Wished      int       `json:"wished,omitempty"`            // procs that should be near a machine's data, and started
+	Near        int       `json:"near,omitempty"`              // those of them that were
+	Restarts    int       `json:"registered_starts,omitempty"` // of registered procs
+	Leaders     int       `json:"initd_leaders,omitempty"`
 	Placement   simWaits  `json:"placement"`
 	Start       simWaits  `json:"start"`
 	Recorded    *simWaits `json:"recorded,omitempty"` // of a trace with waits
@@ -290,7 +300,7 @@ func reportOf(seed uint64, r *sim.Report, took time.Duration) simReport {
 	waits := func(w sim.Waits) simWaits {
 		return simWaits{w.Mean.Seconds(), w.P50.Seconds(), w.P90.Seconds(), w.P99.Seconds(), w.Most.Seconds()}
 	}
-	out := simReport{Seed: seed, Procs: r.Procs, Lost: r.Lost, Unplaced: r.Unplaced, Faults: r.Faults, Virtual: r.Virtual.Seconds(), Took: took.Seconds(), Utilisation: r.Utilisation, Jain: r.Jain, Worst: r.Worst, Wished: r.Wished, Near: r.Near,
+	out := simReport{Seed: seed, Procs: r.Procs, Lost: r.Lost, Unplaced: r.Unplaced, Faults: r.Faults, Virtual: r.Virtual.Seconds(), Took: took.Seconds(), Utilisation: r.Utilisation, Jain: r.Jain, Worst: r.Worst, Wished: r.Wished, Near: r.Near, Restarts: r.Restarts, Leaders: r.Leaders,
 		Placement: waits(r.Placement), Start: waits(r.Start)}
 	if r.Recorded.Most > 0 {
 		recorded, predicted := waits(r.Recorded), waits(r.Predicted)

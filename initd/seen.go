@@ -1,0 +1,47 @@
+package initd
+
+import (
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/sigma"
+)
+
+// SeenAt is what a machine itself knows of a proc, and whether the proc is at home there. Unsure: it is a guest that has ended, which its home is to hear first. Gone: the machine does not know it, or others know better.
+func SeenAt(c *schedd.Core, q Question) (s Seen, home bool) {
+	p := c.Proc(q.Realm, q.Proc)
+	switch {
+	case p == nil:
+		return Seen{Sight: Gone}, false
+	case p.Ended() && p.Away() && p.Status.Code == sigma.StatusLost: // as far as is known here: this machine may have been taken for lost, and the proc run on elsewhere
+		return Seen{Sight: Gone}, false
+	case p.Told(): // what its home knows counts
+		return Seen{Sight: Gone}, false
+	case p.Ended() && p.Guest():
+		return Seen{Sight: Unsure}, false
+	case p.Ended():
+		s = Seen{Sight: Ended, Status: p.Status}
+		s.Status.Data = nil
+	default:
+		s.Sight = Alive
+	}
+	return s, !p.Guest()
+}
+
+// Better is what is known of a proc if two machines say a and b: what one knows counts more than what the other does not.
+func Better(a, b Seen) Seen {
+	if b.Sight.rank() > a.Sight.rank() {
+		return b
+	}
+	return a
+}
+
+func (s Sight) rank() int {
+	switch s {
+	case Ended: // only its home says so
+		return 3
+	case Alive:
+		return 2
+	case Unsure:
+		return 1
+	}
+	return 0
+}
