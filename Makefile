@@ -44,8 +44,8 @@ unit: ## go test ./..., which needs no root
 system: setup build ## the tests that need root
 	@$(TESTRUN) system
 
-test-vm: ## the container tests on Debian 12's kernel (6.1, cgroup v2) in qemu: half an hour
-	@$(TESTRUN) vm
+test-vm: ## the container tests on Debian 12's kernel (6.1, cgroup v2) in qemu: half an hour, or RUN=REGEXP for some of them: minutes
+	@RUN='$(RUN)' $(TESTRUN) vm
 
 test-store: ## the tests of objects against a store that is built from the Go registry first (versitygw): two minutes
 	@mkdir -p bin/test && GOBIN=$(CURDIR)/bin/test go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
