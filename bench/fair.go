@@ -16,7 +16,7 @@ import (
 )
 
 // fairBench: do realms that compete have equal parts of the processors, and those with shares parts in their ratio (001 §6.4, Fig 10)? Four realms start one after the other and keep more procs than the machine has room for on its cores:
-// two of them procs of 10 ms, two of 1 s of processor time. Of all of them 32 fit into memory; the others wait at two shards of besched. Then three of them go on with 1, 2 and 4 shares. What each realm's procs use is read of their cgroups each second; the index is Jain's, over what each has for
+// two of them 64 procs of 10 ms, so that some wait all the time, two of them 8 of 1 s of processor time. Of all of them 32 fit into memory; the others wait at two shards of besched. Then three of them go on with 1, 2 and 4 shares. What each realm's procs use is read of their cgroups each second; the index is Jain's, over what each has for
 // each of its shares, of each whole second from 1 s after the last change. No peer: 001 prints a plot. Expected: the kernel sees to it on each machine, so near 1 as long as each realm has as many procs running as there are cores.
 func fairBench() Bench {
 	return Bench{Name: "fair", Question: "do realms that compete have equal parts of the processors, or parts in the ratio of their shares?",
@@ -31,7 +31,7 @@ var fairRealms = [...]struct {
 	shares uint32
 	goes   bool // before those with shares compete
 }{
-	{name: "one", ms: 10, procs: 24, shares: 1}, {name: "two", ms: 1000, procs: 8, shares: 2}, {name: "three", ms: 10, procs: 24, shares: 4}, {name: "four", ms: 1000, procs: 8, goes: true},
+	{name: "one", ms: 10, procs: 64, shares: 1}, {name: "two", ms: 1000, procs: 8, shares: 2}, {name: "three", ms: 10, procs: 64, shares: 4}, {name: "four", ms: 1000, procs: 8, goes: true},
 }
 
 // fairWindow is one second.

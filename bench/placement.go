@@ -176,7 +176,7 @@ func (l *coreLoad) run(d time.Duration) float64 {
 			n := min(len(l.running[m]), 8)
 			for _, j := range l.running[m][:n] {
 				used := time.Duration(1+l.random(50)) * time.Millisecond
-				l.c.Charge([]besched.Charge{{Realm: j.Realm, Used: used, Prepaid: j.Prepaid, Ended: 1, Whole: used}})
+				l.c.Charge(placementLife(m).Machine, []besched.Charge{{Realm: j.Realm, Used: used, Prepaid: j.Prepaid, Ended: 1, Whole: used, Held: -int64(j.Memory)}})
 			}
 			l.running[m] = append(l.running[m][:0], l.running[m][n:]...)
 			l.park(m)
@@ -331,7 +331,7 @@ func (p *beschedProcess) run(ctx context.Context, d time.Duration) (float64, err
 				}
 				charges := make([]besched.Charge, len(got.Jobs))
 				for i, j := range got.Jobs {
-					charges[i] = besched.Charge{Realm: j.Realm, Used: j.Prepaid, Prepaid: j.Prepaid, Ended: 1, Whole: j.Prepaid}
+					charges[i] = besched.Charge{Realm: j.Realm, Used: j.Prepaid, Prepaid: j.Prepaid, Ended: 1, Whole: j.Prepaid, Held: -int64(j.Memory)}
 				}
 				fail(p.call(ctx, besched.CallCharge, func(c *sigmap.Coder) { besched.CodeCharges(c, &charges) }, nil))
 			}

@@ -66,7 +66,7 @@ func (p *beschedProcess) latencies(ctx context.Context, rate float64, d time.Dur
 				charges := make([]besched.Charge, len(got.Jobs))
 				mu.Lock()
 				for i, j := range got.Jobs {
-					charges[i] = besched.Charge{Realm: j.Realm, Used: j.Prepaid, Prepaid: j.Prepaid, Ended: 1, Whole: j.Prepaid}
+					charges[i] = besched.Charge{Realm: j.Realm, Used: j.Prepaid, Prepaid: j.Prepaid, Ended: 1, Whole: j.Prepaid, Held: -int64(j.Memory)}
 					if n, err := strconv.ParseInt(string(j.ID[1:]), 10, 64); err == nil && n > base {
 						us = append(us, max(0, now.Seconds()-float64(n-base)/rate)*1e6)
 					}

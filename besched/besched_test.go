@@ -400,7 +400,7 @@ func FuzzCodes(f *testing.F) {
 			c.Shares(of)
 		}
 		if sigmap.Parse(b, func(x *sigmap.Coder) { CodeCharges(x, &cs) }) == nil {
-			c.Charge(cs)
+			c.Charge("m", cs)
 		}
 		if sigmap.Parse(b, func(x *sigmap.Coder) { CodeOffer(x, &o) }) == nil {
 			c.Park(1, "m", o)

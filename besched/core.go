@@ -91,6 +91,7 @@ type machine struct {
 	credits []*credit // nearly always one
 	leases  int
 	full    bool // it took its credit back, or that was used up to the last
+	held    map[sigma.RealmID]sigma.Bytes
 }
 
 // Core is the state. Not safe for concurrent use.
@@ -157,7 +158,7 @@ func (c *Core) Largest() sigma.Bytes { return c.largest }
 
 // Attend makes a machine known, which offers memory and cores and sends jobs from now on. It must not attend yet. The leases returned are recalled, because they were for a machine alone.
 func (c *Core) Attend(life sigma.Life, cpu sigma.MilliCPU, memory sigma.Bytes) []Ticket {
-	m := &machine{life: life, cpu: max(1, uint64(cpu)), memory: memory}
+	m := &machine{life: life, cpu: max(1, uint64(cpu)), memory: memory, held: map[sigma.RealmID]sigma.Bytes{}}
 	c.machines[life.Machine] = m
 	c.cpu += m.cpu
 	c.largest = max(c.largest, memory)
@@ -182,6 +183,7 @@ func (c *Core) Gone(life sigma.Life) ([]Grant, []Ticket) {
 	for _, cr := range slices.Clone(m.credits) {
 		c.credits.remove(cr)
 	}
+	c.forget(m)
 	c.leases = slices.DeleteFunc(c.leases, func(l lease) bool { return l.machine == m })
 	c.count(m, 0, true)
 	for _, w := range c.where {
@@ -292,10 +294,17 @@ func (c *Core) Leave(t Ticket) bool {
 	return i >= 0
 }
 
-// Charge takes note of what procs used.
-func (c *Core) Charge(charges []Charge) {
+// Charge takes note of what procs used on a machine. It must be told of the memory that procs hold there once it attends, and of each change after that.
+func (c *Core) Charge(machine sigma.MachineID, charges []Charge) {
+	m := c.machines[machine]
 	for _, ch := range charges {
+		if ch.Realm.Check() != nil {
+			continue
+		}
 		c.turns.charge(ch, c.span())
+		if m != nil && ch.Held != 0 {
+			c.holds(m, ch.Realm, ch.Held)
+		}
 	}
 }
 
@@ -323,10 +332,13 @@ func (c *Core) match() (out []Grant) {
 		}
 		w := q.first
 		c.turns.prepay(q, w, c.span())
+		c.holds(cr.machine, q.realm, int64(w.Memory))
 		cr.jobs = append(cr.jobs, w.Job)
 		c.recent.ran(w.Program, cr.machine.life.Machine)
 		c.credits.use(cr, w.Memory)
-		c.remove(w)
+		if c.remove(w); q.first == nil {
+			c.turns.absent(q)
+		}
 	}
 	for i := 0; i < len(c.kept); {
 		m := c.kept[i]
@@ -337,7 +349,7 @@ func (c *Core) match() (out []Grant) {
 		}
 	}
 	for c.Waiting() > 0 && c.credits.free() > 0 {
-		q, late := c.turns.next(c.credits.most, c.largest)
+		q, late := c.turns.next(c.credits.most, c.largest, c.credits.memory)
 		if q == nil {
 			break
 		}

@@ -28,6 +28,7 @@ type credits struct {
 	byTicket map[Ticket]*credit
 	asks     int         // those that a lease will do for
 	most     sigma.Bytes // none that is not kept for a job has more
+	memory   sigma.Bytes // that all offer together
 }
 
 type creditHeap []*credit
@@ -53,6 +54,7 @@ func (cs *credits) add(cr *credit) {
 	cr.machine.credits = append(cr.machine.credits, cr)
 	heap.Push(&cs.heap, cr)
 	cs.most = max(cs.most, cr.Memory)
+	cs.memory += cr.Memory
 	if cr.Ask {
 		cs.asks++
 	}
@@ -62,6 +64,7 @@ func (cs *credits) find(t Ticket) *credit { return cs.byTicket[t] }
 
 func (cs *credits) remove(cr *credit) {
 	delete(cs.byTicket, cr.ticket)
+	cs.memory -= cr.Memory
 	cr.machine.credits = slices.DeleteFunc(cr.machine.credits, func(other *credit) bool { return other == cr })
 	if cr.at >= 0 {
 		heap.Remove(&cs.heap, cr.at)
@@ -77,6 +80,7 @@ func (cs *credits) free() int { return len(cs.heap) }
 // use takes memory of a credit for a job, which it has already.
 func (cs *credits) use(cr *credit, memory sigma.Bytes) {
 	cr.Memory -= memory
+	cs.memory -= memory
 	cr.Load++
 	if len(cr.jobs) >= GrantMax {
 		heap.Remove(&cs.heap, cr.at)

@@ -176,7 +176,7 @@ func (p *plant) ended(r *ran) {
 	}
 	held := r.end - r.begun
 	cost := Cost(time.Duration(r.Memory)*held, r.Memory, held, plantMemory*1000, plantMemory)
-	p.c.Charge([]Charge{{Realm: r.Realm, Used: cost, Prepaid: r.Prepaid, Ended: 1, Whole: cost}})
+	p.c.Charge(p.name(r.machine), []Charge{{Realm: r.Realm, Used: cost, Prepaid: r.Prepaid, Ended: 1, Whole: cost, Held: -int64(r.Memory)}})
 }
 
 // check: no job waits that fits what is free and kept for nobody.
@@ -248,7 +248,7 @@ func TestSharesChange(t *testing.T) {
 		p := newPlant(t, seed, 4, &tenant{shares: 1, length: 10 * time.Millisecond, memory: 1}, &tenant{shares: 1, length: 500 * time.Millisecond, memory: 1}, &tenant{shares: 1, length: 50 * time.Millisecond, memory: 1})
 		p.run(2 * time.Second)
 		for i, debt := range []time.Duration{0, 60 * time.Second, -60 * time.Second} { // as if the machines had been far from the ratio
-			p.c.Charge([]Charge{{Realm: p.tenants[i].realm, Used: debt}})
+			p.c.Charge(p.name(0), []Charge{{Realm: p.tenants[i].realm, Used: debt}})
 		}
 		p.run(3 * time.Second)
 		shares := map[sigma.RealmID]uint32{}
@@ -281,7 +281,7 @@ func TestDebtsOutliveOthersShares(t *testing.T) {
 		}
 	}
 	c.Enqueue(jobs)
-	c.Charge([]Charge{{Realm: "debtor", Used: 2 * time.Second}}) // as much as some hundred of its jobs
+	c.Charge("m", []Charge{{Realm: "debtor", Used: 2 * time.Second}}) // as much as some hundred of its jobs
 	for i := range uint32(5) {
 		c.Shares(map[sigma.RealmID]uint32{"other": 3 + i%2})
 		for _, j := range c.Park(Ticket(i+1), "m", Offer{Memory: 8})[0].Jobs {
@@ -338,7 +338,7 @@ func TestPrepaidIsBounded(t *testing.T) {
 			}
 		}
 		c.Enqueue(jobs)
-		c.Charge([]Charge{{Realm: "long", Used: -whole, Prepaid: whole, Ended: math.MaxUint32, Whole: whole}, {Realm: "long", Used: whole, Prepaid: -whole, Ended: 1, Whole: whole}})
+		c.Charge("m", []Charge{{Realm: "long", Used: -whole, Prepaid: whole, Ended: math.MaxUint32, Whole: whole}, {Realm: "long", Used: whole, Prepaid: -whole, Ended: 1, Whole: whole}})
 		given := map[sigma.RealmID]int{}
 		for tk := range Ticket(12) { // 768 jobs of 20 ms, more than twice what spanMax is
 			for _, j := range c.Park(tk+1, "m", Offer{Memory: 100})[0].Jobs {
@@ -417,7 +417,7 @@ func TestKept(t *testing.T) {
 func TestNothingSavedUp(t *testing.T) {
 	c := NewCore()
 	c.Attend(life("m"), 1000, 100)
-	c.Charge([]Charge{{Realm: "busy", Used: time.Hour}})
+	c.Charge("m", []Charge{{Realm: "busy", Used: time.Hour}})
 	job := func(realm sigma.RealmID, n int) (js []Job) {
 		for i := range n {
 			js = append(js, Job{ID: sigma.ProcID(fmt.Sprint(realm, i)), Realm: realm, Memory: 1, Home: life("m")})
@@ -432,7 +432,7 @@ func TestNothingSavedUp(t *testing.T) {
 	if got["busy"] != 10 || got["idle"] != 10 {
 		t.Errorf("got %v, want 10 of each", got)
 	}
-	c.Charge([]Charge{{Realm: "idle", Used: -time.Hour, Prepaid: time.Hour}})
+	c.Charge("m", []Charge{{Realm: "idle", Used: -time.Hour, Prepaid: time.Hour}})
 	clear(got)
 	for _, j := range c.Park(2, "m", Offer{Memory: 40})[0].Jobs {
 		got[j.Realm]++

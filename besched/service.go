@@ -19,7 +19,7 @@ import (
 //	pull     Offer -> []Job, lease, kind, kept, largest    waits until there is a job that fits; or answers with a lease (not 0) if one was asked for and no job waits; or tells whether the
 //	                                          machine is kept for a job, if the offer says that it must know. Largest is the most memory that a machine has
 //	hold     lease -> -                       waits until the lease is recalled
-//	charge   []Charge -> -                    what the procs used that ran on the machine
+//	charge   []Charge -> -                    what the procs used that ran on the machine, and how the memory that they hold has changed
 //	shares   age, []RealmShares -> -          of all realms that have not 1, as they were so long ago; what is older than what is known is ignored
 //	queues   - -> []Queued                    what waits; of anybody, who need not attend
 const (
@@ -53,16 +53,18 @@ func CodeJobs(c *sigmap.Coder, js *[]Job) {
 	}
 }
 
-func codeDuration(c *sigmap.Coder, d *time.Duration) {
-	u := uint64(*d)
+func codeDuration(c *sigmap.Coder, d *time.Duration) { codeInt(c, (*int64)(d)) }
+
+func codeInt(c *sigmap.Coder, i *int64) {
+	u := uint64(*i)
 	c.U64(&u)
-	*d = time.Duration(u)
+	*i = int64(u)
 }
 
 // CodeCharges is the payload of charge.
 func CodeCharges(c *sigmap.Coder, cs *[]Charge) {
 	n := len(*cs)
-	c.Count(&n, 30)
+	c.Count(&n, 38)
 	if c.Decoding() {
 		*cs = make([]Charge, n)
 	}
@@ -73,6 +75,7 @@ func CodeCharges(c *sigmap.Coder, cs *[]Charge) {
 		codeDuration(c, &ch.Prepaid)
 		c.U32(&ch.Ended)
 		codeDuration(c, &ch.Whole)
+		codeInt(c, &ch.Held)
 	}
 }
 
@@ -150,6 +153,7 @@ type Service struct {
 	waiting   map[Ticket]chan Grant      // mu; each has room for its grant
 	holding   map[Ticket]chan struct{}   // mu; closed by the recall of the lease
 	attending map[sigma.MachineID]*visit // mu
+	relenting bool                       // mu; relent will be called
 	sharesAt  time.Time                  // mu; when the shares were asked for that are known
 }
 
@@ -254,7 +258,7 @@ func (v *visit) account(ctx context.Context, method string, payload []byte) ([]b
 		}
 		v.s.mu.Lock()
 		defer v.s.mu.Unlock()
-		v.s.core.Charge(cs)
+		v.s.core.Charge(v.machine, cs)
 		return nil, nil
 	case CallShares:
 		var age time.Duration
@@ -401,6 +405,17 @@ func (s *Service) grantLocked(gs []Grant) {
 		s.waiting[g.Ticket] <- g
 		delete(s.waiting, g.Ticket)
 	}
+	if !s.relenting && s.core.Sparing() {
+		s.relenting = true
+		time.AfterFunc(AwayFor, s.relent)
+	}
+}
+
+func (s *Service) relent() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.relenting = false
+	s.grantLocked(s.core.Relent())
 }
 
 // pull parks a credit until it is granted jobs, or a lease. A grant that was made is never dropped: when the caller gives up at the same moment it gets the jobs after all.

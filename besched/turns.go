@@ -16,6 +16,7 @@ type Charge struct {
 	Prepaid time.Duration // what was charged already when those were granted that are reported for the first time
 	Ended   uint32        // those that ended
 	Whole   time.Duration // cost of the latter, from their starts on
+	Held    int64         // bytes by which what its procs hold there has changed, but for jobs that this shard gave
 }
 
 // Cost is what a proc's realm is charged with: the CPU time, or the part of the machine's CPU that belongs to the memory that the proc kept from others, if that is more. Memory counts half,
@@ -58,6 +59,9 @@ type queue struct {
 	first, last *waiting
 	class       *class      // of first; nil if there is none
 	at          int         // in class
+	held        sigma.Bytes // that procs hold that took turns; of those that were placed under leases, from the first look on
+	had         sigma.Bytes // that it held when it went away
+	away        uint64      // parts.period in which it did; 0 if it is not
 	overtaken   sigma.Bytes // by so much, while its first job did not fit when it was its turn
 	kept        *machine    // for its first job
 }
@@ -95,6 +99,7 @@ type turns struct {
 	now      float64                  // what realms begin to wait with: the most that one had used when it was its turn
 	most     float64                  // that one used
 	served   uint64
+	parts    parts
 }
 
 func newTurns() turns { return turns{accounts: map[sigma.RealmID]*queue{}, many: accountsMax} }
@@ -117,7 +122,7 @@ func (t *turns) account(realm sigma.RealmID) *queue {
 // tidy drops accounts that say nothing but what a job costs.
 func (t *turns) tidy() {
 	for realm, q := range t.accounts {
-		if q.first == nil && q.used <= t.now {
+		if q.first == nil && q.used <= t.now && q.held == 0 && q.away == 0 {
 			delete(t.accounts, realm)
 		}
 	}
@@ -132,7 +137,7 @@ func (t *turns) setShares(of map[sigma.RealmID]uint32) {
 		if q.shares == now {
 			continue
 		}
-		q.shares, q.used, q.floor = now, t.now, t.now
+		t.count(q, func() { q.shares, q.used, q.floor = now, t.now, t.now })
 		if q.class != nil {
 			heap.Fix(&q.class.heap, q.at)
 		}
@@ -195,7 +200,7 @@ func (t *turns) enter(q *queue) {
 	if !ok {
 		t.classes = slices.Insert(t.classes, i, &class{memory: q.first.Memory})
 	}
-	q.class = t.classes[i]
+	t.count(q, func() { q.class, q.away = t.classes[i], 0 })
 	heap.Push(&q.class.heap, q)
 }
 
@@ -205,11 +210,31 @@ func (t *turns) leave(q *queue) {
 		i, _ := t.find(q.class.memory)
 		t.classes = slices.Delete(t.classes, i, i+1)
 	}
-	q.class = nil
+	t.count(q, func() { q.class = nil })
 }
 
 // next is the realm whose turn it is of those whose first job wants no more than most, and one whose turn is before that, but whose first job wants more, though not more than a machine has, and has no machine kept for it.
-func (t *turns) next(most, largest sigma.Bytes) (fits, late *queue) {
+// Who holds far more than its part of memory loses its turn to the next one. If none of them holds less, what is spared for those who are away is not theirs, though it is free.
+func (t *turns) next(most, largest, free sigma.Bytes) (fits, late *queue) {
+	for range forfeitsMax {
+		fits, late = t.first(most, largest)
+		if fits == nil || !t.over(fits) {
+			return fits, late
+		}
+		second := t.second(fits, most)
+		if second == nil {
+			break
+		}
+		t.forfeit(fits, second)
+	}
+	if t.parts.spare > 0 && free < fits.first.Memory+t.parts.spare {
+		return nil, nil
+	}
+	return t.first(most, largest)
+}
+
+// first is who would be next whatever realms hold.
+func (t *turns) first(most, largest sigma.Bytes) (fits, late *queue) {
 	for _, c := range t.classes {
 		q := c.heap[0]
 		switch {
@@ -246,9 +271,6 @@ func (t *turns) prepay(q *queue, w *waiting, span float64) {
 }
 
 func (t *turns) charge(ch Charge, span float64) {
-	if ch.Realm.Check() != nil {
-		return
-	}
 	q := t.account(ch.Realm)
 	if ch.Ended > 0 {
 		mean := max(0, ch.Whole.Seconds()) / float64(ch.Ended)

@@ -11,7 +11,7 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// charges is what this machine owes besched the word of: what procs used, and what services did for realms, while somebody waits (docs/adr/0012-turns-by-what-was-used.md). While there is a lease nobody waits, and nothing is
+// charges is what this machine owes besched the word of: what procs used, and what services did for realms, while somebody waits (docs/adr/0012-turns-by-what-was-used.md), and what memory those procs hold (docs/adr/0039-memory-has-its-part-in-turns.md). While there is a lease nobody waits, and nothing is
 // noted.
 type charges struct {
 	contended atomic.Pointer[time.Time] // since when there is no lease; nil = there is one
@@ -26,6 +26,7 @@ type charges struct {
 // tracked is a job that besched gave.
 type tracked struct {
 	realm    sigma.RealmID
+	memory   sigma.Bytes // that shards think its realm holds here
 	given    time.Time
 	prepaid  time.Duration // not reported yet
 	reported time.Duration // of its cost until it was looked at last; it, and what it cost since then while nobody waited, is charged to nobody any more
@@ -80,7 +81,11 @@ func (c *charges) lease(on bool) {
 func (c *charges) attend(shard besched.Shard) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.owed[shard] = map[sigma.RealmID]besched.Charge{}
+	owed := map[sigma.RealmID]besched.Charge{}
+	for _, t := range c.jobs {
+		add(owed, t.realm, besched.Charge{Held: int64(t.memory)})
+	}
+	c.owed[shard] = owed
 }
 
 func (c *charges) leave(shard besched.Shard) {
@@ -110,14 +115,14 @@ func (c *charges) given(now time.Time, shard besched.Shard, jobs []besched.Job) 
 	defer c.mu.Unlock()
 	for _, j := range jobs {
 		if old := c.jobs[j.ID]; old != nil {
-			c.oweLocked(old.realm, besched.Charge{Prepaid: old.prepaid})
+			c.oweLocked(old.realm, besched.Charge{Prepaid: old.prepaid, Held: -int64(old.memory)})
 		}
 		for other, owed := range c.owed {
 			if other != shard {
-				add(owed, j.Realm, besched.Charge{Used: j.Prepaid})
+				add(owed, j.Realm, besched.Charge{Used: j.Prepaid, Held: int64(j.Memory)})
 			}
 		}
-		c.jobs[j.ID] = &tracked{realm: j.Realm, given: now, prepaid: j.Prepaid}
+		c.jobs[j.ID] = &tracked{realm: j.Realm, memory: j.Memory, given: now, prepaid: j.Prepaid}
 	}
 	c.tracked.Store(int64(len(c.jobs)))
 }
@@ -137,11 +142,14 @@ func (c *charges) ended(p *schedd.Proc, cpu sigma.MilliCPU, memory sigma.Bytes) 
 	c.tracked.Store(int64(len(c.jobs)))
 	since := c.contended.Load()
 	if since == nil {
+		if t.memory > 0 {
+			c.oweLocked(p.Realm, besched.Charge{Held: -int64(t.memory)})
+		}
 		return false
 	}
 	whole := costOf(p, p.Usage, p.Times.Ended, cpu, memory)
 	t.forgive(*since, p.Times.Placed, p.Times.Ended, whole)
-	c.oweLocked(p.Realm, besched.Charge{Used: max(0, whole-t.reported), Prepaid: t.prepaid, Ended: 1, Whole: whole})
+	c.oweLocked(p.Realm, besched.Charge{Used: max(0, whole-t.reported), Prepaid: t.prepaid, Ended: 1, Whole: whole, Held: -int64(t.memory)})
 	return true
 }
 
@@ -158,7 +166,7 @@ func (c *charges) oweLocked(realm sigma.RealmID, more besched.Charge) {
 
 func add(owed map[sigma.RealmID]besched.Charge, realm sigma.RealmID, more besched.Charge) {
 	o := owed[realm]
-	owed[realm] = besched.Charge{Realm: realm, Used: o.Used + more.Used, Prepaid: o.Prepaid + more.Prepaid, Ended: o.Ended + more.Ended, Whole: o.Whole + more.Whole}
+	owed[realm] = besched.Charge{Realm: realm, Used: o.Used + more.Used, Prepaid: o.Prepaid + more.Prepaid, Ended: o.Ended + more.Ended, Whole: o.Whole + more.Whole, Held: o.Held + more.Held}
 }
 
 // take empties what a shard is owed.
@@ -198,8 +206,9 @@ func (c *charges) so(now time.Time, p *schedd.Proc, cost time.Duration) {
 	}
 	t := c.jobs[p.ID]
 	if t == nil {
-		t = &tracked{realm: p.Realm, given: *since}
+		t = &tracked{realm: p.Realm, memory: p.Memory, given: *since}
 		c.jobs[p.ID] = t
+		c.oweLocked(p.Realm, besched.Charge{Held: int64(p.Memory)})
 		c.tracked.Store(int64(len(c.jobs)))
 	}
 	t.forgive(*since, p.Times.Placed, now, cost)
@@ -237,8 +246,8 @@ func (c *charges) over(id sigma.ProcID) {
 	}
 	delete(c.jobs, id)
 	c.tracked.Store(int64(len(c.jobs)))
-	if t.prepaid > 0 {
-		c.oweLocked(t.realm, besched.Charge{Prepaid: t.prepaid})
+	if t.prepaid > 0 || t.memory > 0 {
+		c.oweLocked(t.realm, besched.Charge{Prepaid: t.prepaid, Held: -int64(t.memory)})
 	}
 }
 
@@ -311,6 +320,16 @@ func (s *scheduler) sharesToTell() (of []besched.RealmShares, age time.Duration,
 		}
 	}
 	return of, time.Since(asked), true
+}
+
+// sharesChanged has besched told at once of shares that were changed by this machine.
+func (s *scheduler) sharesChanged() {
+	s.k.memo.forget(memoRealms)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sh := range s.shards {
+		poke(sh.tell)
+	}
 }
 
 // useBefore looks for the first time at one that ran before somebody waited.

@@ -19,10 +19,20 @@ type remembered struct {
 	at    time.Time  // memo.mu; when it came; zero before
 }
 
+// memoRealms is the key of the list of realms.
+const memoRealms = "realms"
+
 // memoFor is how long an answer is good.
 const memoFor = time.Second
 
 func (r *remembered) old(now time.Time) bool { return !r.at.IsZero() && now.Sub(r.at) >= memoFor }
+
+// forget has the answer asked for anew that is remembered by a key.
+func (m *memo) forget(key string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.was, key)
+}
 
 // recall gives the answer that is remembered by that key, or makes it.
 func recall[T any](m *memo, key string, ask func() (T, error)) (T, error) {

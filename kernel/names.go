@@ -347,13 +347,14 @@ func (r realms) Remove(ctx context.Context, id sigma.RealmID) error {
 	return r.k.leaveRealmElsewhere(ctx, id) // what somebody began there meanwhile
 }
 
-// SetShares implements sigma.Realms. besched hears of it at once, if this machine is waiting for it, else before realms compete for long.
+// SetShares implements sigma.Realms. The bescheds hear of it at once, if procs of this machine wait there, else within a second of those that have some.
 func (r realms) SetShares(ctx context.Context, id sigma.RealmID, shares uint32) error {
 	if id == sigma.SystemRealm {
 		return sigma.Errorf("kernel.realms", sigma.KindPermission, "the realm system is the provider's and has no shares")
 	}
 	_, err := r.ask(ctx, serviceNamed, sigmap.CallSetShares, func(e *sigmap.Coder) { e.RealmID(&id); e.U32(&shares) })
 	poke(r.k.shares.poke)
+	r.k.sched.sharesChanged()
 	return err
 }
 

@@ -206,7 +206,7 @@ func (s *scheduler) visit(ctx context.Context, all *sync.WaitGroup, m sigma.Mach
 					all.Go(func() { s.visit(ctx, all, m, n+1) })
 				}
 			})
-			sh := &shard{s: s, name: besched.Shard(string(m) + "/" + strconv.Itoa(n)), work: make(chan struct{}, 1), parks: make(chan parking, 1)}
+			sh := &shard{s: s, name: besched.Shard(string(m) + "/" + strconv.Itoa(n)), work: make(chan struct{}, 1), parks: make(chan parking, 1), tell: make(chan struct{}, 1)}
 			sh.session(ctx, c, life)
 			c.Close()
 		}

@@ -46,7 +46,7 @@ func loneScheduler() *scheduler {
 }
 
 func (s *scheduler) newShard(ctx context.Context, name besched.Shard) *shard {
-	return &shard{s: s, name: name, ctx: ctx, work: make(chan struct{}, 1), parks: make(chan parking, 1)}
+	return &shard{s: s, name: name, ctx: ctx, work: make(chan struct{}, 1), parks: make(chan parking, 1), tell: make(chan struct{}, 1)}
 }
 
 // Goal: nothing is left of a credit that was used, however many there are in a session.

@@ -18,6 +18,7 @@ type shard struct {
 	ctx   context.Context // of the session
 	work  chan struct{}   // something to send
 	parks chan parking    // credits to be parked, one at a time
+	tell  chan struct{}   // realms have other shares; it has room for one
 
 	caller  sigma.Caller       // the besched
 	queue   []besched.Job      // scheduler.mu; not sent yet
@@ -255,13 +256,14 @@ func (s *scheduler) sendCharges() {
 	}
 }
 
-// tellShares tells besched the realms' shares each second, if procs of this machine wait there: then it matters, and besched may be one that knows none.
+// tellShares tells besched the realms' shares each second, and when they were changed here, if procs of this machine wait there: then it matters, and besched may be one that knows none.
 func (sh *shard) tellShares(ctx context.Context, b sigma.Caller) {
 	every := time.NewTicker(chargeEvery)
 	defer every.Stop()
 	for {
 		select {
 		case <-every.C:
+		case <-sh.tell:
 		case <-ctx.Done():
 			return
 		}

@@ -113,7 +113,7 @@ func (k *Kernel) realmListAt() ([]sigma.RealmInfo, time.Time, error) {
 		all   []sigma.RealmInfo
 		asked time.Time
 	}
-	l, err := recall(&k.memo, "realms", func() (l list, err error) {
+	l, err := recall(&k.memo, memoRealms, func() (l list, err error) {
 		ctx, cancel := k.asked()
 		defer cancel()
 		l.asked = time.Now()

@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -21,6 +23,8 @@ type shard struct {
 	parked   map[besched.Ticket]*machine
 	leased   map[besched.Ticket]*machine
 	arriving map[sigma.MachineID]time.Duration // when the last message of a machine comes
+
+	relenting bool // Relent will be called
 }
 
 func newShard(s *Sim, index int) *shard {
@@ -32,7 +36,7 @@ func newShard(s *Sim, index int) *shard {
 // restart begins a new life with empty queues.
 func (sh *shard) restart() {
 	sh.term++
-	sh.core, sh.lives = besched.NewCore(), map[sigma.MachineID]sigma.Life{}
+	sh.core, sh.lives, sh.relenting = besched.NewCore(), map[sigma.MachineID]sigma.Life{}, false
 	sh.s.tellShares(sh)
 	sh.parked, sh.leased, sh.arriving = map[besched.Ticket]*machine{}, map[besched.Ticket]*machine{}, map[sigma.MachineID]time.Duration{}
 }
@@ -63,11 +67,37 @@ func (m *machine) attend() {
 		*st = stand{term: sh.term}
 		sh.lives[m.name] = m.life
 		sh.recalled(sh.core.Attend(m.life, m.cores(), m.size.Memory))
+		sh.core.Charge(m.name, m.held())
 		m.offers.Attend(sh.name())
 		m.step(schedd.ShardFound{Shard: sh.name()})
 	}
 	m.leased()
 	m.plan()
+}
+
+// held is what procs of the machine hold that took turns.
+func (m *machine) held() (out []besched.Charge) {
+	of := map[sigma.RealmID]int64{}
+	for id := range m.running {
+		if p := m.s.procs[id]; p != nil && p.given == m {
+			of[p.Realm] += int64(p.Memory)
+		}
+	}
+	for _, realm := range slices.Sorted(maps.Keys(of)) {
+		out = append(out, besched.Charge{Realm: realm, Held: of[realm]})
+	}
+	return out
+}
+
+// ungive tells all shards that a proc holds nothing any more where it was granted.
+func (s *Sim) ungive(p *proc) {
+	if p.given == nil {
+		return
+	}
+	for _, sh := range s.shards {
+		sh.core.Charge(p.given.name, []besched.Charge{{Realm: p.Realm, Held: -int64(p.Memory)}})
+	}
+	p.given = nil
 }
 
 // parts ends what the machine has at a shard, whose session is lost.
@@ -190,6 +220,16 @@ func (sh *shard) done(gs []besched.Grant, recalled []besched.Ticket) {
 		sh.grant(g)
 	}
 	sh.recalled(recalled)
+	if !sh.relenting && sh.core.Sparing() {
+		sh.relenting = true
+		term := sh.term
+		sh.s.after(besched.AwayFor, func() {
+			if sh.term == term {
+				sh.relenting = false
+				sh.done(sh.core.Relent(), nil)
+			}
+		})
+	}
 }
 
 func (sh *shard) recalled(ts []besched.Ticket) {
@@ -238,14 +278,15 @@ func (sh *shard) grant(g besched.Grant) {
 		m.leased()
 		for _, j := range g.Jobs {
 			if p := s.procs[j.ID]; p != nil {
+				s.ungive(p)
 				for _, other := range s.shards { // what was granted before, and declined, is paid back
-					ch := besched.Charge{Realm: p.Realm, Used: j.Prepaid, Prepaid: p.prepaid}
+					ch := besched.Charge{Realm: p.Realm, Used: j.Prepaid, Prepaid: p.prepaid, Held: int64(j.Memory)}
 					if other == sh {
-						ch.Used = 0
+						ch.Used, ch.Held = 0, 0
 					}
-					other.core.Charge([]besched.Charge{ch})
+					other.core.Charge(m.name, []besched.Charge{ch})
 				}
-				p.prepaid, p.shard = j.Prepaid, sh
+				p.prepaid, p.shard, p.given = j.Prepaid, sh, m
 			}
 			if j.Home.Machine == m.name {
 				m.step(schedd.Assigned{ID: j.ID})
@@ -264,9 +305,12 @@ func (m *machine) charge(id sigma.ProcID, p *process) {
 	if sp == nil || p.info.Class == sigma.LatencyCritical || m.lent && sp.shard == nil {
 		return
 	}
+	if sp.given == m {
+		s.ungive(sp)
+	}
 	cost := besched.Cost(0, p.info.Memory, sp.Run, m.cores(), m.size.Memory)
 	for _, sh := range s.shards {
-		sh.core.Charge([]besched.Charge{{Realm: sp.Realm, Used: cost, Prepaid: sp.prepaid, Ended: 1, Whole: cost}})
+		sh.core.Charge(m.name, []besched.Charge{{Realm: sp.Realm, Used: cost, Prepaid: sp.prepaid, Ended: 1, Whole: cost}})
 	}
 }
 

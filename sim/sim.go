@@ -169,8 +169,9 @@ type proc struct {
 	placed  time.Duration
 	starts  int
 	prepaid time.Duration
-	shard   *shard // that granted it
-	sure    bool   // when it came it and all that its realm had reserved, or waited for, was within the realm's minimum
+	shard   *shard   // that granted it
+	given   *machine // to which it was granted; nil once it has ended there
+	sure    bool     // when it came it and all that its realm had reserved, or waited for, was within the realm's minimum
 }
 
 // Sim is one run. Not safe for concurrent use.
@@ -421,5 +422,6 @@ func (s *Sim) answer(id sigma.ProcID, lost bool) {
 		r.asked.CPU -= p.CPU
 		r.asked.Memory -= p.Memory
 	}
+	s.ungive(p)
 	delete(s.procs, id)
 }

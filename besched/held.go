@@ -1,0 +1,146 @@
+package besched
+
+import (
+	"container/heap"
+	"maps"
+	"slices"
+	"time"
+
+	"sigmaos.dev/sigma"
+)
+
+const (
+	// heldBand is how many times its part of memory a realm may hold and still have its turn: enough that turns make up for what its procs used too little.
+	heldBand = 1.5
+	// forfeitsMax bounds the turns that are lost for one job.
+	forfeitsMax = 8
+	// AwayFor is how long at the least, and half of how long at the most, memory is spared that was left by procs of a realm whose last job was given: its next ones come when those are over.
+	AwayFor = 50 * time.Millisecond
+	// awayMax bounds the absences that are remembered; with more the older ones end.
+	awayMax = 1024
+)
+
+// parts is what those hold between whom memory is to be divided: the realms that wait, and those that are away for a moment (docs/adr/0039-memory-has-its-part-in-turns.md).
+type parts struct {
+	held   sigma.Bytes
+	shares float64     // whole numbers
+	spare  sigma.Bytes // that procs of those left who are away
+	away   []absence   // oldest first; some may be over
+	period uint64      // numbers the calls of relent
+}
+
+// absence is of a realm whose last job was given.
+type absence struct {
+	q     *queue
+	begun uint64 // parts.period
+}
+
+// counts says whether a realm is one of those between whom memory is divided.
+func (q *queue) counts() bool { return q.class != nil || q.away != 0 }
+
+// spared is what the procs of a realm that is away have left since.
+func (q *queue) spared() sigma.Bytes {
+	if q.away == 0 || q.held >= q.had {
+		return 0
+	}
+	return q.had - q.held
+}
+
+// over says whether a realm holds so much more than its part that it loses its turn.
+func (t *turns) over(q *queue) bool {
+	return float64(q.held)*t.parts.shares > heldBand*float64(t.parts.held)*q.shares
+}
+
+// count changes a realm, and what is known of all with it.
+func (t *turns) count(q *queue, change func()) {
+	p := &t.parts
+	if q.counts() {
+		p.held, p.shares, p.spare = p.held-q.held, p.shares-q.shares, p.spare-q.spared()
+	}
+	change()
+	if q.counts() {
+		p.held, p.shares, p.spare = p.held+q.held, p.shares+q.shares, p.spare+q.spared()
+	}
+}
+
+// forfeit puts a realm behind the one that is next: a lead that it cannot use, because it holds too much already, is not saved up.
+func (t *turns) forfeit(q, next *queue) {
+	t.served++
+	q.used, q.served = max(q.used, next.used), t.served
+	heap.Fix(&q.class.heap, q.at)
+}
+
+// second is the realm whose turn it is after q, of those whose first job wants no more than most; nil if there is none.
+func (t *turns) second(q *queue, most sigma.Bytes) (next *queue) {
+	for _, c := range t.classes {
+		at := c.heap[:1]
+		if c == q.class {
+			at = c.heap[1:min(3, len(c.heap))] // one of these two is next in a heap
+		}
+		for _, other := range at {
+			if c.memory <= most && (next == nil || other.before(next)) {
+				next = other
+			}
+		}
+	}
+	return next
+}
+
+// absent begins the absence of a realm whose last job was given.
+func (t *turns) absent(q *queue) {
+	p := &t.parts
+	if len(p.away) == awayMax {
+		p.period++
+		t.relent()
+	}
+	if p.period == 0 {
+		p.period = 1
+	}
+	t.count(q, func() { q.away, q.had = p.period, q.held })
+	p.away = append(p.away, absence{q, p.period})
+}
+
+// relent ends the absences that began before it was called last.
+func (t *turns) relent() {
+	p := &t.parts
+	for len(p.away) > 0 && p.away[0].begun < p.period {
+		if a := p.away[0]; a.q.away == a.begun {
+			t.count(a.q, func() { a.q.away = 0 })
+		}
+		p.away = p.away[1:]
+	}
+	p.period++
+}
+
+// holds takes note that a realm's procs hold so much more memory of a machine, or less if it is negative: never less than nothing, nor more than the machine has.
+func (c *Core) holds(m *machine, realm sigma.RealmID, change int64) {
+	held, now := m.held[realm], sigma.Bytes(0)
+	if change > 0 {
+		now = min(held+sigma.Bytes(change), m.memory)
+	} else if less := -sigma.Bytes(change); less < held {
+		now = held - less
+	}
+	if now == 0 {
+		delete(m.held, realm)
+	} else {
+		m.held[realm] = now
+	}
+	q := c.turns.account(realm)
+	c.turns.count(q, func() { q.held += now - held })
+}
+
+// forget gives back what procs hold of a machine that is gone.
+func (c *Core) forget(m *machine) {
+	for _, realm := range slices.Sorted(maps.Keys(m.held)) {
+		c.holds(m, realm, -int64(m.held[realm]))
+	}
+}
+
+// Sparing reports whether a realm may be away; then the shell calls Relent after AwayFor.
+func (c *Core) Sparing() bool { return len(c.turns.parts.away) > 0 }
+
+// Relent ends absences that have lasted for AwayFor: others may have the memory that was spared for those realms.
+func (c *Core) Relent() []Grant {
+	c.turns.relent()
+	return c.match()
+}
