@@ -239,3 +239,42 @@ func TestLayersHaveNoDirTwice(t *testing.T) {
 		}
 	}
 }
+
+// layerRow is a row of the layer table of ARCHITECTURE.md: number, name, packages.
+var layerRow = regexp.MustCompile("^\\| ([0-9]+) \\| ([a-z]+) \\| ([^|]*) \\|")
+
+// Goal: ARCHITECTURE.md shows the table of layers.go. Method: the directories that a row names are those of the layer, or right below one of them.
+func TestArchitectureShowsLayers(t *testing.T) {
+	tree := load(t, os.DirFS(root))
+	shown := map[string][]string{}
+	_, table, _ := strings.Cut(strings.Join(tree.Texts["ARCHITECTURE.md"], "\n"), "\n## Layers\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	for line := range strings.Lines(table) {
+		m := layerRow.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		for i, word := range strings.Split(m[3], "`") {
+			if i%2 == 1 { // within backquotes
+				shown[m[1]+" "+m[2]] = append(shown[m[1]+" "+m[2]], strings.TrimSuffix(word, "/*"))
+			}
+		}
+	}
+	for i, l := range Layers {
+		row := strconv.Itoa(i) + " " + l.Name
+		for _, d := range l.Dirs {
+			if !slices.ContainsFunc(shown[row], func(s string) bool { return within(s, d) }) {
+				t.Errorf("%s of layers.go is not in the row %q of ARCHITECTURE.md: add it there", d, row)
+			}
+		}
+		for _, s := range shown[row] {
+			if !within(s, l.Dirs...) {
+				t.Errorf("%s in the row %q of ARCHITECTURE.md is not in layers.go", s, row)
+			}
+		}
+		delete(shown, row)
+	}
+	for row := range shown {
+		t.Errorf("layers.go has no layer %q, as ARCHITECTURE.md does", row)
+	}
+}
