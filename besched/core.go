@@ -6,7 +6,7 @@
 // machine's size. As soon as a job waits, all leases are recalled, and everything goes through the queue again.
 //
 // Whose turn it is decides what the realms' procs used, in proportion to the realms' shares, not how many there were of them (docs/adr/0012-turns-by-what-was-used.md). Memory
-// is the admission. A job that fits nowhere when it is its realm's turn is overtaken by as much memory as it asks for; then a machine is kept for it alone.
+// is the admission, and who holds far more than its part of it loses its turn (docs/adr/0039-memory-has-its-part-in-turns.md). A job that fits nowhere when it is its realm's turn is overtaken by as much memory as it asks for; then a machine is kept for it alone.
 //
 // It promises that every job is granted at most once while it is known here, that jobs of one realm are granted in order (but for those that wait for a machine that they should be near), that no realm with a waiting job is passed over for ever, and that no
 // machine has a lease for longer than its recall takes while a job waits, nor one for a machine alone while there are two. Jobs are not kept across a crash (001 §3.4), nor beyond
@@ -90,8 +90,8 @@ type machine struct {
 	kept    *queue    // for whose first job it is kept alone; nil if for none
 	credits []*credit // nearly always one
 	leases  int
-	full    bool // it took its credit back, or that was used up to the last
-	held    map[sigma.RealmID]sigma.Bytes
+	full    bool                    // it took its credit back, or that was used up to the last
+	held    map[sigma.RealmID]int64 // bytes that realms' procs hold
 }
 
 // Core is the state. Not safe for concurrent use.
@@ -158,7 +158,7 @@ func (c *Core) Largest() sigma.Bytes { return c.largest }
 
 // Attend makes a machine known, which offers memory and cores and sends jobs from now on. It must not attend yet. The leases returned are recalled, because they were for a machine alone.
 func (c *Core) Attend(life sigma.Life, cpu sigma.MilliCPU, memory sigma.Bytes) []Ticket {
-	m := &machine{life: life, cpu: max(1, uint64(cpu)), memory: memory, held: map[sigma.RealmID]sigma.Bytes{}}
+	m := &machine{life: life, cpu: max(1, uint64(cpu)), memory: memory, held: map[sigma.RealmID]int64{}}
 	c.machines[life.Machine] = m
 	c.cpu += m.cpu
 	c.largest = max(c.largest, memory)
@@ -326,12 +326,14 @@ func (c *Core) remove(w *waiting) {
 // whose first job fits nowhere is passed over, until it has been for so long that a machine is kept for it.
 func (c *Core) match() (out []Grant) {
 	var given []*credit
+	c.turns.passed = c.turns.passed[:0]
 	give := func(cr *credit, q *queue) {
 		if len(cr.jobs) == 0 {
 			given = append(given, cr)
 		}
 		w := q.first
 		c.turns.prepay(q, w, c.span())
+		c.turns.forfeit(q)
 		c.holds(cr.machine, q.realm, int64(w.Memory))
 		cr.jobs = append(cr.jobs, w.Job)
 		c.recent.ran(w.Program, cr.machine.life.Machine)

@@ -12,8 +12,8 @@ import (
 const (
 	// heldBand is how many times its part of memory a realm may hold and still have its turn: enough that turns make up for what its procs used too little.
 	heldBand = 1.5
-	// forfeitsMax bounds the turns that are lost for one job.
-	forfeitsMax = 8
+	// passedMax bounds the realms that are passed for one job.
+	passedMax = 64
 	// AwayFor is how long at the least, and half of how long at the most, memory is spared that was left by procs of a realm whose last job was given: its next ones come when those are over.
 	AwayFor = 50 * time.Millisecond
 	// awayMax bounds the absences that are remembered; with more the older ones end.
@@ -63,27 +63,29 @@ func (t *turns) count(q *queue, change func()) {
 	}
 }
 
-// forfeit puts a realm behind the one that is next: a lead that it cannot use, because it holds too much already, is not saved up.
-func (t *turns) forfeit(q, next *queue) {
-	t.served++
-	q.used, q.served = max(q.used, next.used), t.served
-	heap.Fix(&q.class.heap, q.at)
+// pass takes a realm out of its class until readmit: it holds too much.
+func (t *turns) pass(q *queue) {
+	heap.Remove(&q.class.heap, q.at)
+	t.passed = append(t.passed, q)
 }
 
-// second is the realm whose turn it is after q, of those whose first job wants no more than most; nil if there is none.
-func (t *turns) second(q *queue, most sigma.Bytes) (next *queue) {
-	for _, c := range t.classes {
-		at := c.heap[:1]
-		if c == q.class {
-			at = c.heap[1:min(3, len(c.heap))] // one of these two is next in a heap
-		}
-		for _, other := range at {
-			if c.memory <= most && (next == nil || other.before(next)) {
-				next = other
-			}
+// readmit ends pass.
+func (t *turns) readmit() {
+	for _, q := range t.passed {
+		heap.Push(&q.class.heap, q)
+	}
+}
+
+// forfeit puts those that were passed behind the one that was given a job: a lead that a realm cannot use, because it holds too much already, is not saved up.
+func (t *turns) forfeit(given *queue) {
+	for _, q := range t.passed {
+		if q.class != nil && q != given {
+			t.served++
+			q.used, q.served = max(q.used, given.used), t.served
+			heap.Fix(&q.class.heap, q.at)
 		}
 	}
-	return next
+	t.passed = t.passed[:0]
 }
 
 // absent begins the absence of a realm whose last job was given.
@@ -112,27 +114,24 @@ func (t *turns) relent() {
 	p.period++
 }
 
-// holds takes note that a realm's procs hold so much more memory of a machine, or less if it is negative: never less than nothing, nor more than the machine has.
+// holds takes note that a realm's procs hold so much more memory of a machine, or less if it is negative. What is given counts at once, and ends are told later, so that more than the machine has may be counted for a moment.
 func (c *Core) holds(m *machine, realm sigma.RealmID, change int64) {
-	held, now := m.held[realm], sigma.Bytes(0)
-	if change > 0 {
-		now = min(held+sigma.Bytes(change), m.memory)
-	} else if less := -sigma.Bytes(change); less < held {
-		now = held - less
-	}
+	held := m.held[realm]
+	const most = int64(memoryMax)
+	now := max(0, min(held+max(-most, min(change, most)), most))
 	if now == 0 {
 		delete(m.held, realm)
 	} else {
 		m.held[realm] = now
 	}
 	q := c.turns.account(realm)
-	c.turns.count(q, func() { q.held += now - held })
+	c.turns.count(q, func() { q.held += sigma.Bytes(now) - sigma.Bytes(held) })
 }
 
 // forget gives back what procs hold of a machine that is gone.
 func (c *Core) forget(m *machine) {
 	for _, realm := range slices.Sorted(maps.Keys(m.held)) {
-		c.holds(m, realm, -int64(m.held[realm]))
+		c.holds(m, realm, -m.held[realm])
 	}
 }
 

@@ -134,3 +134,46 @@ func TestPlacesAreSparedForWhoComesAgain(t *testing.T) {
 		t.Errorf("%d places are taken after the time is over", n)
 	}
 }
+
+// Goal: of several realms that hold far more than their parts all are passed, not only the first: one that holds nothing has its turn though all of them used less, and they have nothing in store for it afterwards.
+func TestAllThatHoldTooMuchArePassed(t *testing.T) {
+	p := newPlaces(t, 1, nil)
+	for _, realm := range []sigma.RealmID{"a", "b", "c"} {
+		p.spawn(realm, 64)
+	}
+	for range 12 {
+		p.end("a", time.Millisecond) // a to c have more than their parts when others come, and used least
+	}
+	for i, realm := range []sigma.RealmID{"d", "e", "f", "g", "h", "i"} {
+		p.spawn(realm, 8)
+		p.c.Charge("m", []Charge{{Realm: realm, Used: time.Duration(i+1) * time.Second}})
+	}
+	for range 6 {
+		p.end("a", time.Millisecond)
+	}
+	if n := len(p.running["d"]); n < 4 {
+		t.Errorf("d has %d of 6 places; a to c have %d, %d, %d", n, len(p.running["a"]), len(p.running["b"]), len(p.running["c"]))
+	}
+}
+
+// Goal: what is counted of a realm's memory is what it holds, whatever the order in which ends and grants come, and nothing of a machine that is gone.
+func TestHeldIsCounted(t *testing.T) {
+	p := newPlaces(t, 1, nil)
+	p.spawn("a", 64)
+	held := func() sigma.Bytes { return p.c.turns.account("a").held }
+	for range 3 { // ends are told after the places were given anew
+		p.free += placesMemory
+		p.park()
+	}
+	if held() != 2*placesMemory {
+		t.Fatalf("%d are held", held())
+	}
+	p.c.Charge("m", []Charge{{Realm: "a", Held: -placesMemory}, {Realm: "b", Held: 3}, {Realm: "b", Held: -5}})
+	if b := p.c.turns.account("b").held; held() != placesMemory || b != 0 {
+		t.Errorf("%d and %d are held", held(), b)
+	}
+	p.c.Gone(life("m"))
+	if held() != 0 || p.c.turns.parts.held != 0 {
+		t.Errorf("%d, of all %d, are held of a machine that is gone", held(), p.c.turns.parts.held)
+	}
+}

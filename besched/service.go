@@ -258,7 +258,9 @@ func (v *visit) account(ctx context.Context, method string, payload []byte) ([]b
 		}
 		v.s.mu.Lock()
 		defer v.s.mu.Unlock()
-		v.s.core.Charge(v.machine, cs)
+		if v.s.attending[v.machine] == v { // else it attends anew, and has told all of it again
+			v.s.core.Charge(v.machine, cs)
+		}
 		return nil, nil
 	case CallShares:
 		var age time.Duration

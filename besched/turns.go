@@ -100,6 +100,7 @@ type turns struct {
 	most     float64                  // that one used
 	served   uint64
 	parts    parts
+	passed   []*queue // by next; until a job is given
 }
 
 func newTurns() turns { return turns{accounts: map[sigma.RealmID]*queue{}, many: accountsMax} }
@@ -214,28 +215,38 @@ func (t *turns) leave(q *queue) {
 }
 
 // next is the realm whose turn it is of those whose first job wants no more than most, and one whose turn is before that, but whose first job wants more, though not more than a machine has, and has no machine kept for it.
-// Who holds far more than its part of memory loses its turn to the next one. If none of them holds less, what is spared for those who are away is not theirs, though it is free.
+// Who holds far more than its part of memory is passed. If all do whose first job fits, what is spared for those who are away is not theirs, though it is free.
 func (t *turns) next(most, largest, free sigma.Bytes) (fits, late *queue) {
-	for range forfeitsMax {
+	t.passed = t.passed[:0]
+	for {
 		fits, late = t.first(most, largest)
-		if fits == nil || !t.over(fits) {
-			return fits, late
-		}
-		second := t.second(fits, most)
-		if second == nil {
+		if over := len(t.passed) < passedMax; over && fits != nil && t.over(fits) {
+			t.pass(fits)
+		} else if over && late != nil && t.over(late) {
+			t.pass(late)
+		} else {
 			break
 		}
-		t.forfeit(fits, second)
 	}
-	if t.parts.spare > 0 && free < fits.first.Memory+t.parts.spare {
-		return nil, nil
+	t.readmit()
+	if fits == nil {
+		t.passed = t.passed[:0]
+		if fits, late = t.first(most, largest); fits != nil && t.parts.spare > 0 && free < fits.first.Memory+t.parts.spare {
+			return nil, nil
+		}
 	}
-	return t.first(most, largest)
+	if fits == nil || late == nil || !late.before(fits) {
+		return fits, nil
+	}
+	return fits, late
 }
 
-// first is who would be next whatever realms hold.
+// first is who would be next whatever realms hold, and who is first of those whose first job does not fit.
 func (t *turns) first(most, largest sigma.Bytes) (fits, late *queue) {
 	for _, c := range t.classes {
+		if len(c.heap) == 0 {
+			continue
+		}
 		q := c.heap[0]
 		switch {
 		case c.memory <= most:
@@ -245,9 +256,6 @@ func (t *turns) first(most, largest sigma.Bytes) (fits, late *queue) {
 		case c.memory <= largest && q.kept == nil && (late == nil || q.before(late)):
 			late = q
 		}
-	}
-	if fits == nil || late == nil || !late.before(fits) {
-		return fits, nil
 	}
 	return fits, late
 }

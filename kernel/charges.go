@@ -145,7 +145,7 @@ func (c *charges) ended(p *schedd.Proc, cpu sigma.MilliCPU, memory sigma.Bytes) 
 		if t.memory > 0 {
 			c.oweLocked(p.Realm, besched.Charge{Held: -int64(t.memory)})
 		}
-		return false
+		return t.memory > 0
 	}
 	whole := costOf(p, p.Usage, p.Times.Ended, cpu, memory)
 	t.forgive(*since, p.Times.Placed, p.Times.Ended, whole)
@@ -320,6 +320,22 @@ func (s *scheduler) sharesToTell() (of []besched.RealmShares, age time.Duration,
 		}
 	}
 	return of, time.Since(asked), true
+}
+
+// unused gives back what besched counts of jobs that it gave and that do not run here, because there is no room any more, or their realm has all that it may have.
+func (s *scheduler) unused(jobs []besched.Job) {
+	some := false
+	s.k.mu.Lock()
+	for _, j := range jobs {
+		if !s.k.core.Holds(j.ID) {
+			some = true
+			s.charges.over(j.ID)
+		}
+	}
+	s.k.mu.Unlock()
+	if some && s.charges.claim() {
+		time.AfterFunc(chargeDelay, s.sendCharges)
+	}
 }
 
 // sharesChanged has besched told at once of shares that were changed by this machine.

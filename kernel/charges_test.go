@@ -220,3 +220,52 @@ func TestEndsWhileLookedAt(t *testing.T) {
 		t.Errorf("charged are %v more for one that is forgotten", got-all)
 	}
 }
+
+// Goal: besched is told of each change of what a realm's procs hold once: a shard of what others gave, all of them of ends, whether somebody waits or not, of jobs that do not run after all, and of what ran under a lease; and a shard that is new of all that there is.
+func TestChargesTellWhatIsHeld(t *testing.T) {
+	c, now := newCharges(), time.Unix(1000, 0)
+	c.attend("one")
+	c.attend("two")
+	c.contendedSince(now)
+	check := func(what string, one, two int64) {
+		t.Helper()
+		for shard, want := range map[besched.Shard]int64{"one": one, "two": two} {
+			got := int64(0)
+			for _, ch := range c.take(shard) {
+				got += ch.Held
+			}
+			if got != want {
+				t.Errorf("%s: %s is told of %d, want %d", what, shard, got, want)
+			}
+		}
+	}
+	proc := func(id sigma.ProcID, memory sigma.Bytes) *schedd.Proc {
+		p := ran(id, now)
+		p.Memory, p.Times.Ended = memory, now.Add(time.Second)
+		return p
+	}
+	c.given(now, "one", []besched.Job{{ID: "a", Realm: "r", Memory: 7}, {ID: "b", Realm: "r", Memory: 5}, {ID: "c", Realm: "r", Memory: 3}})
+	check("jobs that one gave", 0, 15)
+	c.given(now, "two", []besched.Job{{ID: "a", Realm: "r", Memory: 7}})
+	check("a job that two gave again", -7+7, -7)
+	c.ended(proc("a", 7), 1000, sigma.GiB)
+	check("an end", -7, -7)
+	c.over("b")
+	check("a job that does not run", -5, -5)
+	c.so(now.Add(time.Second), proc("leased", 11), 0)
+	c.so(now.Add(2*time.Second), proc("leased", 11), 0)
+	check("looks at one that was placed under a lease", 11, 11)
+	c.attend("two")
+	check("two attends anew", 0, 3+11)
+	c.lease(true)
+	if !c.ended(proc("c", 3), 1000, sigma.GiB) {
+		t.Error("an end under a lease is not sent")
+	}
+	if c.ended(proc("other", 9), 1000, sigma.GiB) {
+		t.Error("an end of which besched knows nothing is sent")
+	}
+	check("ends under a lease", -3, -3)
+	c.contendedSince(now)
+	c.ended(proc("leased", 11), 1000, sigma.GiB)
+	check("its end", -11, -11)
+}

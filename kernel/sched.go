@@ -251,6 +251,7 @@ func (s *scheduler) attended(sh *shard) {
 		s.lost(sh.name)
 	}
 	s.tellLeases()
+	poke(sh.work) // what procs here hold
 	s.k.step(schedd.ShardFound{Shard: sh.name})
 	poke(s.roomy)
 }

@@ -164,6 +164,7 @@ func (sh *shard) pull(ctx context.Context, all *sync.WaitGroup, b sigma.Caller) 
 		case err == nil:
 			s.charges.given(time.Now(), sh.name, got.Jobs)
 			s.k.granted(&got)
+			s.unused(got.Jobs)
 			s.mu.Lock()
 			if s.shards[sh.name] != sh { // a later session has begun, and the stand is its own
 				s.mu.Unlock()

@@ -162,6 +162,12 @@ func (c *Core) Proc(realm sigma.RealmID, id sigma.ProcID) *Proc {
 // Find finds a proc of any realm; nil if there is none.
 func (c *Core) Find(id sigma.ProcID) *Proc { return c.procs[id] }
 
+// Holds reports whether a proc holds memory here, or is about to.
+func (c *Core) Holds(id sigma.ProcID) bool {
+	p := c.procs[id]
+	return c.expected[id] != 0 || p != nil && p.charged && !p.Ended()
+}
+
 // Step applies one event and says what is to be done. Events about unknown or ended procs do nothing.
 func (c *Core) Step(now time.Time, e Event) []Effect {
 	if p := c.procs[idOf(e)]; p != nil && !p.Ended() && !p.Away() {

@@ -26,6 +26,9 @@ func TestMaximumOfRealm(t *testing.T) {
 	if c.KeptBack("r") != 1 || c.Queued() != 0 {
 		t.Errorf("%d kept back, %d queued", c.KeptBack("r"), c.Queued())
 	}
+	if !c.Holds("b") || c.Holds("c") || c.Holds("none") {
+		t.Error("what is kept back holds memory, or what runs holds none")
+	}
 	wantEffects(t, "another realm", of("s", "d"), "start d")
 	wantEffects(t, "an end", c.Step(now, Gone{ID: "a"}), "start c")
 	home := sigma.Life{Machine: "m2", Incarnation: 1}
@@ -36,7 +39,13 @@ func TestMaximumOfRealm(t *testing.T) {
 		t.Errorf("%d kept back", c.KeptBack("r"))
 	}
 	wantEffects(t, "an end of another realm", c.Step(now, Gone{ID: "d"}))
+	if c.Holds("g") {
+		t.Error("a guest that is kept back holds memory")
+	}
 	wantEffects(t, "a place for the guest", c.Step(now, Gone{ID: "b"}), "take g")
+	if !c.Holds("g") || c.Holds("b") {
+		t.Error("a guest that is on its way holds none, or what has ended does")
+	}
 	c.Step(now, Leased{On: false}) // somebody waits
 	c.Step(now, Assigned{"none"})
 	of("r", "e")

@@ -39,8 +39,8 @@ type Leadership struct {
 // Fence is that of the leader's epoch, for clients and for FenceAtEpoch.
 func (l *Leadership) Fence() sigma.Fence { return l.fence }
 
-// Lost is closed when the program may lead no more: because its lease has ended or cannot be renewed in time, or because it resigned. It is closed before another is elected, unless the program stood still: then fences
-// keep what it does from having an effect.
+// Lost is closed when the program may lead no more: because its lease has ended or cannot be renewed in time, or because it resigned. It is closed before another is elected, unless the program stood still, or was said to be dead by
+// one that succeeds it (Election.Succeeds) and is not: then fences keep what it does from having an effect.
 func (l *Leadership) Lost() <-chan struct{} { return l.keeper.lost }
 
 // Resign lets the next candidate lead before it returns. The program's directories stay fenced at its epoch.
