@@ -43,6 +43,9 @@ func (k *Kernel) dialAt(ctx context.Context, m sigma.MachineID, name string) (*s
 		}
 		s.ask()
 		e, running := s.listens(false)
+		if err := s.whyHeld(); sigma.KindOf(err) == sigma.KindNoSpace {
+			return nil, sigma.Errorf("kernel.dialAt", sigma.KindUnavailable, "%s of machine %s is not started: %v", name, m, err)
+		}
 		if !running {
 			return nil, sigma.Errorf("kernel.dialAt", sigma.KindUnavailable, "%s of machine %s is being started", name, m)
 		}
@@ -171,6 +174,7 @@ func (r *search[T]) leave(cancel context.CancelFunc) {
 func (r *search[T]) ask(ctx context.Context, m sigma.MachineID, others bool) found[T] {
 	f := found[T]{machine: m}
 	if f.client, f.err = r.k.reachAt(ctx, m, r.name, others); f.err != nil || r.open == nil {
+		f.final = f.err != nil && sigma.KindOf(f.err) == sigma.KindNoSpace // the only machine's disk is full
 		return f
 	}
 	if f.value, f.err = r.open(ctx, f.client); f.err != nil {

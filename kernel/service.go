@@ -61,12 +61,14 @@ type service struct {
 	state    string         // mu
 	since    time.Time      // mu
 	restarts uint32         // mu
+	held     error          // mu; why it is not started now; nil = it is
+	hold     chan struct{}  // mu; closed when that is set; replaced when it is nil again
 }
 
 func newService(k *Kernel, p Program, uid uint32) *service {
 	over := make(chan struct{})
 	close(over)
-	s := &service{k: k, name: p.Name, program: p, uid: uid, wanted: make(chan struct{}), ready: make(chan struct{}), over: over, state: "stopped", since: time.Now()}
+	s := &service{k: k, name: p.Name, program: p, uid: uid, wanted: make(chan struct{}), ready: make(chan struct{}), over: over, state: "stopped", since: time.Now(), hold: make(chan struct{})}
 	if s.name == serviceDB { // most systems have no database
 		s.state = "unused"
 	} else {
@@ -86,7 +88,8 @@ func (s *service) supervise(ctx context.Context) {
 	case <-s.wanted:
 	case <-ctx.Done():
 	}
-	for ctx.Err() == nil {
+	for soon := false; ctx.Err() == nil; {
+		s.awaitRoom(ctx, soon)
 		began := time.Now()
 		err := s.run(ctx)
 		if err != nil && ctx.Err() == nil {
@@ -96,7 +99,7 @@ func (s *service) supervise(ctx context.Context) {
 		if errors.Is(err, errLauncherDied) { // nothing is wrong with it, and the keeper sees to launchers that die often
 			continue
 		}
-		if time.Since(began) > restartHealthy {
+		if soon = time.Since(began) < restartHealthy; !soon {
 			wait = restartMin
 		}
 		select {
@@ -226,7 +229,10 @@ func (s *service) waitReady(ctx context.Context) error {
 func (s *service) address(ctx context.Context) (sigma.Endpoint, error) {
 	s.ask()
 	for {
-		if err := s.waitReady(ctx); err != nil {
+		if err := s.waitRuns(ctx); err != nil {
+			if sigma.KindOf(err) == sigma.KindNoSpace {
+				return sigma.Endpoint{}, err
+			}
 			return sigma.Endpoint{}, sigma.Errorf("kernel.address", sigma.KindUnavailable, "%s is not available", s.name)
 		}
 		s.mu.Lock()

@@ -236,7 +236,7 @@ func (s *Server) changeCredentials(ctx context.Context, id sigma.RealmID, f func
 	committing, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout) // the caller's patience does not decide about what is under way
 	defer cancel()
 	key := credentialsPrefix(id)
-	_, err = s.store.Commit(committing, Batch{Guard: key, GuardAt: rev, Puts: []KV{{key, cs.encode()}}, Grows: len(cs.all) > before})
+	_, err = s.store.Commit(committing, Batch{Guard: key, GuardAt: rev, Puts: []KV{{key, cs.encode()}}, Grows: len(cs.all) > before, Writes: len(cs.all) > before})
 	switch {
 	case err == nil:
 		set(&cs, false)

@@ -46,6 +46,10 @@ type etcdStore struct {
 	room                atomic.Pointer[space] // of an external etcd, as it was last; nil = not known
 	lookRoom            chan struct{}         // holds a token when that is to be looked at
 
+	disk   func() (sigma.Space, error) // where it is; nil = an operator's
+	whose  sigma.MachineID             // that is
+	narrow atomic.Bool                 // less than the reserve of that is free
+
 	several atomic.Bool // there are other members, or will be in a moment
 
 	claimed string                   // of an external etcd: whose names it has, as far as this process has made sure
@@ -107,6 +111,7 @@ func startEtcd(cfg Config, change func(*embed.Config)) (*etcdStore, error) {
 	}
 	s := newStore(e, v3client.New(e.Server), cfg.Log, e.Server.StopNotify(), lock)
 	s.max.Store(int64(cfg.StoreMax))
+	s.disk, s.whose = func() (sigma.Space, error) { return cfg.disk(cfg.Dir) }, cfg.machine
 	tending, stop := context.WithCancel(context.Background())
 	compacting := s.stop
 	s.stop = func() { compacting(); stop() }
@@ -298,6 +303,9 @@ func (s *etcdStore) Close() {
 
 // admit makes a writer wait while there is too much garbage, and refuses what would take the last room.
 func (s *etcdStore) admit(ctx context.Context, b Batch) error {
+	if err := s.diskFor(b); err != nil {
+		return err
+	}
 	if b.Grows && !s.roomFor(ctx, b) {
 		if s.etcd == nil {
 			return errOthersNearlyFull

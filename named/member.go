@@ -110,6 +110,7 @@ func OpenMember(cfg MemberConfig) (*Member, error) {
 		return nil, sigma.Errorf(op, sigma.KindInvalid, "a leader would be replaced within its lease")
 	}
 	cfg.Config = cfg.Config.withDefaults()
+	cfg.machine = cfg.Machine
 	m := &Member{cfg: cfg, log: cfg.Log, changed: make(chan struct{}), sessions: map[*tie]bool{}}
 	if cfg.External != nil {
 		m.cfg.Peers = nil

@@ -233,7 +233,7 @@ func (l *leader) commit(s *step) error {
 		// The caller's patience must not decide about a transaction of many.
 		ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 		defer cancel()
-		rev, err := l.store.Commit(ctx, Batch{Guard: realmKey(l.realm), GuardAt: l.guard, Puts: puts, Deletes: deletes, Grows: s.grows()})
+		rev, err := l.store.Commit(ctx, Batch{Guard: realmKey(l.realm), GuardAt: l.guard, Puts: puts, Deletes: deletes, Grows: s.grows(), Writes: l.realm != sigma.SystemRealm && s.keeps()})
 		switch {
 		case errors.Is(err, errStoreFull):
 			return storeFull(op, l.realm, err)

@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"sigmaos.dev/changeboard"
+	"sigmaos.dev/diskspace"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -58,7 +59,9 @@ type Config struct {
 	// Idle is for how long at least, and for twice as long at most, a realm that nobody uses stays in memory. Default 2 min.
 	Idle time.Duration
 
-	authority *authority // of a leader among several members; nil = always
+	machine   sigma.MachineID                       // whose Dir is on
+	disk      func(dir string) (sigma.Space, error) // of tests; nil = diskspace.Of
+	authority *authority                            // of a leader among several members; nil = always
 }
 
 func (cfg Config) withDefaults() Config {
@@ -66,6 +69,9 @@ func (cfg Config) withDefaults() Config {
 	cfg.BytesMax = cmp.Or(cfg.BytesMax, 256*sigma.MiB)
 	cfg.Idle = cmp.Or(cfg.Idle, 2*time.Minute)
 	cfg.StoreMax = cmp.Or(cfg.StoreMax, 8*sigma.GiB)
+	if cfg.disk == nil {
+		cfg.disk = diskspace.Of
+	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -360,7 +366,7 @@ func (s *Server) create(ctx context.Context, id sigma.RealmID) (rec realmRecord,
 	rec = realmRecord{number: n + 1, created: time.Now().UnixNano(), nextID: 2, seq: 1}
 	root := newRoot(rec)
 	_, err = s.store.Commit(ctx, Batch{Guard: counterKey, GuardAt: at, Puts: []KV{
-		{counterKey, encodeCounter(n + 1)}, {realmKey(id), rec.encode()}, {nodeKey(id, 0, ""), root.encode()}}})
+		{counterKey, encodeCounter(n + 1)}, {realmKey(id), rec.encode()}, {nodeKey(id, 0, ""), root.encode()}}, Writes: id != sigma.SystemRealm})
 	return rec, true, commitError(op, id, err)
 }
 

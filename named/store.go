@@ -24,6 +24,7 @@ type Batch struct {
 	Puts    []KV
 	Deletes []string
 	Grows   bool // it makes the realm bigger, and is refused while the store keeps its last room for what makes it smaller
+	Writes  bool // it writes what a realm wants to keep, and is refused while the disk keeps its last room for all else
 }
 
 // Store keeps keys. The core of named knows no more of etcd than this. Safe for concurrent use.

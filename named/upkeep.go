@@ -8,6 +8,7 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
 
+	"sigmaos.dev/diskspace"
 	"sigmaos.dev/sigma"
 )
 
@@ -15,6 +16,9 @@ import (
 //
 // When etcd's database is as big as it may be, etcd refuses all that puts something: removals, which rewrite records, and a leader's beats as well. So named stops before: what makes a realm bigger is refused
 // while less than the reserve is left, and all else goes on. Removals and compaction (etcd.go) make room again.
+//
+// The disk may be full before the database is, and then etcd cannot go on at all. So while less than a reserve of it is free (diskspace), changes of a tenant's realm are refused but for those that make it smaller; leases, limits, the realm
+// of the system and realms' ends go on, and old values are compacted sooner.
 //
 // An etcd that somebody else runs tells its quota (since 3.6), and the same is done there. But others may fill it, or it may not tell. Then it raises its alarm and refuses everything that puts, removals too; a leader goes on answering
 // reads, as it can still make sure of its term (etcdStore.beat).
@@ -106,6 +110,9 @@ func (s *etcdStore) lookSpace(ctx context.Context) (err error) {
 
 // compactDue is how much is written between compactions. What is written until one must have ended, four times as much, fits into the reserve.
 func (s *etcdStore) compactDue() int64 {
+	if s.narrow.Load() {
+		return compactNarrow
+	}
 	if s.max.Load() == 0 {
 		return compactBytes
 	}
@@ -153,6 +160,34 @@ func (s *etcdStore) roomFor(ctx context.Context, b Batch) bool {
 	return false
 }
 
+// compactNarrow is compactDue while the disk is low.
+const compactNarrow = 4 << 20
+
+// diskFull is errStoreFull of a disk.
+type diskFull struct{ why *sigma.Error }
+
+func (e *diskFull) Error() string { return e.why.Error() }
+func (e *diskFull) Unwrap() error { return errStoreFull }
+
+// diskFor refuses a batch that writes while less than the reserve of the disk is free.
+func (s *etcdStore) diskFor(b Batch) error {
+	if s.disk == nil {
+		return nil
+	}
+	space, err := s.disk()
+	if err != nil { // it will be seen when something is written
+		return nil
+	}
+	low := diskspace.Low(space)
+	if s.narrow.Swap(low) != low {
+		s.log.Warn("the disk of the names", "low", low, "free", space.Free, "kept", diskspace.Reserve(space))
+	}
+	if !low || !b.Writes {
+		return nil
+	}
+	return &diskFull{diskspace.Error("named.commit", s.whose, space)}
+}
+
 // squeeze compacts and has the pages that this frees counted: those of a transaction are free after the next.
 func (s *etcdStore) squeeze(ctx context.Context) error {
 	if err := s.compactNow(ctx); err != nil {
@@ -170,6 +205,11 @@ func (s *etcdStore) squeeze(ctx context.Context) error {
 
 // storeFull is what users see of it.
 func storeFull(op string, id sigma.RealmID, err error) error {
+	if d := (*diskFull)(nil); errors.As(err, &d) {
+		e := *d.why
+		e.Op, e.Realm = op, id
+		return &e
+	}
 	if errors.Is(err, errOthersFull) {
 		return &sigma.Error{Op: op, Realm: id, Kind: sigma.KindNoSpace, Msg: "the etcd that keeps the names is full, so they can be read but not changed", Hint: hintFull}
 	}
@@ -248,6 +288,19 @@ func (s *etcdStore) defragment() error {
 // grows says whether a step makes its realm bigger by more than a record.
 func (s *step) grows() bool {
 	return s.count > len(s.base.cells) || s.bytes > s.base.bytes || s.cost > growFree && s.bytes == s.base.bytes
+}
+
+// keeps says whether a step writes files without making the realm smaller: all but removals, leases, limits and fences.
+func (s *step) keeps() bool {
+	if count := len(s.base.cells); s.count <= count && s.bytes <= s.base.bytes && (s.count < count || s.bytes < s.base.bytes) {
+		return false
+	}
+	for _, n := range s.nodes {
+		if n != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // growFree is how much a step may rewrite while the store is full.

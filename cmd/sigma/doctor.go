@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/diskspace"
 	"sigmaos.dev/sigma"
 )
 
@@ -270,13 +271,19 @@ func (a *app) disk() finding {
 		return finding{Check: "disk", State: findingMissing, Found: err.Error(), Advice: sigma.HintOf(err)}
 	}
 	at := dir
-	var st unix.Statfs_t
-	for unix.Statfs(at, &st) != nil && at != "/" {
+	space, err := diskspace.Of(at)
+	for err != nil && at != "/" {
 		at = filepath.Dir(at)
+		space, err = diskspace.Of(at)
 	}
-	free := sigma.Bytes(st.Bavail * uint64(st.Bsize))
-	f := finding{Check: "disk", State: findingOK, Found: fmt.Sprintf("%v free for %s", free, dir)}
-	if free < spaceLeast {
+	f := finding{Check: "disk", State: findingOK, Found: fmt.Sprintf("%v free for %s", space.Free, dir)}
+	if _, up, err := running(dir); err == nil && up {
+		if diskspace.Low(space) {
+			f.State, f.Advice = findingWeak, fmt.Sprintf("that is less than the %v that are kept for what makes room: no names are written; free some of it", diskspace.Reserve(space))
+		}
+		return f
+	}
+	if space.Free < spaceLeast {
 		f.State, f.Advice = findingMissing, fmt.Sprintf("%v are needed: free some space or choose another place with --data DIR", sigma.Bytes(spaceLeast))
 	}
 	return f

@@ -172,6 +172,7 @@ func TestRealms(t *testing.T) {
 	f := newFake(t)
 	want(t, f.sigma("realm", "create", "team-a", "team-b"), 0, "team-a\nteam-b\n", "")
 	want(t, f.sigma("realm", "create", "team-a"), 1, "", "there is a realm \"team-a\" already")
+	want(t, f.sigma("realm", "create", "team-c", "team-c"), 2, "", "hint: name each realm once")
 	want(t, f.sigma("realm", "create", "Team"), 2, "", "hint: use 1 to 32 of a-z")
 	want(t, f.sigma("realm", "create", "--shares", "0", "x"), 2, "", "a realm has 1 to 10000 shares, not 0")
 	want(t, f.sigma("realm", "set", "team-b"), 2, "", "hint: say what: --shares N")

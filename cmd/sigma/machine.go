@@ -112,7 +112,7 @@ func (a *app) machineLs(ctx context.Context, quiet, watch bool) error {
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return exitCode(exitInterrupted)
 		case <-time.After(watchEvery):
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -217,9 +218,12 @@ func (a *app) eachRealm(ctx context.Context, names []string, shares uint32, do f
 }
 
 func checkRealms(names []string) error {
-	for _, n := range names {
+	for i, n := range names {
 		if err := sigma.RealmID(n).Check(); err != nil {
 			return err
+		}
+		if slices.Contains(names[:i], n) {
+			return usageError(nil, "name each realm once", "the realm %s is given twice", n)
 		}
 	}
 	return nil

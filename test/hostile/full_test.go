@@ -12,7 +12,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"sigmaos.dev/diskspace"
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sigma"
 )
@@ -65,6 +67,90 @@ func TestDiskFull(t *testing.T) {
 		}
 		x.works()
 	}
+}
+
+// On a disk that others fill names are refused at once, with what to do: as soon as less than the reserve is free, and when named has ended since nothing is. They are read and removed meanwhile, and written again when there is room.
+func TestNamesOnFullDisk(t *testing.T) {
+	s := smallDisk(t, "size=240m")
+	filler := filepath.Join(filepath.Dir(s.DataDir), "filler")
+	fill := func(but uint64) {
+		t.Helper()
+		os.Remove(filler)
+		space, err := diskspace.Of(s.DataDir)
+		if err != nil || uint64(space.Free) < but {
+			t.Fatalf("the disk: %+v, %v", space, err)
+		}
+		f, err := os.Create(filler)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := syscall.Fallocate(int(f.Fd()), 0, 0, int64(uint64(space.Free)-but)); err != nil && err != syscall.ENOSPC {
+			t.Fatal(err)
+		}
+	}
+	small := filepath.Join(t.TempDir(), "small")
+	if err := os.WriteFile(small, []byte("1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused := func(args ...string) {
+		t.Helper()
+		began := time.Now()
+		_, stderr, code := s.CLI(t, args...)
+		if took := time.Since(began); code == 0 || !strings.Contains(stderr, "the disk of the names is full") || !strings.Contains(stderr, "machine m1's data directory") || took > 10*time.Second*testenv.Slow() {
+			t.Errorf("sigma %q after %v: exit code %d: %s", args, took, code, stderr)
+		}
+	}
+	doctor := func(state string) {
+		t.Helper()
+		out, _, _ := s.CLI(t, "doctor")
+		for l := range strings.Lines(out) {
+			if w := strings.Fields(l); len(w) > 1 && w[1] == "disk" && w[0] == state {
+				return
+			}
+		}
+		t.Errorf("sigma doctor does not say that the disk is %s:\n%s", state, out)
+	}
+	s.Must(t, "put", small, "/one")
+	s.Must(t, "put", small, "/two")
+	s.Must(t, "realm", "create", "before")
+	doctor("ok")
+
+	fill(20 << 20)
+	refused("put", small, "/three")
+	refused("mkdir", "/d")
+	refused("realm", "create", "after")
+	if got := s.Must(t, "cat", "/one"); got != "1" {
+		t.Errorf("a read: %q", got)
+	}
+	s.Must(t, "rm", "/two")
+	s.Must(t, "realm", "rm", "before")
+	s.Must(t, "run", shared.Program(t, hello)) // needs none
+	doctor("weak")
+
+	fill(0)
+	s.Kill9(t, "named")
+	refused("put", small, "/three")
+	refused("mkdir", "/d")
+	refused("run", small)
+	if out := s.Must(t, "status"); !strings.Contains(out, "disk full") {
+		t.Errorf("sigma status:\n%s", out)
+	}
+
+	os.Remove(filler)
+	for end := time.Now().Add(30 * time.Second * testenv.Slow()); ; {
+		_, stderr, code := s.CLI(t, "put", small, "/three")
+		if code == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("with room there are no names: %s", stderr)
+		}
+	}
+	if got := s.Must(t, "cat", "/one"); got != "1" {
+		t.Errorf("afterwards there is %q", got)
+	}
+	doctor("ok")
 }
 
 // The same with names: files of no bytes until there is no inode.
