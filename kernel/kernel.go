@@ -78,8 +78,8 @@ type Config struct {
 	StoreDelay time.Duration
 	Log        *slog.Logger
 	Ready      func() // called once, when the boot set is up and the admin socket listens
-	// Waits is told what the boot waits for, in words for people, when that changes; nil = nobody asks. Not after Ready, but for a call that is being made.
-	Waits func(what string)
+	// Waits is told what the boot waits for, in one line for people, when that changes, "" when nothing is known any more, and whether it is that too few control machines answer; nil = nobody asks. Not after Ready, but for a call that is being made.
+	Waits func(what string, missing bool)
 }
 
 // Join says how a machine becomes a member. It stands in the file named join of the kernel's directory (as JSON) until the machine is one.

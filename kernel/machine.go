@@ -245,7 +245,7 @@ func (k *Kernel) registerAnew(ctx context.Context, boot bool) error {
 		if err == nil {
 			return nil
 		}
-		if kind := sigma.KindOf(err); boot && k.local(serviceMachined) == nil && (kind == sigma.KindPermission || kind == sigma.KindInvalid || kind == sigma.KindExists) { // it does not become better by itself
+		if boot && k.local(serviceMachined) == nil && forGood(err) { // it does not become better by itself
 			return err
 		}
 		if said == nil || said.Error() != err.Error() {
@@ -263,6 +263,7 @@ func (k *Kernel) registerAnew(ctx context.Context, boot bool) error {
 // tryRegister begins a new life if a machined can be asked now.
 func (k *Kernel) tryRegister(ctx context.Context, boot bool) error {
 	grant, err := k.registerOnce(ctx, boot)
+	k.noteRefusal(err)
 	if err == nil {
 		err = k.id.Install(grant.Certificate)
 	}

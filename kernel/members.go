@@ -25,9 +25,10 @@ type membership struct {
 	ear    *machines.Ear
 	timing machines.Timing
 
-	between atomic.Bool   // a life is over and the next has not begun; changed by setBetween
-	drains  atomic.Bool   // drain is under way
-	lives   atomic.Uint64 // that ended
+	between atomic.Bool           // a life is over and the next has not begun; changed by setBetween
+	drains  atomic.Bool           // drain is under way
+	lives   atomic.Uint64         // that ended
+	refusal atomic.Pointer[error] // why this machine is not registered, if it is refused; changed by noteRefusal
 
 	over chan error // takes one: why the present life is over
 

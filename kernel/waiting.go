@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/sigma"
 )
 
 // What a booting machine finds out about the control machines without which it cannot begin a life: who takes connections. Nothing is decided by it but whom to ask first and what is said to who boots.
 
 const (
 	answerWithin = time.Second     // that a control machine has to take a connection
+	refusedMax   = 1000            // bytes of a refusal that are told
 	electWithin  = 5 * time.Second // that control machines that answer have before it is said that one is to lead
 )
 
@@ -59,12 +61,27 @@ func (k *Kernel) tellWaits(ctx context.Context) {
 	if k.cfg.Waits == nil {
 		return
 	}
-	began, said := time.Now(), ""
+	var answered time.Time // since when enough of them do
+	said := ""
 	for {
 		control := k.own.keeper.get().Control
-		what := waitsFor(control, k.unheard(ctx, control), k.majority(len(control)), time.Since(began) > electWithin)
-		if what != said && what != "" && ctx.Err() == nil {
-			k.cfg.Waits(what)
+		silent := k.unheard(ctx, control)
+		need := k.majority(len(control))
+		if len(control)-len(silent) < need {
+			answered = time.Time{}
+		} else if answered.IsZero() {
+			answered = time.Now()
+		}
+		what, missing := "", false
+		if k.own.between.Load() { // else it is no member that keeps this machine
+			what = k.refusedWords()
+		}
+		if what == "" {
+			late := k.own.between.Load() && !answered.IsZero() && time.Since(answered) > electWithin
+			what, missing = waitsFor(control, silent, need, late)
+		}
+		if what != said && ctx.Err() == nil {
+			k.cfg.Waits(what, missing)
 			said = what
 		}
 		select {
@@ -75,14 +92,40 @@ func (k *Kernel) tellWaits(ctx context.Context) {
 	}
 }
 
-// waitsFor says what there is to wait for while silent ones of the control machines do not answer, of which need are needed; "" if nothing is known. late says that those who answer should have agreed long since.
-func waitsFor(control, silent []identity.Member, need int, late bool) string {
+// noteRefusal remembers what was said to this machine when it asked to be registered, if that does not become better by itself; nil = it was registered. Who cannot be asked now has refused nothing.
+func (k *Kernel) noteRefusal(err error) {
+	if err == nil || forGood(err) {
+		k.own.refusal.Store(&err)
+	}
+}
+
+// refusedWords says that this machine is not let in, if so; else "".
+func (k *Kernel) refusedWords() string {
+	why := k.own.refusal.Load()
+	if why == nil || *why == nil {
+		return ""
+	}
+	words := fmt.Sprintf("a registration, which is refused: %v", *why)
+	if hint := sigma.HintOf(*why); hint != "" {
+		words += "; " + hint
+	}
+	return strings.ReplaceAll(words[:min(len(words), refusedMax)], "\n", " ")
+}
+
+// forGood says whether who was refused with err is refused the next time, too.
+func forGood(err error) bool {
+	kind := sigma.KindOf(err)
+	return kind == sigma.KindPermission || kind == sigma.KindInvalid || kind == sigma.KindExists
+}
+
+// waitsFor says what there is to wait for while silent ones of the control machines do not answer, of which need are needed, and whether it is these; "" if nothing is known. late says that those who answer should have agreed long since.
+func waitsFor(control, silent []identity.Member, need int, late bool) (what string, missing bool) {
 	answer := len(control) - len(silent)
 	if answer >= need {
 		if !late || len(control) < 2 {
-			return ""
+			return "", false
 		}
-		return fmt.Sprintf("one of the %d control machines that answer to lead", answer)
+		return fmt.Sprintf("one of the %d control machines that answer to lead", answer), false
 	}
 	silent = slices.SortedFunc(slices.Values(silent), func(a, b identity.Member) int { return strings.Compare(string(a.Machine), string(b.Machine)) })
 	words := make([]string, len(silent))
@@ -93,5 +136,5 @@ func waitsFor(control, silent []identity.Member, need int, late bool) string {
 	if len(words) > 1 {
 		answers = "do not answer"
 	}
-	return fmt.Sprintf("%d more of the %d control machines, without which nothing can be decided: %s %s", need-answer, len(control), strings.Join(words, ", "), answers)
+	return fmt.Sprintf("%d more of the %d control machines, without which nothing can be decided: %s %s", need-answer, len(control), strings.Join(words, ", "), answers), true
 }

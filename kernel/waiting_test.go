@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
@@ -31,8 +35,9 @@ func TestWaitsFor(t *testing.T) {
 		if len(c.control) > 0 {
 			need = (&Kernel{}).majority(len(c.control))
 		}
-		if got := waitsFor(c.control, c.silent, need, c.late); got != c.want {
-			t.Errorf("%v without %v, late %v: %q, want %q", c.control, c.silent, c.late, got, c.want)
+		got, missing := waitsFor(c.control, c.silent, need, c.late)
+		if got != c.want || missing != strings.HasSuffix(c.want, "not answer") {
+			t.Errorf("%v without %v, late %v: %q, missing %v, want %q", c.control, c.silent, c.late, got, missing, c.want)
 		}
 	}
 }
@@ -60,4 +65,48 @@ func TestUnheard(t *testing.T) {
 	if len(names) != 2 || names[0] != "m2" || names[1] != "m4" || len(asked) != 3 {
 		t.Errorf("%v do not answer, of %d asked", names, len(asked))
 	}
+}
+
+// Goal: what is no longer so is taken back, and a machine that is refused is told that, and not that it waits for others, until it is registered.
+func TestTellWaits(t *testing.T) {
+	type told struct {
+		what    string
+		missing bool
+	}
+	synctest.Test(t, func(t *testing.T) {
+		var there atomic.Bool
+		said := make(chan told, 9)
+		k := &Kernel{own: &membership{}, cfg: Config{Machine: "m1", Waits: func(what string, missing bool) { said <- told{what, missing} },
+			Connect: func(context.Context, string) (net.Conn, error) {
+				if !there.Load() {
+					return nil, errors.New("refused")
+				}
+				c, _ := net.Pipe()
+				return c, nil
+			}}}
+		k.own.keeper.now.Control = []identity.Member{{Machine: "m1", Address: "a:1"}, {Machine: "m2", Address: "b:1"}}
+		k.own.between.Store(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		var over sync.WaitGroup
+		over.Go(func() { k.tellWaits(ctx) })
+		next := func(want told) {
+			t.Helper()
+			if got := <-said; got != want {
+				t.Errorf("%+v, want %+v", got, want)
+			}
+		}
+		next(told{"1 more of the 2 control machines, without which nothing can be decided: m2 at b:1 does not answer", true})
+		there.Store(true)
+		next(told{"", false})
+		next(told{"one of the 2 control machines that answer to lead", false})
+		k.noteRefusal(&sigma.Error{Op: "x", Kind: sigma.KindPermission, Msg: "m1 was removed", Hint: "make a token"})
+		k.noteRefusal(sigma.Errorf("x", sigma.KindUnavailable, "away")) // does not take it back
+		next(told{"a registration, which is refused: m1 was removed; make a token", false})
+		k.noteRefusal(nil)
+		next(told{"one of the 2 control machines that answer to lead", false})
+		k.own.between.Store(false) // it is not that which the boot waits for now
+		next(told{"", false})
+		cancel()
+		over.Wait()
+	})
 }

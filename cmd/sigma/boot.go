@@ -187,11 +187,27 @@ func findPrograms() (map[string]string, error) {
 	return found, nil
 }
 
-// awaitReady returns nil when the system is up, and says before what the machine waits for. Otherwise it has stopped what there was, and said why.
-func (a *app) awaitReady(b *booting, machine string, signals <-chan os.Signal) error {
+// waiting is what a machine that boots waits for, as sigmad says it.
+type waiting struct {
+	what    string // "" = nothing is known
+	missing bool   // too few control machines answer
+}
+
+// parseWaiting reads a line of sigmad's; ok is false if it is its last word.
+func parseWaiting(line string) (w waiting, ok bool) {
+	if w.what, w.missing = strings.CutPrefix(line, "missing: "); w.missing {
+		return w, true
+	}
+	w.what, ok = strings.CutPrefix(line, "waits:")
+	w.what = strings.TrimSpace(w.what)
+	return w, ok
+}
+
+// awaitReady returns nil when the system is up, and says before, with tell, what the machine waits for. Otherwise it has stopped what there was, and said why.
+func (a *app) awaitReady(b *booting, r *record, tell func(format string, args ...any), signals <-chan os.Signal) error {
 	b.ready.SetReadDeadline(time.Now().Add(readyTimeout))
 	line := make(chan string, 1)
-	waits := "" // written before line is
+	var now waiting // written before line is
 	go func() {
 		from := bufio.NewReaderSize(b.ready, 4096)
 		for {
@@ -202,13 +218,14 @@ func (a *app) awaitReady(b *booting, machine string, signals <-chan os.Signal) e
 			case err != nil && len(text) == 0:
 				text = []byte("error: the launcher ended before the system was ready")
 			}
-			what, is := strings.CutPrefix(strings.TrimSpace(string(text)), "waits: ")
-			if is && err == nil {
-				waits = what
-				a.remark("machine %s waits for %s", machine, what)
+			last := strings.TrimSpace(string(text))
+			if w, is := parseWaiting(last); is && err == nil {
+				if now = w; w.what != "" {
+					tell("machine %s waits for %s", r.Machine, w.what)
+				}
 				continue
 			}
-			line <- what
+			line <- last
 			return
 		}
 	}()
@@ -225,19 +242,31 @@ func (a *app) awaitReady(b *booting, machine string, signals <-chan os.Signal) e
 	}
 	b.stop(stopTimeout)
 	freeUplink(b.dir)
-	if waits != "" && strings.HasPrefix(text, "error: not ready") {
-		return &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnavailable, Msg: "sigmaOS did not start: " + strings.TrimPrefix(text, "error: ") + ", machine " + machine + " waited for " + waits,
-			Hint: "start sigmaOS on these machines within a minute, then here again; if they are gone for good: sigma snapshot restore --replace"}
-	}
 	if tail := lastLines(b.log, b.logFrom, 20); tail != "" {
-		a.remark("%s", tail)
+		tell("%s", tail)
 	}
-	what := "sigmaOS did not start: "
-	if b.joining {
-		what = "this machine did not join: "
-	}
-	return &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnavailable, Msg: what + strings.TrimPrefix(text, "error: "),
+	return notReady(b, r, strings.TrimPrefix(text, "error: "), now)
+}
+
+// notReady is the error of a start that ended with why while the machine waited for something.
+func notReady(b *booting, r *record, why string, w waiting) error {
+	e := &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnavailable, Msg: "sigmaOS did not start: " + why,
 		Hint: "see " + filepath.Join(b.dir, logName) + "; what this machine lacks is told by: sigma doctor"}
+	if b.joining {
+		e.Msg = "this machine did not join: " + why
+	}
+	if w.what == "" || !strings.HasPrefix(why, "not ready") {
+		return e
+	}
+	e.Msg += fmt.Sprintf(", machine %s waited for %s", r.Machine, w.what)
+	switch {
+	case !w.missing:
+	case r.Role == roleOrdinary:
+		e.Hint = "start sigmaOS on these machines, and see that this one reaches them; then start it again here"
+	default:
+		e.Hint = "start sigmaOS on these machines within a minute, then here again; if they are gone for good: sigma snapshot restore --replace"
+	}
+	return e
 }
 
 // bootAndStay boots, and stays unless detach is set.
@@ -247,7 +276,7 @@ func (a *app) bootAndStay(ctx context.Context, dir string, p bootPlan, detach bo
 		return err
 	}
 	defer b.close()
-	if err := a.awaitReady(b, string(p.record.Machine), signals); err != nil {
+	if err := a.awaitReady(b, &p.record, a.remark, signals); err != nil {
 		if p.join != nil {
 			abandonJoin(dir)
 		}

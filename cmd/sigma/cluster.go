@@ -405,13 +405,22 @@ func (s *starting) one(ctx context.Context, m *member) error {
 	if err != nil {
 		return err
 	}
-	if err := s.a.awaitReady(b, m.name, s.signals()); err != nil {
+	if err := s.a.awaitReady(b, &m.plan.record, s.tell, s.signals()); err != nil {
 		b.close()
 		abandonJoin(m.dir)
 		return err
 	}
 	m.booting = b
 	return nil
+}
+
+// tell is remark beside the bar.
+func (s *starting) tell(format string, args ...any) {
+	if s.bar == nil {
+		s.a.remark(format, args...)
+		return
+	}
+	s.bar.Beside(func() { s.a.remark(format, args...) })
 }
 
 // stopAll takes down what was started.

@@ -13,9 +13,10 @@ import (
 // nothing is a progress that nobody sees.
 type nothing struct{}
 
-func (nothing) Add(int64) {}
-func (nothing) Set(int64) {}
-func (nothing) Done()     {}
+func (nothing) Add(int64)           {}
+func (nothing) Set(int64)           {}
+func (nothing) Done()               {}
+func (nothing) Beside(write func()) { write() }
 
 // download copies a file of the realm to w.
 func download(ctx context.Context, c sigma.Namespace, p string, w io.Writer, count progress) error {

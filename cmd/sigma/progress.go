@@ -17,6 +17,7 @@ import (
 type progress interface {
 	Add(n int64)
 	Set(n int64)
+	Beside(write func()) // has write write lines to where the progress is shown
 	Done()
 }
 
@@ -77,6 +78,18 @@ type meter struct {
 
 func (m *meter) Add(n int64) { m.change(func() { m.n += n }) }
 func (m *meter) Set(n int64) { m.change(func() { m.n = n }) }
+
+func (m *meter) Beside(write func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.drawn && m.width > 0 {
+		fmt.Fprint(m.out, "\r\x1b[K")
+	}
+	write()
+	if m.drawn && m.width > 0 {
+		m.printLocked(time.Now())
+	}
+}
 
 func (m *meter) change(f func()) {
 	m.mu.Lock()

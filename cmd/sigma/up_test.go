@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sigmaos.dev/sigma"
 )
 
 // fakeLauncher is a launcher that starts nothing. What it does is in DATA/behave, as its environment is not the test's: "ready", "error: text", "die", "hang" (says
@@ -161,13 +163,37 @@ func TestUpFails(t *testing.T) {
 
 // What a machine waits for is said as soon as it says so, and does not count as an answer.
 func TestUpTellsWaits(t *testing.T) {
-	w := newWorld(t, "waits: m2 and m3\nwaits: m3\nready")
+	w := newWorld(t, "missing: m2 and m3\nwaits: m3\nwaits: \nready")
 	got := w.run("up", "--detach", "--machine", "m1")
 	if got.code != 0 || !strings.Contains(got.err, "machine m1 waits for m2 and m3\nmachine m1 waits for m3\n") {
 		t.Errorf("%+v", got)
 	}
 	if got := w.run("down"); got.code != 0 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// A start that takes too long says what the machine waits for at its end, and not what it waited for before; its hint is about other machines only if these do not answer, and restores nothing at a machine that has nothing of that.
+func TestUpWaitsInVain(t *testing.T) {
+	const late = "\nerror: not ready after 1m0s"
+	for _, c := range []struct {
+		behave, says, hint string
+	}{
+		{"missing: m2, m2 does not answer" + late, "machine m1 waited for m2, m2 does not answer", "sigma snapshot restore --replace"},
+		{"missing: m2, m2 does not answer\nwaits: " + late, "not ready after 1m0s\n", "sigma doctor"},
+		{"missing: m2, m2 does not answer\nwaits: one to lead" + late, "machine m1 waited for one to lead", "sigma doctor"},
+		{"missing: m2, m2 does not answer\nerror: no cgroups", "sigmaOS did not start: no cgroups\n", "sigma doctor"},
+	} {
+		w := newWorld(t, c.behave)
+		got := w.run("up", "--detach", "--machine", "m1")
+		_, hint, _ := strings.Cut(got.err, "\nhint: ")
+		if got.code != 1 || !strings.Contains(got.err, c.says) || !strings.Contains(hint, c.hint) || c.hint == "sigma doctor" == strings.Contains(hint, "start sigmaOS") || !strings.Contains(got.err, "this is the launcher's log, machine m1") {
+			t.Errorf("%q: %+v", c.behave, got)
+		}
+	}
+	err := notReady(&booting{}, &record{Machine: "m9", Role: roleOrdinary}, "not ready after 1m0s", waiting{"m2, m2 does not answer", true})
+	if hint := sigma.HintOf(err); strings.Contains(hint, "restore") || !strings.Contains(hint, "reaches them") {
+		t.Errorf("hint of a machine that is no control machine: %q", hint)
 	}
 }
 

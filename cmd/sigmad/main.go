@@ -86,7 +86,7 @@ func run(log *slog.Logger) error {
 	}
 	toKeeper := launch.NewKeeper(keeper)
 	cfg := kernel.Config{Machine: sigma.MachineID(*machine), Keeper: toKeeper, Connect: toKeeper.Connect, ConnectAll: toKeeper.ConnectAll, Address: *address, CPU: sigma.MilliCPU(*cpu), Memory: sigma.Bytes(*memory / 4 * 3), Data: data, Log: log, UIDBase: 0x40000000 + uint32(number%1024)<<20, UIDs: 1 << 20, AllowWeaken: *weaken, Encrypt: *encrypt == "yes", Deaths: *deaths,
-		Ready: func() { say("ready") }, Waits: func(what string) { fmt.Fprintln(ready, "waits: "+what) }}
+		Ready: func() { say("ready") }, Waits: func(what string, missing bool) { fmt.Fprintln(ready, waitsLine(what, missing)) }}
 	if *rootless > 0 {
 		cfg.UIDBase, cfg.UIDs, cfg.Rootless = 1, uint32(*rootless), true
 	}
@@ -200,4 +200,12 @@ func parseLabels(text string) (map[string]string, error) {
 		labels[name] = value
 	}
 	return labels, nil
+}
+
+// waitsLine is what who boots is told on the pipe: "missing: WHAT" while control machines do not answer, else "waits: WHAT", of which no WHAT takes back what was said.
+func waitsLine(what string, missing bool) string {
+	if missing {
+		return "missing: " + what
+	}
+	return "waits: " + what
 }
