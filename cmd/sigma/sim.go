@@ -117,15 +117,19 @@ func (a *app) sim(ctx context.Context, o simOptions) error {
 }
 
 // runSim makes one run. One that is interrupted goes on until the program ends, which it does then.
-func runSim(ctx context.Context, c sim.Config) (r *sim.Report, err error) {
-	done := make(chan struct{})
+func runSim(ctx context.Context, c sim.Config) (*sim.Report, error) {
+	type result struct {
+		r   *sim.Report
+		err error
+	}
+	done := make(chan result, 1)
 	go func() {
-		defer close(done)
-		r, err = sim.New(c).Run()
+		r, err := sim.New(c).Run()
+		done <- result{r, err}
 	}()
 	select {
-	case <-done:
-		return r, err
+	case got := <-done:
+		return got.r, got.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -154,6 +158,9 @@ func (o *simOptions) fill() error {
 		if o.Sizes = t.Sizes; !o.counted {
 			o.Machines = len(t.Sizes)
 		}
+	}
+	if o.Shards > o.Machines {
+		return usageError(nil, "give it fewer with --shards, or more machines with --machines", "%d bescheds are more than the %d machines of %s", o.Shards, o.Machines, o.trace)
 	}
 	var largest sim.Size
 	for i := range min(o.Machines, len(o.Sizes)) {

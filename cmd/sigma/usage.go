@@ -178,14 +178,16 @@ const ownSignals = "own-signals"
 
 // checkFlags says which flag has an empty value, which is a mistake, such as a variable of a script that is not set, and not the same as no flag; and whether --realm is a name.
 func checkFlags(cmd *cobra.Command) (err error) {
-	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if err == nil && f.Name == "realm" {
-			err = withCode(exitUsage, sigma.RealmID(f.Value.String()).Check())
-		}
-		if err == nil && f.Value.Type() == "string" && f.Value.String() == "" {
-			err = usageError(cmd, "leave it out, or give it a value", "--%s is empty", f.Name)
-		}
-	})
+	for c := cmd; c != nil; c = c.Parent() { // each has those that stand before the next word
+		c.Flags().Visit(func(f *pflag.Flag) {
+			if err == nil && f.Name == "realm" {
+				err = withCode(exitUsage, sigma.RealmID(f.Value.String()).Check())
+			}
+			if err == nil && f.Value.Type() == "string" && f.Value.String() == "" {
+				err = usageError(cmd, "leave it out, or give it a value", "--%s is empty", f.Name)
+			}
+		})
+	}
 	return err
 }
 
