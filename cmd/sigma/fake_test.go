@@ -32,6 +32,7 @@ type fake struct {
 	realms  map[sigma.RealmID]*memfs.Tree                       // mu
 	procs   []*fakeProc                                         // mu
 	down    bool                                                // mu
+	away    error                                               // mu; what the name service says instead of the list of realms; nil = it is there
 	members *fakeMembers                                        // mu; nil = the machine has not registered
 	makers  map[string]string                                   // mu; credentials, and which one made each
 }
@@ -363,6 +364,9 @@ func (f *fake) realmCall(method string, payload []byte) ([]byte, error) {
 	case "realms remove":
 		delete(f.realms, id)
 		return nil, nil
+	}
+	if f.away != nil {
+		return nil, f.away
 	}
 	var infos []sigma.RealmInfo
 	for id := range f.realms {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -299,19 +300,29 @@ func (a *app) forAll(ctx context.Context, paths []string, do func(ctx context.Co
 	return a.failed(errs)
 }
 
-// failed prints errors, but for one that is alone, which is returned.
+// failed prints errors, but for one that is alone, which is returned. After a signal that is what ended the others.
 func (a *app) failed(errs []error) error {
-	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
-	switch len(errs) {
-	case 0:
+	var ends error
+	errs = slices.DeleteFunc(errs, func(err error) bool {
+		if a.signal.Load() != 0 && errors.Is(err, context.Canceled) {
+			ends = err
+			return true
+		}
+		return err == nil
+	})
+	switch {
+	case ends != nil:
+	case len(errs) == 0:
 		return nil
-	case 1:
+	case len(errs) == 1:
 		return errs[0]
+	default:
+		ends = exitCode(a.codeOf(errs[0]))
 	}
 	for _, err := range errs {
 		a.printError(err)
 	}
-	return exitCode(a.codeOf(errs[0]))
+	return ends
 }
 
 // printFiles prints entries of a directory by their names, files that were named by their paths.

@@ -55,7 +55,10 @@ What runs counts until some seconds ago. A realm that is removed takes its usage
 	return cmd
 }
 
-// checkRealmsExist says which of them does not.
+// realmsWithin is how long the name service has to say which realms there are, before usage is shown without knowing.
+const realmsWithin = 3 * time.Second
+
+// checkRealmsExist says which of them does not, if the name service knows; usage is told without it.
 func (a *app) checkRealmsExist(ctx context.Context, names []string) error {
 	if len(names) == 0 {
 		return nil
@@ -68,9 +71,14 @@ func (a *app) checkRealmsExist(ctx context.Context, names []string) error {
 		return err
 	}
 	defer c.Close()
-	all, err := realmList(ctx, c)
+	within, cancel := context.WithTimeout(ctx, realmsWithin)
+	defer cancel()
+	all, err := realmList(within, c)
+	if kind := sigma.KindOf(err); err != nil && ctx.Err() == nil && (kind == sigma.KindUnavailable || kind == sigma.KindTimeout) {
+		return nil
+	}
 	for _, n := range names {
-		if err == nil && !slices.ContainsFunc(all, func(r state.Realm) bool { return string(r.ID) == n }) {
+		if err == nil && n != string(sigma.SystemRealm) && !slices.ContainsFunc(all, func(r state.Realm) bool { return string(r.ID) == n }) {
 			err = noRealm(sigma.RealmID(n))
 		}
 	}

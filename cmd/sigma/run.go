@@ -179,10 +179,10 @@ func (a *app) run(ctx context.Context, o runOptions, args []string) error {
 		return in.cause(err)
 	}
 	defer c.Close()
-	if d.Program, err = a.findProgram(connecting, c, args[0], local); err != nil {
+	if d.Near, err = machineOf(connecting, c, o.near); err != nil {
 		return in.cause(err)
 	}
-	if d.Near, err = machineOf(connecting, c, o.near); err != nil {
+	if d.Program, err = a.findProgram(connecting, c, args[0], local); err != nil {
 		return in.cause(err)
 	}
 	if done(); in.first() != 0 {
