@@ -149,3 +149,32 @@ func FuzzParseBytes(f *testing.F) {
 		}
 	})
 }
+
+// Goal: nobody but the provider gets another realm by naming it.
+func TestRealmNamed(t *testing.T) {
+	tenant, provider := Principal{Realm: "own", Proc: "p1"}, Principal{Realm: SystemRealm, System: true}
+	for _, c := range []struct {
+		by   Principal
+		name string
+		want RealmID
+		kind Kind // of the error, where want is ""
+	}{
+		{tenant, "", "own", 0},
+		{tenant, "own", "own", 0},
+		{tenant, "other", "", KindPermission},
+		{tenant, string(SystemRealm), "", KindPermission},
+		{tenant, "../x", "", KindPermission},
+		{Principal{}, "", "", KindInvalid},
+		{Principal{}, "other", "", KindPermission},
+		{provider, "", SystemRealm, 0},
+		{provider, "own", "own", 0},
+		{provider, "other", "other", 0},
+		{provider, "../x", "", KindInvalid},
+		{Principal{System: true}, "", "", KindInvalid},
+	} {
+		got, err := c.by.RealmNamed("test", c.name)
+		if c.want != "" && (got != c.want || err != nil) || c.want == "" && (KindOf(err) != c.kind || err == nil) {
+			t.Errorf("%+v names %q: %q, %v", c.by, c.name, got, err)
+		}
+	}
+}

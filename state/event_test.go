@@ -2,6 +2,10 @@ package state
 
 import (
 	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"sigmaos.dev/sigma"
@@ -32,4 +36,28 @@ func FuzzParseCursor(f *testing.F) {
 			t.Errorf("%q means %v, and then %v, %v", text, c, again, err)
 		}
 	})
+}
+
+// Goal: Events has each event that there is a constant for, and the page of /sys/events tells of each.
+func TestEventsAreAll(t *testing.T) {
+	source, err := os.ReadFile("event.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, m := range regexp.MustCompile(`(?m)^\tEvent\w+ += "([^"]+)"`).FindAllSubmatch(source, -1) {
+		names = append(names, string(m[1]))
+	}
+	if len(names) < 13 || !slices.Equal(names, Events) {
+		t.Errorf("Events are %q, the constants %q", Events, names)
+	}
+	page, err := os.ReadFile("../docs/reference/paths/sys-events.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range Events {
+		if !strings.Contains(string(page), "`"+e+"`") {
+			t.Errorf("the page does not tell of %s", e)
+		}
+	}
 }
