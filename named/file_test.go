@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // A walk stops at links and missing names and says how far it came.
@@ -173,6 +174,18 @@ func TestSetStat(t *testing.T) {
 	wantKind(t, root.SetStat(t.Context(), sigma.StatChange{Size: &size}), sigma.KindIsDir)
 	if got := get(t, root, "f"); got != "abc" {
 		t.Errorf("a refused change left %q", got)
+	}
+}
+
+// Goal: a tenant gets no other realm's names by naming it, with or without asking as its owner.
+func TestAttachOtherRealm(t *testing.T) {
+	s, _ := serve(t, Config{Store: newMemStore()})
+	if err := s.Create(t.Context(), "other"); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"other", "other" + sigmap.AsOwner, string(sigma.SystemRealm)} {
+		_, err := s.Attach(t.Context(), sigma.Principal{Realm: testRealm}, name)
+		wantKind(t, err, sigma.KindPermission)
 	}
 }
 

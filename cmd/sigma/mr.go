@@ -65,10 +65,10 @@ then goes on where it was.`,
 
 func (a *app) wordCount(ctx context.Context, job mr.Job) (err error) {
 	if job.Input, err = cleanPath(job.Input); err != nil {
-		return withCode(exitUsage, err)
+		return err
 	}
 	if job.Output, err = cleanPath(job.Output); err != nil {
-		return withCode(exitUsage, err)
+		return err
 	}
 	job.Program = binDir + "/mr" // until it is known under which name it is stored
 	if err := job.Check(); err != nil {

@@ -205,11 +205,11 @@ func (a *app) putProgram(ctx context.Context, c sigma.Namespace, f *os.File) (st
 	return remote, upload(ctx, c, io.NewSectionReader(f, 0, size), remote, 0o755, p)
 }
 
-// cleanPath makes a realm path of what a person typed. Double and trailing slashes are forgiven; what else is wrong is said.
+// cleanPath makes a realm path of what a person typed. Double and trailing slashes are forgiven; what else is wrong is said, and a mistake in the command line.
 func cleanPath(typed string) (string, error) {
 	if len(typed) <= 2*sigma.PathMax && strings.HasPrefix(typed, "/") {
 		typed = namespace.Clean(typed)
 	}
 	_, err := sigma.ParsePath(typed)
-	return typed, err
+	return typed, withCode(exitUsage, err)
 }

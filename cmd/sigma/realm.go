@@ -220,7 +220,7 @@ func (a *app) eachRealm(ctx context.Context, names []string, shares uint32, do f
 func checkRealms(names []string) error {
 	for i, n := range names {
 		if err := sigma.RealmID(n).Check(); err != nil {
-			return err
+			return withCode(exitUsage, err)
 		}
 		if slices.Contains(names[:i], n) {
 			return usageError(nil, "name each realm once", "the realm %s is given twice", n)

@@ -19,7 +19,7 @@ const restoreWorkers = 32
 // restoreRealm makes a realm of an archive. One that cannot be made whole is removed again.
 func (a *app) restoreRealm(ctx context.Context, file string, realm sigma.RealmID) error {
 	if err := realm.Check(); err != nil {
-		return err
+		return withCode(exitUsage, err)
 	}
 	f, err := os.Open(file)
 	if err != nil {

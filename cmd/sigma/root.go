@@ -38,7 +38,6 @@ type app struct {
 
 	credential string // FILE or @VARIABLE; "" = what the environment says
 
-	words  []string      // arguments of the command
 	signal *atomic.Int32 // that ended the command's context; 0 = none did
 }
 
@@ -49,7 +48,7 @@ func (a *app) connect(ctx context.Context) (*sdk.Client, error) {
 
 func (a *app) connectTo(ctx context.Context, realm sigma.RealmID) (*sdk.Client, error) {
 	if err := realm.Check(); err != nil {
-		return nil, err
+		return nil, withCode(exitUsage, err)
 	}
 	if c, guest, err := a.connectAs(ctx, realm); guest {
 		return c, err

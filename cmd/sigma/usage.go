@@ -53,25 +53,10 @@ func (a *app) codeOf(err error) int {
 	switch {
 	case errors.As(err, &c):
 		return c.code
-	case a.mistyped(err):
-		return exitUsage
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
 	}
 	return exitFailure
-}
-
-// mistyped says whether err is of a word of the command line that is no path, no size and no name of a realm, wherever that was noticed.
-func (a *app) mistyped(err error) bool {
-	var e *sigma.Error
-	if !errors.As(err, &e) || e.Kind != sigma.KindInvalid {
-		return false
-	}
-	return e.Op == "sigma.Check" || e.Op == "sigma.ParseBytes" || slices.ContainsFunc(a.words, func(w string) bool {
-		_, bad := sigma.ParsePath(w)
-		var path *sigma.Error
-		return errors.As(bad, &path) && path.Msg == e.Msg
-	})
 }
 
 // usageError makes an error about the command line; cmd may be nil.
@@ -192,7 +177,6 @@ func checkFlags(cmd *cobra.Command) (err error) {
 }
 
 func (a *app) before(cmd *cobra.Command, args []string) error {
-	a.words = args
 	if err := checkFlags(cmd); err != nil {
 		return err
 	}
