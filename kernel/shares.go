@@ -23,7 +23,7 @@ const (
 	// coreShares is the weight of a whole core, which is what a cgroup has by default.
 	coreShares = 1024
 	// lcShares is the weight of all LC procs together, daemonShares that of sigmad, and of all services, and restShares that of these and best-effort procs together: when all want all of the machine, LC procs have 80 % of it,
-	// and nothing that they do keeps the machine from answering. While LC procs leave room the rest is in the idle class instead, if there are best-effort procs.
+	// and nothing that they do keeps the machine from answering. If there are best-effort procs the rest is in the idle class instead, for as long as it is seen to get at least an eighth of the machine there (launcher/src/room.rs).
 	lcShares, daemonShares = 16 * coreShares, 2 * coreShares
 	restShares             = 2 * daemonShares
 	// beShares is the weight of best-effort procs for each core, up to beSharesMost: as long as no LC proc is there, for then they are in the idle class. With much less the kernel, which spreads what waits over the processors by

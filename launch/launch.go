@@ -49,7 +49,7 @@ type Request struct {
 	Memory    sigma.Bytes // hard limit; 0 = none
 	CPUShares uint32
 	NoFile    uint32
-	Group     string // cgroup path, as in "default/be"
+	Group     string // cgroup path, as in "rest/be/default"
 	Args, Env []string
 	Program   *os.File
 	Dir       *os.File // data directory, ProfileSystem only

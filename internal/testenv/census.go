@@ -29,7 +29,7 @@ func spare(cgroup string) bool { return strings.HasPrefix(filepath.Base(cgroup),
 // uidRange is how many uids an instance has (docs/internals/launcher-protocol.md).
 const uidRange = 1 << 20
 
-// Census is what there is of one system at a moment: how many by kind and place, "process default/be/17 hello": 1.
+// Census is what there is of one system at a moment: how many by kind and place, "process rest/be/default/17 hello": 1.
 type Census map[string]int
 
 // process is one of this system's, as /proc tells.

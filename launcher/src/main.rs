@@ -20,6 +20,7 @@ mod parts;
 mod plan;
 mod proc;
 mod protocol;
+mod room;
 mod rootless;
 mod seats;
 mod seed;

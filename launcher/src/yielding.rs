@@ -1,7 +1,8 @@
 //! One group of leaves stands aside for another (docs/adr/0021): while there are procs in both, the second is in the idle
 //! class, so that a thread of the first that wakes has the processor at once, and finds one that runs only the second's as
 //! good as free. Not always, since among itself the idle class is placed worse: streams between its procs lose some 7 %.
-//! So is the group around the second, with the daemons that work for it, while the first leaves room: these must answer.
+//! So is the group around the second, with the daemons that work for it, while it gets enough there (room.rs): these must
+//! answer.
 //!
 //! What that does not prevent is that threads of the first wait while the second computes on another processor. A loop
 //! looks every few milliseconds, while both compute, and gives threads of the first processors of their own (homes.rs).
@@ -14,6 +15,7 @@
 use crate::cgroup::rivals::{Looked, PERIOD_US, Rivals, THREADS_MAX};
 use crate::error::{Errno, log};
 use crate::homes::{Between, Homes};
+use crate::room::Room;
 use crate::sys;
 
 const MS: u64 = 1_000_000;
@@ -34,13 +36,8 @@ const LONG_PART: u64 = 4;
 const LONG_LOOKS: u32 = 8;
 /// What the second group keeps in any case, in microseconds of each period: the least that the kernel takes.
 const LEAST_US: u64 = 1000;
-/// The group around the second is in the idle class while the first uses less than so many eighths of all processors, as
-/// seen over `ROOM_TIME`, and not above the second.
-const ROOM_BELOW: u64 = 5;
-const NO_ROOM_ABOVE: u64 = 6;
-const ROOM_TIME: u64 = 100 * MS;
-/// One processor, in what the first group is seen to use.
-const WHOLE: u64 = 1 << 20;
+/// Between looks at what the group around the second gets, at most, whatever looking at threads costs: this reads one file.
+const ROOM_TICK: u64 = 50 * MS;
 /// From the least bound to none in so many looks.
 const STEPS: u64 = 10;
 /// sigmad is told of the sums after this time, if there is news.
@@ -91,29 +88,6 @@ impl Pace {
     }
 }
 
-/// Whether the first group leaves others room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Room {
-    processors: u64,
-    used: u64,
-    left: bool,
-}
-
-impl Room {
-    fn new(processors: u64) -> Room {
-        Room { processors: processors.max(1), used: 0, left: true }
-    }
-
-    fn step(&mut self, s: &Sample) -> bool {
-        let new = s.over.min(ROOM_TIME);
-        let used = (s.first.saturating_mul(WHOLE) / s.over.max(1)).min(self.processors * WHOLE);
-        self.used = (self.used * (ROOM_TIME - new) + used * new) / ROOM_TIME;
-        let most = self.processors * WHOLE / 8;
-        self.left = self.used <= most * if self.left { NO_ROOM_ABOVE } else { ROOM_BELOW };
-        self.left
-    }
-}
-
 /// Sums since the loop was told to run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sums {
@@ -139,14 +113,16 @@ pub struct Yielding {
     room: Room,
     /// Procs in each of the groups.
     procs: [usize; 2],
-    /// Whether the second group is in the idle class, and what is around it.
-    idle: [bool; 2],
+    /// Whether the second group is in the idle class, and what is around it. None: unknown, since the kernel refused.
+    idle: [Option<bool>; 2],
     /// The kernel refuses bounds, because a group within the second may use more; then the idle class is all there is.
     refused: bool,
     /// That was logged.
     said: bool,
     last: Option<(u64, Looked)>,
     next: u64,
+    /// When to look at room again.
+    room_next: u64,
     threads_until: u64,
     sums: Sums,
     told: (u64, Sums),
@@ -165,11 +141,12 @@ impl Yielding {
             pace: Pace::new(width as u64),
             room: Room::new(width as u64),
             procs: [0; 2],
-            idle: [false; 2],
+            idle: [Some(false); 2],
             refused: false,
             said: false,
             last: None,
             next: 0,
+            room_next: 0,
             threads_until: 0,
             sums: Sums::default(),
             told: (0, Sums::default()),
@@ -207,7 +184,7 @@ impl Yielding {
     /// Ends every bound. Threads of the first group are free after some more looks.
     fn let_off(&mut self) {
         self.last = None;
-        self.room = Room::new(self.room.processors);
+        self.room.stop();
         self.set_idle();
         if self.pace.is_bound() {
             self.pace.bound = self.pace.most;
@@ -261,12 +238,21 @@ impl Yielding {
 
     /// When `look` is due, on the clock of sys::monotonic_ns. None: as long as no other proc starts.
     pub fn next_look(&self) -> Option<u64> {
-        (self.both() || self.homes.held()).then_some(self.next)
+        match self.both() {
+            true => Some(self.next.min(self.room_next)),
+            // A change of class that failed is tried again.
+            false => (self.homes.held() || self.idle != self.wanted()).then_some(self.next),
+        }
     }
 
-    /// Looks, and acts on it. `threads` lists those of the first group. Returns what sigmad is to be told.
+    /// What is due of looking at room, at threads and at both groups, and acts on it. `threads` lists those of the first group. Returns what sigmad is to be told.
     pub fn look(&mut self, now: u64, threads: impl FnOnce() -> Vec<i32>) -> Option<Sums> {
         let began = sys::thread_cpu_ns();
+        self.look_at_room(now);
+        if now < self.next {
+            self.sums.cpu_ns += sys::thread_cpu_ns().saturating_sub(began);
+            return None;
+        }
         let listed = now >= self.threads_until;
         if listed {
             let threads = threads();
@@ -285,8 +271,6 @@ impl Yielding {
             second: looked.second.saturating_sub(before.second),
             waited: looked.waited.saturating_sub(before.waited),
         };
-        self.room.step(&sample);
-        self.set_idle();
         let placed = self.place(&sample, listed);
         let bound = self.pace.bound;
         if !self.refused
@@ -334,13 +318,43 @@ impl Yielding {
         placed
     }
 
+    /// Whether the group around the second gets enough, and the classes that follow from it.
+    fn look_at_room(&mut self, now: u64) {
+        if self.both() {
+            self.room_next = now + ROOM_TICK;
+            match self.rivals.around_used() {
+                Some(used) => self.room.step(now, used),
+                None => self.room.stop(),
+            }
+        }
+        self.set_idle();
+    }
+
+    /// Which class is to be: as `idle`.
+    fn wanted(&self) -> [Option<bool>; 2] {
+        [Some(self.both()), Some(self.both() && self.room.is_idle())]
+    }
+
+    /// Sets the classes that are not as they are to be. One that the kernel refuses is tried again at the next look, and
+    /// logged once.
     fn set_idle(&mut self) {
-        let on = [self.both(), self.both() && self.room.left];
-        let before = std::mem::replace(&mut self.idle, on);
-        let second = if before[0] == on[0] { Ok(()) } else { self.rivals.set_idle(on[0]) };
-        let around = if before[1] == on[1] { Ok(()) } else { self.rivals.set_around_idle(on[1]) };
-        if let Err(errno) = second.and(around) {
-            log(&format!("cannot change the class of the group {}: {errno}", self.second));
+        for (at, to) in self.wanted().into_iter().enumerate() {
+            if self.idle[at] == to {
+                continue;
+            }
+            let on = to == Some(true);
+            let (result, group) = match self.rivals.around() {
+                Some(around) if at == 1 => (self.rivals.set_around_idle(on), around),
+                None if at == 1 => (Ok(()), ""),
+                _ => (self.rivals.set_idle(on), &self.second[..]),
+            };
+            let known = self.idle[at].is_some();
+            if let Err(errno) = result
+                && known
+            {
+                log(&format!("cannot change the class of the group {group}: {errno}"));
+            }
+            self.idle[at] = result.is_ok().then_some(on);
         }
     }
 
@@ -421,20 +435,6 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_no_room_for_long_has_daemons_compete() {
-        let of = |first_ms| Sample { over: 4 * MS, first: first_ms * MS, second: MS, waited: 0 };
-        let mut room = Room::new(2);
-        assert!((0..10).all(|_| room.step(&of(8))), "a burst of 40 ms");
-        assert!((0..100).all(|_| room.step(&of(5))), "5 of 8");
-        assert!((0..40).any(|_| !room.step(&of(8))), "all for 160 ms more");
-        assert!((0..100).all(|_| !room.step(&of(6))), "6 of 8 are too many to begin again");
-        assert!((0..40).any(|_| room.step(&of(3))));
-        assert!(!room.step(&Sample { over: 60_000 * MS, first: u64::MAX, second: 0, waited: 0 }), "late");
-        assert!(!Room::new(0).step(&Sample { over: 200 * MS, first: 200 * MS, ..of(0) }));
-        assert!(Room::new(2).step(&Sample::default()), "no time has passed");
-    }
-
-    #[test]
     fn a_bound_that_the_kernel_refuses_is_not_tried_at_each_look() {
         // An eventfd refuses what is shorter than a number, as the kernel does a bound below that of a group within.
         // SAFETY: no pointers are involved; the descriptor is nobody else's.
@@ -495,10 +495,12 @@ mod tests {
             let mut crowd: Vec<i32> = (0..THREADS_MAX as i32).map(|n| i32::MAX - n).collect();
             crowd.push(tid);
             yielding.look(THREADS_TIME, || crowd.clone());
+            yielding.next = 0; // however long it took
             assert_eq!(affinity(0).unwrap(), all, "who is not watched is freed too");
             assert!(yielding.next_look().is_some(), "there may be heirs");
             set_affinity(0, &home).unwrap(); // as one who was made meanwhile
             yielding.look(2 * THREADS_TIME, || crowd.clone());
+            yielding.next = 0;
             assert_eq!(affinity(0).unwrap(), all);
             assert!(yielding.next_look().is_none());
             set_affinity(0, &home).unwrap();
@@ -540,3 +542,7 @@ mod tests {
         assert!(!is_within("best", "be") && !is_within("lc", "be"));
     }
 }
+
+#[cfg(test)]
+#[path = "yielding_test.rs"]
+mod room_tests;

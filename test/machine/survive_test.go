@@ -93,7 +93,7 @@ func TestKillSigmad(t *testing.T) {
 	// What each round does to the parent's output is told by it once; the others stay over two rounds.
 	processes := func() (out []string) {
 		for what := range s.Census() {
-			if strings.Contains(what, "process be/default") {
+			if strings.Contains(what, "process rest/be/default") {
 				out = append(out, what)
 			}
 		}
@@ -115,7 +115,7 @@ func TestKillSigmad(t *testing.T) {
 			t.Fatalf("round %d: %d procs were there, and %d are, %v", round, len(before), len(after), err)
 		}
 		same(t, before, after)
-		if is := len(processes()); is != was {
+		if is := len(processes()); is != was || was == 0 {
 			t.Errorf("round %d: %d processes of procs were there, and %d are", round, was, is)
 		}
 		if out := s.Must(t, "run", program(t, "hello.c")); out != "hello\n" {

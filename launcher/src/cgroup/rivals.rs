@@ -22,9 +22,9 @@ pub struct Rivals {
     first: OwnedFd,
     second: OwnedFd,
     bound: OwnedFd,
-    /// Of the second group, and of that around it beside the first, if it is not beside the first itself.
+    /// Of the second group.
     class: Class,
-    around: Option<Class>,
+    around: Option<Around>,
     /// v2, where the kernel counts pressure: the time that any thread of the first has waited.
     pressure: Option<OwnedFd>,
     threads: HashMap<i32, Thread>,
@@ -55,6 +55,13 @@ impl Class {
             false => sys::write(self.weight.0.as_raw_fd(), self.weight.1.as_bytes()).map(drop),
         }
     }
+}
+
+/// The group around the second that is beside the first, if the second is not beside the first itself.
+struct Around {
+    name: String,
+    class: Class,
+    used: OwnedFd,
 }
 
 /// Of the second group's path, what is beside the first, or beside one that contains it.
@@ -102,7 +109,7 @@ impl Cgroups {
         let is_within = around != names[1];
         if is_within {
             self.open_group(&around)?;
-            names.push(around);
+            names.push(around.clone());
         }
         let open = |group: usize, controller, file: &CStr, flags| {
             let has = |h: &super::Hierarchy| h.controllers.contains(&controller);
@@ -124,13 +131,16 @@ impl Cgroups {
             // Kernels that were booted without it have the file and refuse to read it.
             Version::V2 => open(0, Cpu, c"cpu.pressure", libc::O_RDONLY).ok().filter(|file| stalled(file).is_some()),
         };
+        let around = || -> Result<Around> {
+            Ok(Around { name: around, class: class(2)?, used: open(2, account, used, libc::O_RDONLY)? })
+        };
         let rivals = Rivals {
             version: self.version,
             first: open(0, account, used, libc::O_RDONLY)?,
             second: open(1, account, used, libc::O_RDONLY)?,
             bound: open(1, Cpu, bound, libc::O_WRONLY)?,
             class: class(1)?,
-            around: is_within.then(|| class(2)).transpose()?,
+            around: is_within.then(around).transpose()?,
             pressure,
             threads: HashMap::new(),
             waited: 0,
@@ -197,11 +207,27 @@ impl Rivals {
             Some(file) => stalled(file).unwrap_or(self.waited),
             None => self.waited + waited,
         };
-        let used = |file| match self.version {
+        let used = |file| self.used(file).unwrap_or(0);
+        Looked { first: used(&self.first), second: used(&self.second), waited: self.waited }
+    }
+
+    /// A group's processor time so far, in nanoseconds. None: it cannot be told.
+    fn used(&self, file: &OwnedFd) -> Option<u64> {
+        match self.version {
             Version::V1 => text_of(file, |text| text.trim().parse().ok()),
-            Version::V2 => text_of(file, |text| value_of(text, "usage_usec ")).map(|us: u64| us * 1000),
-        };
-        Looked { first: used(&self.first).unwrap_or(0), second: used(&self.second).unwrap_or(0), waited: self.waited }
+            Version::V2 => text_of(file, |text| value_of(text, "usage_usec ")).map(|us: u64| us.saturating_mul(1000)),
+        }
+    }
+
+    /// The group around the second that is beside the first, if there is one.
+    pub fn around(&self) -> Option<&str> {
+        self.around.as_ref().map(|around| &around.name[..])
+    }
+
+    /// All processor time that the group around the second has had, in nanoseconds. None: there is none, or it cannot be
+    /// told.
+    pub fn around_used(&self) -> Option<u64> {
+        self.around.as_ref().and_then(|around| self.used(&around.used))
     }
 
     /// Each thread's processor time between the last two looks, in nanoseconds.
@@ -260,7 +286,7 @@ impl Rivals {
 
     /// Whether what is around the second group, beside the first, runs only where the first does not want to.
     pub fn set_around_idle(&self, on: bool) -> Result<()> {
-        self.around.as_ref().map_or(Ok(()), |class| class.set(on))
+        self.around.as_ref().map_or(Ok(()), |around| around.class.set(on))
     }
 
     /// Whether the kernel refuses a bound that is below that of a group within, and one within that is above.
@@ -321,6 +347,12 @@ impl Rivals {
             homes: HashMap::new(),
             given: BTreeSet::new(),
         }
+    }
+
+    /// The same, with these files of a group around the second.
+    pub fn within(self, name: &str, used: OwnedFd, idle: OwnedFd, weight: (OwnedFd, &str)) -> Rivals {
+        let class = Class { idle: Some(idle), weight: (weight.0, weight.1.to_string()) };
+        Rivals { around: Some(Around { name: name.to_string(), class, used }), ..self }
     }
 }
 
