@@ -326,14 +326,12 @@ func (c *Core) remove(w *waiting) {
 // whose first job fits nowhere is passed over, until it has been for so long that a machine is kept for it.
 func (c *Core) match() (out []Grant) {
 	var given []*credit
-	c.turns.passed = c.turns.passed[:0]
 	give := func(cr *credit, q *queue) {
 		if len(cr.jobs) == 0 {
 			given = append(given, cr)
 		}
 		w := q.first
 		c.turns.prepay(q, w, c.span())
-		c.turns.forfeit(q)
 		c.holds(cr.machine, q.realm, int64(w.Memory))
 		cr.jobs = append(cr.jobs, w.Job)
 		c.recent.ran(w.Program, cr.machine.life.Machine)

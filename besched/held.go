@@ -46,9 +46,9 @@ func (q *queue) spared() sigma.Bytes {
 	return q.had - q.held
 }
 
-// over says whether a realm holds so much more than its part that it loses its turn.
+// over says whether a realm that waits holds so much more than its part that it loses its turn: by one more job at the least, so that parts of few jobs are no rule.
 func (t *turns) over(q *queue) bool {
-	return float64(q.held)*t.parts.shares > heldBand*float64(t.parts.held)*q.shares
+	return float64(q.held-min(q.held, q.first.Memory))*t.parts.shares > heldBand*float64(t.parts.held)*q.shares
 }
 
 // count changes a realm, and what is known of all with it.
@@ -73,17 +73,6 @@ func (t *turns) pass(q *queue) {
 func (t *turns) readmit() {
 	for _, q := range t.passed {
 		heap.Push(&q.class.heap, q)
-	}
-}
-
-// forfeit puts those that were passed behind the one that was given a job: a lead that a realm cannot use, because it holds too much already, is not saved up.
-func (t *turns) forfeit(given *queue) {
-	for _, q := range t.passed {
-		if q.class != nil && q != given {
-			t.served++
-			q.used, q.served = max(q.used, given.used), t.served
-			heap.Fix(&q.class.heap, q.at)
-		}
 	}
 	t.passed = t.passed[:0]
 }

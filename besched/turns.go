@@ -100,7 +100,7 @@ type turns struct {
 	most     float64                  // that one used
 	served   uint64
 	parts    parts
-	passed   []*queue // by next; until a job is given
+	passed   []*queue // by next, which has readmitted them when it returns
 }
 
 func newTurns() turns { return turns{accounts: map[sigma.RealmID]*queue{}, many: accountsMax} }
@@ -217,7 +217,6 @@ func (t *turns) leave(q *queue) {
 // next is the realm whose turn it is of those whose first job wants no more than most, and one whose turn is before that, but whose first job wants more, though not more than a machine has, and has no machine kept for it.
 // Who holds far more than its part of memory is passed. If all do whose first job fits, what is spared for those who are away is not theirs, though it is free.
 func (t *turns) next(most, largest, free sigma.Bytes) (fits, late *queue) {
-	t.passed = t.passed[:0]
 	for {
 		fits, late = t.first(most, largest)
 		if over := len(t.passed) < passedMax; over && fits != nil && t.over(fits) {
@@ -230,7 +229,6 @@ func (t *turns) next(most, largest, free sigma.Bytes) (fits, late *queue) {
 	}
 	t.readmit()
 	if fits == nil {
-		t.passed = t.passed[:0]
 		if fits, late = t.first(most, largest); fits != nil && t.parts.spare > 0 && free < fits.first.Memory+t.parts.spare {
 			return nil, nil
 		}
