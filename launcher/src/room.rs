@@ -28,6 +28,8 @@ pub struct Room {
     /// When, and what it had used, both in nanoseconds. Only the first is as old as `TIME`, or older.
     past: VecDeque<(u64, u64)>,
     idle: bool,
+    /// Room was there when it was looked at last, or nothing is known yet: it is tried at once when both groups have work.
+    good: bool,
     /// Since when it is in the idle class.
     began: u64,
     /// Before this it is not tried again.
@@ -36,12 +38,13 @@ pub struct Room {
 }
 
 impl Room {
-    /// No room has been seen yet.
+    /// Nothing is known yet.
     pub fn new(processors: u64) -> Room {
         Room {
             processors: processors.max(1),
             past: VecDeque::new(),
             idle: false,
+            good: true,
             began: 0,
             again: 0,
             back_off: BACK_OFF,
@@ -53,8 +56,8 @@ impl Room {
         self.idle
     }
 
-    /// The group is in its ordinary class until room is seen anew: nobody is there to stand aside for, or what it uses
-    /// cannot be told. For how long it is not tried is still known.
+    /// The group is in its ordinary class: nobody is there to stand aside for, or what it uses cannot be told. Whether
+    /// there was room is still known, and for how long it is not tried.
     pub fn stop(&mut self) {
         self.idle = false;
         self.past.clear();
@@ -65,6 +68,9 @@ impl Room {
         let last = self.past.back().map(|(at, _)| now.saturating_sub(*at));
         if !self.idle && last.is_some_and(|ago| ago > 2 * TIME) {
             self.past.clear(); // nobody looked: what it used says nothing of now
+        }
+        if self.past.is_empty() && !self.idle && self.good && now >= self.again {
+            (self.idle, self.began) = (true, now);
         }
         if last.is_none_or(|ago| ago >= GRAIN) {
             self.past.push_back((now, used));
@@ -80,7 +86,7 @@ impl Room {
         let had = |part| used.saturating_sub(before).saturating_mul(part) >= over.saturating_mul(self.processors);
         match self.idle {
             true if !had(LEAST_PART) => self.leave(now),
-            false if now >= self.again && had(ROOM_PART) => (self.idle, self.began) = (true, now),
+            false if now >= self.again && had(ROOM_PART) => (self.idle, self.good, self.began) = (true, true, now),
             _ => return,
         }
         self.past = VecDeque::from([(now, used)]); // of the other class
@@ -88,7 +94,7 @@ impl Room {
 
     fn leave(&mut self, now: u64) {
         let stayed = now.saturating_sub(self.began);
-        self.idle = false;
+        (self.idle, self.good) = (false, false);
         if stayed >= LONG {
             self.back_off = BACK_OFF;
         }
@@ -140,8 +146,10 @@ mod tests {
     fn who_computes_in_what_is_left_is_idle() {
         let mut host = Host::new();
         host.room.step(host.now, host.used);
-        assert!(!host.room.is_idle(), "no room seen yet");
-        assert_eq!(host.run(96 * MS, 25, 25).1, 0, "not yet for long enough");
+        assert!(host.room.is_idle(), "tried at once");
+        host.run(2 * TIME, 0, 25);
+        assert!(!host.room.is_idle());
+        assert_eq!(host.run(800 * MS, 25, 25).1, 0, "not again yet");
         assert_eq!(host.run(10_000 * MS, 13, 25).2, 1, "an eighth is enough to stay");
         assert!(host.room.is_idle());
     }
@@ -149,7 +157,8 @@ mod tests {
     #[test]
     fn the_first_group_leaves_nothing() {
         let mut host = Host::new();
-        assert_eq!(host.run(10_000 * MS, 0, 20), (0, 0, 0), "what it has by its weight is no room");
+        let (_, all, times) = host.run(10_000 * MS, 0, 20);
+        assert!(times == 1 && all <= TIME + LOOK, "what it has by its weight is no room: {all} ns idle");
         let mut host = Host::new();
         host.run(5000 * MS, 60, 60);
         let (most, all, _) = host.run(10_000 * MS, 0, 20);
@@ -192,17 +201,18 @@ mod tests {
         assert!(host.room.is_idle());
         host.room.stop();
         assert!(!host.room.is_idle());
-        assert_eq!(host.run(96 * MS, 50, 50).2, 0, "room is to be seen anew");
-        host.now += 60_000 * MS;
-        host.used += 60_000 * MS;
-        assert_eq!(host.run(96 * MS, 50, 50).2, 0, "nobody looked");
-        assert_eq!(host.run(8 * MS, 50, 50).2, 1);
+        assert_eq!(host.run(LOOK, 50, 50).1, 0);
+        assert!(host.room.is_idle(), "there was room");
         host.now += 60_000 * MS;
         host.room.step(host.now, host.used);
         assert!(!host.room.is_idle(), "it had nothing, though looked at late");
         assert_eq!(host.run(900 * MS, 50, 50).2, 0, "and is not tried at once");
         host.room.stop();
-        assert_eq!(host.run(50 * MS, 50, 50).2, 0, "nor when it begins anew");
+        assert_eq!(host.run(90 * MS, 50, 50).2, 0, "nor when it begins anew");
+        host.now += 60_000 * MS;
+        host.used += 60_000 * MS;
+        assert_eq!(host.run(96 * MS, 50, 50).2, 0, "nobody looked, and there was none: it is to be seen");
+        assert_eq!(host.run(8 * MS, 50, 50).2, 1);
     }
 
     #[test]
