@@ -12,8 +12,6 @@ import (
 const (
 	// heldBand is how many times its part of memory a realm may hold and still have its turn: enough that turns make up for what its procs used too little.
 	heldBand = 1.5
-	// passedMax bounds the realms that are passed for one job.
-	passedMax = 64
 	// AwayFor is how long at the least, and half of how long at the most, memory is spared that was left by procs of a realm whose last job was given: its next ones come when those are over.
 	AwayFor = 50 * time.Millisecond
 	// awayMax bounds the absences that are remembered; with more the older ones end.
@@ -46,9 +44,12 @@ func (q *queue) spared() sigma.Bytes {
 	return q.had - q.held
 }
 
+// above is what a realm that waits holds for each share, but for as much as its first job wants.
+func (q *queue) above() float64 { return float64(q.held-min(q.held, q.first.Memory)) / q.shares }
+
 // over says whether a realm that waits holds so much more than its part that it loses its turn: by one more job at the least, so that parts of few jobs are no rule.
 func (t *turns) over(q *queue) bool {
-	return float64(q.held-min(q.held, q.first.Memory))*t.parts.shares > heldBand*float64(t.parts.held)*q.shares
+	return q.above()*t.parts.shares > heldBand*float64(t.parts.held)
 }
 
 // count changes a realm, and what is known of all with it.
@@ -63,18 +64,42 @@ func (t *turns) count(q *queue, change func()) {
 	}
 }
 
-// pass takes a realm out of its class until readmit: it holds too much.
-func (t *turns) pass(q *queue) {
-	heap.Remove(&q.class.heap, q.at)
-	t.passed = append(t.passed, q)
+// overHeap has realms of a class that hold too much, in the order of how much that is.
+type overHeap []*queue
+
+func (h overHeap) Len() int           { return len(h) }
+func (h overHeap) Less(i, j int) bool { return h[i].above() < h[j].above() }
+func (h overHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i]; h[i].at, h[j].at = i, j }
+func (h *overHeap) Push(x any)        { q := x.(*queue); q.at = len(*h); *h = append(*h, q) }
+func (h *overHeap) Pop() any {
+	last := len(*h) - 1
+	q := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return q
 }
 
-// readmit ends pass.
-func (t *turns) readmit() {
-	for _, q := range t.passed {
-		heap.Push(&q.class.heap, q)
+// sort has the first ones of a class where they belong: those that hold too much aside. Each realm changes sides only when what is held has changed.
+func (t *turns) sort(c *class) {
+	for len(c.over) > 0 && !t.over(c.over[0]) {
+		q := heap.Pop(&c.over).(*queue)
+		q.aside = false
+		heap.Push(&c.heap, q)
 	}
-	t.passed = t.passed[:0]
+	for len(c.heap) > 0 && t.over(c.heap[0]) {
+		q := heap.Pop(&c.heap).(*queue)
+		q.aside = true
+		heap.Push(&c.over, q)
+	}
+}
+
+// fix gives a realm that waits its place anew in its class, after a change of what it used or holds.
+func (q *queue) fix() {
+	if q.aside {
+		heap.Fix(&q.class.over, q.at)
+	} else {
+		heap.Fix(&q.class.heap, q.at)
+	}
 }
 
 // absent begins the absence of a realm whose last job was given.
@@ -115,6 +140,9 @@ func (c *Core) holds(m *machine, realm sigma.RealmID, change int64) {
 	}
 	q := c.turns.account(realm)
 	c.turns.count(q, func() { q.held += sigma.Bytes(now) - sigma.Bytes(held) })
+	if q.class != nil {
+		q.fix()
+	}
 }
 
 // forget gives back what procs hold of a machine that is gone.

@@ -59,6 +59,7 @@ type queue struct {
 	first, last *waiting
 	class       *class      // of first; nil if there is none
 	at          int         // in class
+	aside       bool        // in class.over
 	held        sigma.Bytes // that procs hold that took turns; of those that were placed under leases, from the first look on
 	had         sigma.Bytes // that it held when it went away
 	away        uint64      // parts.period in which it did; 0 if it is not
@@ -70,10 +71,11 @@ func (q *queue) before(other *queue) bool {
 	return q.used < other.used || q.used == other.used && q.served < other.served
 }
 
-// class is the realms whose first job wants the same memory, that whose turn it is first.
+// class is the realms whose first job wants the same memory.
 type class struct {
 	memory sigma.Bytes
-	heap   queueHeap
+	heap   queueHeap // that whose turn it is first
+	over   overHeap  // those that hold too much, when it was looked last
 }
 
 type queueHeap []*queue
@@ -100,7 +102,6 @@ type turns struct {
 	most     float64                  // that one used
 	served   uint64
 	parts    parts
-	passed   []*queue // by next, which has readmitted them when it returns
 }
 
 func newTurns() turns { return turns{accounts: map[sigma.RealmID]*queue{}, many: accountsMax} }
@@ -140,7 +141,7 @@ func (t *turns) setShares(of map[sigma.RealmID]uint32) {
 		}
 		t.count(q, func() { q.shares, q.used, q.floor = now, t.now, t.now })
 		if q.class != nil {
-			heap.Fix(&q.class.heap, q.at)
+			q.fix()
 		}
 	}
 }
@@ -183,7 +184,7 @@ func (t *turns) remove(w *waiting) {
 		q.overtaken = 0
 	}
 	if q.first != nil && q.first.Memory == q.class.memory {
-		heap.Fix(&q.class.heap, q.at)
+		q.fix()
 		return
 	}
 	t.leave(q)
@@ -201,13 +202,17 @@ func (t *turns) enter(q *queue) {
 	if !ok {
 		t.classes = slices.Insert(t.classes, i, &class{memory: q.first.Memory})
 	}
-	t.count(q, func() { q.class, q.away = t.classes[i], 0 })
+	t.count(q, func() { q.class, q.away, q.aside = t.classes[i], 0, false })
 	heap.Push(&q.class.heap, q)
 }
 
 func (t *turns) leave(q *queue) {
-	heap.Remove(&q.class.heap, q.at)
-	if len(q.class.heap) == 0 {
+	if q.aside {
+		heap.Remove(&q.class.over, q.at)
+	} else {
+		heap.Remove(&q.class.heap, q.at)
+	}
+	if len(q.class.heap)+len(q.class.over) == 0 {
 		i, _ := t.find(q.class.memory)
 		t.classes = slices.Delete(t.classes, i, i+1)
 	}
@@ -215,34 +220,15 @@ func (t *turns) leave(q *queue) {
 }
 
 // next is the realm whose turn it is of those whose first job wants no more than most, and one whose turn is before that, but whose first job wants more, though not more than a machine has, and has no machine kept for it.
-// Who holds far more than its part of memory is passed. If all do whose first job fits, what is spared for those who are away is not theirs, though it is free.
+// Who holds far more than its part of memory is passed. If all do whose first job fits it is the turn of who holds least, but what is spared for those who are away is not theirs, though it is free.
 func (t *turns) next(most, largest, free sigma.Bytes) (fits, late *queue) {
-	for {
-		fits, late = t.first(most, largest)
-		if over := len(t.passed) < passedMax; over && fits != nil && t.over(fits) {
-			t.pass(fits)
-		} else if over && late != nil && t.over(late) {
-			t.pass(late)
-		} else {
-			break
-		}
-	}
-	t.readmit()
-	if fits == nil {
-		if fits, late = t.first(most, largest); fits != nil && t.parts.spare > 0 && free < fits.first.Memory+t.parts.spare {
-			return nil, nil
-		}
-	}
-	if fits == nil || late == nil || !late.before(fits) {
-		return fits, nil
-	}
-	return fits, late
-}
-
-// first is who would be next whatever realms hold, and who is first of those whose first job does not fit.
-func (t *turns) first(most, largest sigma.Bytes) (fits, late *queue) {
+	var least *queue
 	for _, c := range t.classes {
+		t.sort(c)
 		if len(c.heap) == 0 {
+			if c.memory <= most && (least == nil || c.over[0].above() < least.above()) {
+				least = c.over[0]
+			}
 			continue
 		}
 		q := c.heap[0]
@@ -255,12 +241,20 @@ func (t *turns) first(most, largest sigma.Bytes) (fits, late *queue) {
 			late = q
 		}
 	}
+	if fits == nil {
+		if fits = least; fits == nil || t.parts.spare > 0 && free < fits.first.Memory+t.parts.spare {
+			return nil, nil
+		}
+	}
+	if late == nil || !late.before(fits) && !fits.aside {
+		return fits, nil
+	}
 	return fits, late
 }
 
 // overtake notes that the first job of q is given before that of late, if it is late's turn.
 func (t *turns) overtake(late, q *queue) {
-	if late != nil && late.before(q) {
+	if late != nil && (late.before(q) || q.aside) {
 		late.overtaken = min(late.overtaken+q.first.Memory, 2*late.first.Memory)
 	}
 }
@@ -289,6 +283,6 @@ func (t *turns) charge(ch Charge, span float64) {
 	}
 	t.most = max(t.most, q.used)
 	if q.class != nil {
-		heap.Fix(&q.class.heap, q.at)
+		q.fix()
 	}
 }

@@ -26,7 +26,11 @@ func (s *service) awaitRoom(ctx context.Context, soon bool) {
 		if err != nil || !diskspace.Full(space) && !(soon && diskspace.Low(space) && time.Since(began) < roomTry) {
 			return
 		}
-		s.setHeld(diskspace.Error("kernel.service", s.k.cfg.Machine, space))
+		why := diskspace.Error("kernel.service", s.k.cfg.Machine, space)
+		if !diskspace.Full(space) { // it is tried again soon: who can wait shall
+			why.Kind = sigma.KindUnavailable
+		}
+		s.setHeld(why)
 		select {
 		case <-time.After(roomPause):
 		case <-ctx.Done():

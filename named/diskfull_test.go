@@ -35,6 +35,9 @@ func TestDiskLow(t *testing.T) {
 	}
 
 	free.Store(uint64(100 * sigma.MiB))
+	m.store.mu.Lock()
+	m.store.written += 40 << 20 // which was too little to have old values removed, and is too much now
+	m.store.mu.Unlock()
 	perm := uint32(0o600)
 	for what, err := range map[string]error{
 		"a put":        putError(root.Put(ctx, []string{"three"}, nil, sigma.PutOptions{})),

@@ -319,6 +319,7 @@ func (s *etcdStore) admit(ctx context.Context, b Batch) error {
 		if !full {
 			return nil
 		}
+		s.compactSoon() // it was not due when what is written now was, if the disk has become low since
 		select {
 		case <-over:
 		case <-s.lost:
@@ -335,10 +336,15 @@ func (s *etcdStore) wrote(size int) {
 	defer s.mu.Unlock()
 	s.written += int64(size)
 	if s.written > s.compactDue() {
-		select {
-		case s.due <- struct{}{}:
-		default:
-		}
+		s.compactSoon()
+	}
+}
+
+// compactSoon wakes compact.
+func (s *etcdStore) compactSoon() {
+	select {
+	case s.due <- struct{}{}:
+	default:
 	}
 }
 
