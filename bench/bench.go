@@ -33,7 +33,7 @@ type Bench struct {
 
 // List gives all benches, in the order in which `all` runs them.
 func List() []Bench {
-	return []Bench{startBench(), coldstartBench(), startRateBench(), densityBench(), mrBench(), sdkBench(), recoverBench(), placementBench(), burstBench(), endpointBench(), dialBench(), callBench(), namesBench(), filesBench(), lcbeBench(), fairBench()}
+	return []Bench{startBench(), coldstartBench(), startRateBench(), densityBench(), mrBench(), sdkBench(), recoverBench(), placementBench(), burstBench(), endpointBench(), dialBench(), callBench(), namesBench(), filesBench(), lcbeBench(), fairBench(), neighbourBench()}
 }
 
 // Config says how to run a bench.

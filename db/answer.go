@@ -60,13 +60,18 @@ func (a *answer) begin(r *query.Request) {
 	}
 }
 
-// follow has the statement end when the request does, until the function that it returns is called: it goes on with the next request.
+// follow has the statement end when the request does, until the function that it returns is called: it goes on with the next
+// request. Until then the engine may be at work, and is watched.
 func (a *answer) follow(ctx context.Context) (unfollow func()) {
 	if a.cancel == nil {
 		return func() {}
 	}
 	off := context.AfterFunc(ctx, func() { a.cancel(errAway) })
-	return func() { off() }
+	over := a.s.d.watch(a.ctx)
+	return func() {
+		off()
+		over()
+	}
 }
 
 // run runs a statement.
@@ -276,7 +281,7 @@ func (a *answer) failure(err error) (f query.Failure, why error) {
 		}
 		return failureOf(lost), lost
 	}
-	s.d.t.cfg.Log.Warn("a statement failed", "realm", s.d.r.id, "database", s.d.name, "err", s.d.def.redacted(err))
+	s.d.t.cfg.Log.Warn("a statement failed", "database", s.d.name, "err", s.d.def.redacted(err))
 	return failureOf(sigma.Errorf("db.run", sigma.KindOther, "the database's driver failed")), nil
 }
 

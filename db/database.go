@@ -18,7 +18,6 @@ import (
 // database is one of a realm.
 type database struct {
 	t    *Tree
-	r    *realm
 	name string
 	id   uint64 // of its directory; those of its files follow
 	dir  string
@@ -33,8 +32,8 @@ type database struct {
 // filesOf is how many ids a database takes: its directory, info and session.
 const filesOf = 3
 
-func (t *Tree) newDatabaseLocked(r *realm, name string) (*database, error) {
-	d := &database{t: t, r: r, name: name, dir: filepath.Join(t.realmDir(r.id), name), sessions: map[*session]bool{}}
+func (t *Tree) newDatabaseLocked(name string) (*database, error) {
+	d := &database{t: t, name: name, dir: filepath.Join(t.cfg.Dir, name), sessions: map[*session]bool{}}
 	var err error
 	if d.def, err = readDefinition(d.dir); err != nil {
 		return nil, inside("db.open", err)
@@ -50,7 +49,7 @@ func (d *database) dial(ctx context.Context) (net.Conn, error) {
 	if d.t.cfg.Dial == nil {
 		return nil, sigma.Errorf("db.dial", sigma.KindUnsupported, "this server reaches no others")
 	}
-	return d.t.cfg.Dial(ctx, d.r.id, d.name)
+	return d.t.cfg.Dial(ctx, d.t.cfg.Realm, d.name)
 }
 
 // begin counts a session.
@@ -62,10 +61,11 @@ func (d *database) begin() (*session, error) {
 	switch most := d.t.cfg.Limits.Sessions; {
 	case d.over != nil:
 		return nil, d.over
-	case d.r.sessions >= most:
+	case d.t.sessions >= most:
 		return nil, &sigma.Error{Op: op, Path: d.name, Kind: sigma.KindBusy, Msg: limitMessage("the realm has %d sessions with databases open", most), Hint: "close some, or share them: a session is one connection"}
 	}
-	d.r.sessions++
+	d.t.sessions++
+	d.t.idle.Stop()
 	d.sessions[s] = true
 	return s, nil
 }
@@ -75,7 +75,9 @@ func (d *database) forget(s *session) {
 	defer d.t.mu.Unlock()
 	if d.sessions[s] {
 		delete(d.sessions, s)
-		d.r.sessions--
+		if d.t.sessions--; d.t.sessions == 0 && !d.t.closed {
+			d.t.idle.Reset(unusedMax)
+		}
 	}
 }
 
@@ -111,6 +113,7 @@ func (d *database) end(ctx context.Context, why error) error {
 		if err := s.end(ctx, why); err != nil {
 			return err
 		}
+		d.forget(s) // its owner may keep the handle for long
 	}
 	return inside("db.end", d.eng.pool.Close())
 }

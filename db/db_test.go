@@ -24,7 +24,13 @@ func tenant(realm sigma.RealmID) sigma.Principal { return sigma.Principal{Realm:
 
 func newTree(t *testing.T, l Limits) *Tree {
 	t.Helper()
-	tree, err := New(Config{Dir: filepath.Join(t.TempDir(), "realms"), Limits: l})
+	return newTreeOf(t, t.TempDir(), "r", l)
+}
+
+// newTreeOf serves a realm's databases, which lie beside those of other realms below dir.
+func newTreeOf(t *testing.T, dir string, realm sigma.RealmID, l Limits) *Tree {
+	t.Helper()
+	tree, err := New(Config{Realm: realm, Dir: filepath.Join(dir, string(realm)), Limits: l})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,9 +39,9 @@ func newTree(t *testing.T, l Limits) *Tree {
 }
 
 // rootOf attaches for a tenant.
-func rootOf(t *testing.T, tree *Tree, realm sigma.RealmID) sigma.File {
+func rootOf(t *testing.T, tree *Tree) sigma.File {
 	t.Helper()
-	root, err := tree.Attach(t.Context(), tenant(realm), "")
+	root, err := tree.Attach(t.Context(), tenant(tree.cfg.Realm), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +71,7 @@ func sessionWith(t *testing.T, root sigma.File, name string) *talk {
 // newSQLiteSession makes a database and a session with it.
 func newSQLiteSession(t *testing.T, l Limits) *talk {
 	t.Helper()
-	root := rootOf(t, newTree(t, l), "r")
+	root := rootOf(t, newTree(t, l))
 	if err := root.Mkdir(t.Context(), "shop", 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +199,7 @@ func asError(err error, to **query.Error) bool {
 
 // A transaction is its session's: nobody sees it before its end, and it ends with the session.
 func TestTransactions(t *testing.T) {
-	root := rootOf(t, newTree(t, Limits{}), "r")
+	root := rootOf(t, newTree(t, Limits{}))
 	root.Mkdir(t.Context(), "shop", 0)
 	a, b := sessionWith(t, root, "shop"), sessionWith(t, root, "shop")
 	count := func(want int64) {
@@ -287,7 +293,7 @@ func TestCancel(t *testing.T) {
 
 // Idle transactions are rolled back, and say so.
 func TestIdle(t *testing.T) {
-	root := rootOf(t, newTree(t, Limits{TxIdle: 50 * time.Millisecond}), "r")
+	root := rootOf(t, newTree(t, Limits{TxIdle: 50 * time.Millisecond}))
 	root.Mkdir(t.Context(), "shop", 0)
 	a, b := sessionWith(t, root, "shop"), sessionWith(t, root, "shop")
 	a.do("create table t (n)")
@@ -303,7 +309,7 @@ func TestIdle(t *testing.T) {
 // Sessions and connections of a realm are counted, and given back.
 func TestCounts(t *testing.T) {
 	tree := newTree(t, Limits{Sessions: 5, Connections: 2, Databases: 2})
-	root := rootOf(t, tree, "r")
+	root := rootOf(t, tree)
 	for _, name := range []string{"a", "b"} {
 		if err := root.Mkdir(t.Context(), name, 0); err != nil {
 			t.Fatal(err)
@@ -322,7 +328,6 @@ func TestCounts(t *testing.T) {
 			t.Fatalf("a sixth session: got %v, want busy", err)
 		}
 	}
-	sessionWith(t, rootOf(t, tree, "other"), create(t, tree, "other")).do("select 1") // another realm notices nothing
 	all[0].do("select 1")
 	all[1].do("select 1")
 	all[2].fails("select 1", sigma.KindBusy, "2 connections")
@@ -334,9 +339,9 @@ func TestCounts(t *testing.T) {
 	sessionWith(t, root, "b").do("select 1")
 }
 
-func create(t *testing.T, tree *Tree, realm sigma.RealmID) string {
+func create(t *testing.T, tree *Tree) string {
 	t.Helper()
-	if err := rootOf(t, tree, realm).Mkdir(t.Context(), "db", 0); err != nil {
+	if err := rootOf(t, tree).Mkdir(t.Context(), "db", 0); err != nil {
 		t.Fatal(err)
 	}
 	return "db"
@@ -345,7 +350,7 @@ func create(t *testing.T, tree *Tree, realm sigma.RealmID) string {
 // A removed database ends its sessions; one of the same name is another.
 func TestRemove(t *testing.T) {
 	tree := newTree(t, Limits{})
-	root := rootOf(t, tree, "r")
+	root := rootOf(t, tree)
 	root.Mkdir(t.Context(), "shop", 0)
 	s := sessionWith(t, root, "shop")
 	s.do("create table t (n)")
@@ -368,41 +373,65 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// A realm's databases go with it; another's stay, and all are there after a restart.
+// A realm's databases go with it; those of a realm that stays are there after a restart.
 func TestRealms(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "realms")
-	tree, err := New(Config{Dir: dir})
+	dir := t.TempDir()
+	for realm, goes := range map[sigma.RealmID]bool{"a": true, "b": false} {
+		tree := newTreeOf(t, dir, realm, Limits{})
+		sessionWith(t, rootOf(t, tree), create(t, tree)).do("create table u (n)")
+		if goes {
+			if err := tree.Remove(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			<-tree.Unused()
+		}
+		tree.Close()
+		root := rootOf(t, newTreeOf(t, dir, realm, Limits{}))
+		if f, _, err := root.Walk(t.Context(), []string{"db"}); goes && (sigma.KindOf(err) != sigma.KindNotFound || f != nil) {
+			t.Errorf("got %v, want not found", err)
+		}
+		if entries, err := os.ReadDir(filepath.Join(dir, string(realm))); err != nil || goes != (len(entries) == 0) {
+			t.Errorf("realm %s has %v, %v", realm, entries, err)
+		}
+		if !goes {
+			sessionWith(t, root, "db").do("insert into u values (1)")
+		}
+	}
+}
+
+// A statement that nothing can end has the process ended; one that ends in its time does not.
+func TestStuck(t *testing.T) {
+	stuck := make(chan string, 1)
+	dir := t.TempDir()
+	tree, err := New(Config{Realm: "r", Dir: dir, Limits: Limits{Time: 50 * time.Millisecond, Stuck: 100 * time.Millisecond}, Stuck: func(database string) { stuck <- database }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range []sigma.RealmID{"a", "b"} {
-		sessionWith(t, rootOf(t, tree, r), create(t, tree, r)).do("create table of_" + string(r) + " (n)")
+	t.Cleanup(tree.Close)
+	s := sessionWith(t, rootOf(t, tree), create(t, tree))
+	s.fails("with recursive c(x) as (select 1 union all select x+1 from c) select max(x) from c", sigma.KindTimeout)
+	if len(stuck) != 0 {
+		t.Error("a statement that was ended in time is stuck")
 	}
-	if err := tree.RemoveRealm(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "a")); !os.IsNotExist(err) {
-		t.Errorf("the realm's directory is there: %v", err)
-	}
-	tree.Close()
-	if tree, err = New(Config{Dir: dir}); err != nil {
-		t.Fatal(err)
-	}
-	defer tree.Close()
-	sessionWith(t, rootOf(t, tree, "b"), "db").do("insert into of_b values (1)")
-	if f, _, err := rootOf(t, tree, "a").Walk(t.Context(), []string{"db"}); sigma.KindOf(err) != sigma.KindNotFound || f != nil {
-		t.Errorf("got %v, want not found", err)
+	s.fails("select instr(printf('%.400000c', 'a'), printf('%.200000c', 'a') || 'b')", sigma.KindTimeout)
+	if len(stuck) == 0 {
+		t.Error("a statement that went on after its time is not stuck")
 	}
 }
 
 // Who may not choose a realm, or make a database by URL, cannot.
 func TestRights(t *testing.T) {
-	tree := newTree(t, Limits{})
+	tree := newTreeOf(t, t.TempDir(), "a", Limits{})
+	for p, name := range map[sigma.Principal]string{tenant("b"): "", {Realm: "system", System: true}: "b"} {
+		if _, err := tree.Attach(t.Context(), p, name); sigma.KindOf(err) != sigma.KindPermission {
+			t.Errorf("another realm's: got %v, want permission denied", err)
+		}
+	}
 	if _, err := tree.Attach(t.Context(), tenant("a"), "b"); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("got %v, want permission denied", err)
 	}
 	payload := []byte(`{"name": "x", "url": "postgres://u:secret@h/d"}`)
-	_, _, err := rootOf(t, tree, "a").(sigma.Caller).Call(t.Context(), query.CallCreate, payload, nil)
+	_, _, err := rootOf(t, tree).(sigma.Caller).Call(t.Context(), query.CallCreate, payload, nil)
 	if sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("got %v, want permission denied", err)
 	}
@@ -413,7 +442,7 @@ func TestRights(t *testing.T) {
 	if _, _, err = provider.(sigma.Caller).Call(t.Context(), query.CallCreate, payload, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := rootOf(t, tree, "a").Remove(t.Context(), "x"); sigma.KindOf(err) != sigma.KindPermission {
+	if err := rootOf(t, tree).Remove(t.Context(), "x"); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("got %v, want permission denied", err)
 	}
 	f, _, _ := provider.Walk(t.Context(), []string{"x", "info"})
@@ -428,12 +457,14 @@ func TestRights(t *testing.T) {
 
 // Nobody's words get out of the file that is the database, or change how it is kept. That the same words do reach another file where they may is the control.
 func TestConfined(t *testing.T) {
-	tree := newTree(t, Limits{})
-	victim := sessionWith(t, rootOf(t, tree, "victim"), create(t, tree, "victim"))
+	dir := t.TempDir()
+	of := newTreeOf(t, dir, "victim", Limits{})
+	victim := sessionWith(t, rootOf(t, of), create(t, of))
 	victim.do("create table secret (word)")
 	victim.do("insert into secret values ('hidden')")
-	path := filepath.Join(tree.realmDir("victim"), "db", dataFile)
-	s := sessionWith(t, rootOf(t, tree, "thief"), create(t, tree, "thief"))
+	path := filepath.Join(dir, "victim", "db", dataFile)
+	tree := newTreeOf(t, dir, "thief", Limits{})
+	s := sessionWith(t, rootOf(t, tree), create(t, tree))
 	outside := filepath.Join(t.TempDir(), "out")
 	for _, words := range []string{
 		"attach '" + path + "' as v", "attach database 'file:" + path + "?mode=ro' as v", "attach '' as v", "attach ':memory:' as v", "vacuum into '" + outside + "'", "vacuum",
@@ -461,7 +492,7 @@ func TestConfined(t *testing.T) {
 
 // Many sessions at once, all of which come to their end.
 func TestMany(t *testing.T) {
-	root := rootOf(t, newTree(t, Limits{}), "r")
+	root := rootOf(t, newTree(t, Limits{}))
 	root.Mkdir(t.Context(), "shop", 0)
 	first := sessionWith(t, root, "shop")
 	first.do("create table t (n integer)")
@@ -505,7 +536,7 @@ func TestConformance(t *testing.T) {
 	treetest.RunReadOnly(t, treetest.ReadOnlyConfig{
 		New: func(t *testing.T) sigma.Tree {
 			tree := newTree(t, Limits{})
-			create(t, tree, "r")
+			create(t, tree)
 			return served{t, tree}
 		},
 		Principal: tenant("r"), Dir: []string{"db"}, File: []string{"db", "info"},
@@ -515,9 +546,9 @@ func TestConformance(t *testing.T) {
 // A client that dies in a transaction leaves nothing of it.
 func TestClientDies(t *testing.T) {
 	tree := newTree(t, Limits{})
-	create(t, tree, "r")
+	create(t, tree)
 	s := served{t, tree}
-	other := sessionWith(t, rootOf(t, tree, "r"), "db")
+	other := sessionWith(t, rootOf(t, tree), "db")
 	other.do("create table t (n)")
 	t.Run("client", func(t *testing.T) {
 		root, err := s.Attach(t.Context(), tenant("r"), "")

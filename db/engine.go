@@ -74,7 +74,7 @@ func newSQLite(d *database) *engine {
 	l := d.t.cfg.Limits
 	path := filepath.Join(d.dir, dataFile)
 	return &engine{
-		pool:  open(lite.New(lite.Config{Path: path, PagesMax: int64(l.File) / lite.PageSize, HeapMax: int64(l.Heap), Memory: d.r.memory, BusyMax: busyMax})),
+		pool:  open(lite.New(lite.Config{Path: path, PagesMax: int64(l.File) / lite.PageSize, HeapMax: int64(l.Heap), BusyMax: busyMax})),
 		begin: beginSQLite,
 		inTransaction: func(conn any) (bool, bool) {
 			c, ok := conn.(*lite.Conn)
@@ -111,7 +111,7 @@ func failureSQLite(err error) (query.Failure, bool) {
 	case 5:
 		f.Hint = "another session writes; try again, or make transactions shorter"
 	case 7:
-		f.Hint = "the memory of the realm's SQLite databases, or of all, is used up: sort or group less at a time, use fewer sessions, or try again"
+		f.Hint = "the memory of the realm's SQLite databases is used up: sort or group less at a time, use fewer sessions, or try again"
 	case 13:
 		f.Hint = "the database has its largest size, or the disk is full: delete something"
 	case 23:

@@ -17,7 +17,6 @@ import (
 type root struct {
 	treekit.Base
 	t        *Tree
-	r        *realm
 	provider bool
 	list     []sigma.DirEntry // as it was at Open
 }
@@ -29,9 +28,9 @@ var (
 
 func (d *root) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
 	if len(names) == 0 {
-		return &root{t: d.t, r: d.r, provider: d.provider}, nil, nil
+		return &root{t: d.t, provider: d.provider}, nil, nil
 	}
-	of := d.t.find(d.r, names[0])
+	of := d.t.find(names[0])
 	if of == nil {
 		return nil, nil, sigma.PathError("db.Walk", sigma.KindNotFound, names[0])
 	}
@@ -51,8 +50,8 @@ func (d *root) Open(_ context.Context, f sigma.OpenFlags) error {
 		return sigma.PathError("db.Open", sigma.KindIsDir, "/")
 	}
 	d.list = nil
-	for i, name := range d.t.names(d.r) {
-		if of := d.t.find(d.r, name); of != nil {
+	for i, name := range d.t.names() {
+		if of := d.t.find(name); of != nil {
 			d.list = append(d.list, sigma.DirEntry{Name: name, ID: of.dirID(), Next: uint64(i) + 1})
 		}
 	}
@@ -79,12 +78,12 @@ func page(list []sigma.DirEntry, cookie uint64, most int) ([]sigma.DirEntry, uin
 
 // Mkdir makes a database of SQLite.
 func (d *root) Mkdir(_ context.Context, name string, _ uint32) error {
-	return d.t.create(d.r, name, definition{})
+	return d.t.create(name, definition{})
 }
 
 // Remove removes a database with all that is in it.
 func (d *root) Remove(ctx context.Context, name string) error {
-	return d.t.remove(ctx, d.r, name, d.provider)
+	return d.t.remove(ctx, name, d.provider)
 }
 
 // Call implements sigma.Caller.
@@ -108,7 +107,7 @@ func (d *root) Call(_ context.Context, method string, payload []byte, files []*o
 			return nil, nil, err
 		}
 	}
-	return nil, nil, d.t.create(d.r, r.Name, definition{URL: r.URL})
+	return nil, nil, d.t.create(r.Name, definition{URL: r.URL})
 }
 
 // folder is the directory of a database.

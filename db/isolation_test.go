@@ -77,7 +77,7 @@ func (a *asking) once() {
 	ctx := a.Context()
 	switch a.random.IntN(10) {
 	case 0: // another realm's tree by name
-		f, err := a.tree.Attach(ctx, tenant("asks"), pick(a.random, "other", "../other", "other/shop", "asks/../other", "other\x00"))
+		f, err := a.tree.Attach(ctx, tenant(pick[sigma.RealmID](a.random, "third", a.tree.cfg.Realm)), pick(a.random, "third", "../other", "other/shop", "asks/../other", "third\x00"))
 		if err == nil {
 			a.Errorf("another realm's tree was given: %v", f)
 		}
@@ -139,9 +139,10 @@ func TestAnotherRealmsDatabases(t *testing.T) {
 	t.Logf("seed %d", seed)
 	for as, finds := range map[sigma.RealmID]bool{"asks": false, "other": true} {
 		t.Run(string(as), func(t *testing.T) {
-			tree := newTree(t, Limits{})
+			dir, trees := t.TempDir(), map[sigma.RealmID]*Tree{}
 			for _, realm := range []sigma.RealmID{"other", "asks"} {
-				root := rootOf(t, tree, realm)
+				trees[realm] = newTreeOf(t, dir, realm, Limits{})
+				root := rootOf(t, trees[realm])
 				for _, name := range []string{"shop", "mine"} {
 					if err := root.Mkdir(t.Context(), name, 0o777); err != nil {
 						t.Fatal(err)
@@ -153,7 +154,7 @@ func TestAnotherRealmsDatabases(t *testing.T) {
 					s.do("insert into secret values ('" + hidden + "')")
 				}
 			}
-			a := &asking{T: t, tree: tree, dir: tree.cfg.Dir, root: rootOf(t, tree, as), random: rand.New(rand.NewPCG(seed, 1)), tried: map[string]int{}}
+			a := &asking{T: t, tree: trees[as], dir: dir, root: rootOf(t, trees[as]), random: rand.New(rand.NewPCG(seed, 1)), tried: map[string]int{}}
 			for range ways {
 				a.once()
 			}
@@ -161,7 +162,7 @@ func TestAnotherRealmsDatabases(t *testing.T) {
 				t.Errorf("realm %s found what realm other has %d times", as, a.found)
 			}
 			t.Logf("found %d times, looked at %v", a.found, a.tried)
-			rows, _ := sessionWith(t, rootOf(t, tree, "other"), "shop").do("select text from secret")
+			rows, _ := sessionWith(t, rootOf(t, trees["other"]), "shop").do("select text from secret")
 			if len(rows) != 1 || rows[0][0] != hidden {
 				t.Errorf("it holds %v now", rows)
 			}

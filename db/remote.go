@@ -163,7 +163,7 @@ func (e *engine) enteredMySQL(ctx context.Context, c *sql.Conn, d *database) (st
 		ctx, cancel := context.WithTimeout(context.Background(), cancelMax)
 		defer cancel()
 		if _, err := e.pool.ExecContext(ctx, fmt.Sprintf("KILL %d", id)); err != nil {
-			d.t.cfg.Log.Warn("a statement could not be ended at its server", "realm", d.r.id, "database", d.name, "err", d.def.redacted(err))
+			d.t.cfg.Log.Warn("a statement could not be ended at its server", "database", d.name, "err", d.def.redacted(err))
 		}
 	}, nil
 }

@@ -165,7 +165,7 @@ func startMariaDB(t *testing.T) *server {
 // makeKnown makes a server's database one of a realm and gives the realm's root.
 func (s *server) makeKnown(t *testing.T, l Limits) sigma.File {
 	t.Helper()
-	tree, err := New(Config{Dir: filepath.Join(t.TempDir(), "realms"), Limits: l, Dial: func(ctx context.Context, _ sigma.RealmID, _ string) (net.Conn, error) {
+	tree, err := New(Config{Realm: "r", Dir: t.TempDir(), Limits: l, Dial: func(ctx context.Context, _ sigma.RealmID, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", s.address)
 	}})
 	if err != nil {

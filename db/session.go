@@ -299,7 +299,7 @@ func (s *session) unreachable(ctx context.Context, err error) error {
 	if known || ctx.Err() != nil || sigma.KindOf(err) == sigma.KindBusy {
 		return err
 	}
-	s.d.t.cfg.Log.Warn("a database cannot be reached", "realm", s.d.r.id, "database", s.d.name, "err", s.d.def.redacted(err))
+	s.d.t.cfg.Log.Warn("a database cannot be reached", "database", s.d.name, "err", s.d.def.redacted(err))
 	hint := "see that its server runs, and is where sigma sql create was told"
 	if s.d.def.URL == "" {
 		return inside("db.connect", err)

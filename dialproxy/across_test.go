@@ -112,7 +112,7 @@ func ready(x *Proxy) (ready, begun int) {
 
 // Connections in advance between machines: both procs get the same ones, a number on the line is the listener's to read, and both machines list them as begun when they are told.
 func TestPoolAcross(t *testing.T) {
-	here, there := New("m"), New("n")
+	here, there := newProxy("m"), newProxy("n")
 	e, conn := pushed(t, here, server)
 	mine, g, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 3})
 	if err != nil {
@@ -169,7 +169,7 @@ func noPools(t *testing.T, when string, xs ...*Proxy) {
 
 // Who may not dial gets none, and one machine's proc has no part in the pool of another's; what nobody takes note of is bounded.
 func TestPoolAcrossRefused(t *testing.T) {
-	here, there := New("m"), New("n")
+	here, there := newProxy("m"), newProxy("n")
 	e, conn := pushed(t, here, server)
 	if _, _, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 2}); err != nil {
 		t.Fatal(err)
@@ -246,7 +246,7 @@ func TestPoolAcrossOver(t *testing.T) {
 			return nil
 		},
 	} {
-		here, there := New("m"), New("n")
+		here, there := newProxy("m"), newProxy("n")
 		here.pools.linger = 100 * time.Millisecond
 		e, conn := pushed(t, here, server)
 		mine, g, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 1})
@@ -284,7 +284,7 @@ func TestPoolAcrossOver(t *testing.T) {
 
 // What was lost is not held for ever: what has begun is told until it is known to have come, a batch of which nobody knows what became ends its pool, one that was refused does not; and at the bound what both have closed makes room.
 func TestPoolAcrossLost(t *testing.T) {
-	here, there := New("m"), New("n")
+	here, there := newProxy("m"), newProxy("n")
 	e, conn := pushed(t, here, server)
 	mine, g, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 3})
 	if err != nil {
@@ -360,7 +360,7 @@ func TestPoolAcrossLost(t *testing.T) {
 
 // What is being made counts: neither many at once nor one proc's two for one endpoint exceed what there may be; and who goes meanwhile leaves nothing.
 func TestPoolAcrossMaking(t *testing.T) {
-	there := New("n")
+	there := newProxy("n")
 	e := sigma.Endpoint{Realm: "a", Machine: "m", Proc: "s", ID: "e", Form: sigma.FormStream}
 	var making []Away
 	var es []sigma.Endpoint
@@ -413,7 +413,7 @@ func TestPoolAcrossMaking(t *testing.T) {
 
 // A dialler that does not end its line when the listener has ended its direction has it ended, and until then it counts: so nobody has a listener hold more of them than there may be.
 func TestPoolAcrossLingers(t *testing.T) {
-	here, there := New("m"), New("n")
+	here, there := newProxy("m"), newProxy("n")
 	e, conn := pushed(t, here, server)
 	here.pools.linger = time.Hour // until the test says
 	first, _, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 1})
@@ -422,7 +422,7 @@ func TestPoolAcrossLingers(t *testing.T) {
 	}
 	_, theirs := receive(t, conn)
 	own := lines(here, e)[0]
-	there = New("n") // it knows nothing of before
+	there = newProxy("n") // it knows nothing of before
 	if _, _, err := across(t, there, here, sigmap.PoolAsk{Endpoint: e, Count: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -456,12 +456,12 @@ func lines(x *Proxy, e sigma.Endpoint) (out []*pool) {
 
 // A proc of another machine that ends its pools as fast as it makes them takes its realm's from nobody: it waits until its lines have ended.
 func TestPoolAcrossEnding(t *testing.T) {
-	here := New("m")
+	here := newProxy("m")
 	e, conn := pushed(t, here, server)
 	here.pools.linger = time.Hour // until the test says
 	var owns []*pool
 	for range poolsEnding {
-		if _, _, err := across(t, New("n"), here, sigmap.PoolAsk{Endpoint: e, Count: 1}); err != nil { // with which the one before ends
+		if _, _, err := across(t, newProxy("n"), here, sigmap.PoolAsk{Endpoint: e, Count: 1}); err != nil { // with which the one before ends
 			t.Fatal(len(owns), err)
 		}
 		_, files := receive(t, conn)
@@ -469,7 +469,7 @@ func TestPoolAcrossEnding(t *testing.T) {
 		owns = append(owns, lines(here, e)...)
 	}
 	once := func() error {
-		_, _, err := across(t, New("n"), here, sigmap.PoolAsk{Endpoint: e, Count: 1})
+		_, _, err := across(t, newProxy("n"), here, sigmap.PoolAsk{Endpoint: e, Count: 1})
 		return err
 	}
 	for range 2 {

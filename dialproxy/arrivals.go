@@ -5,7 +5,6 @@ import (
 	"syscall"
 	"time"
 
-	"sigmaos.dev/nowait"
 	"sigmaos.dev/ring"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -14,7 +13,7 @@ import (
 
 // A listener may have a socket of its own, on which what arrives is sent as it comes: so its proc need not ask for each connection, and whoever waits there is woken by the kernel alone. What the socket has no room for waits in the backlog as ever, and follows in order.
 
-// pushBytes is the room of such a socket: a dozen connections, as each costs the kernel some hundred bytes and more. What is in it counts neither as waiting nor against anybody's limits but the kernel's.
+// pushBytes is the room of such a socket: a dozen connections, as each costs the kernel some hundred bytes and more. What is in it does not count as waiting, but its descriptors are in flight (package inflight).
 const pushBytes = 8 << 10
 
 // Limits of what is in such sockets: of more listeners who accepts asks.
@@ -55,6 +54,7 @@ func (x *Proxy) Push(p sigma.Principal, id sigma.EndpointID) (theirs *os.File, p
 		return nil, nil, err
 	}
 	l.out, l.raw, l.more = ours, raw, make(chan struct{}, 1)
+	l.passing.Of(raw, 0)
 	x.pushes.countLocked(p.Realm, p.Proc, 1)
 	if len(l.waiting) > 0 {
 		l.more <- struct{}{}
@@ -77,30 +77,33 @@ func (c *pushes) countLocked(realm sigma.RealmID, id sigma.ProcID, by int) {
 	}
 }
 
-// deaf says that an error of sending means that the listener's proc has closed its socket. Any other is the kernel's, which has a limit for sockets that are under way and for memory.
+// deaf says that an error of sending means that the listener's proc has closed its socket. Any other says that the proc has too much unread, or is the kernel's, which has a limit for memory.
 func deaf(err error) bool {
 	return err == syscall.EPIPE || err == syscall.ECONNRESET || err == syscall.ENOTCONN
 }
 
 // deliverLocked has an arrival go to its listener, for which there is room. The arrival is over if that fails: KindUnavailable if the listener's proc has closed its socket, and so is the listener; KindBusy if the kernel does not take it.
 func (x *Proxy) deliverLocked(l *listener, a arrival) error {
+	err := error(syscall.EAGAIN)
 	if l.out != nil && len(l.waiting) == 0 && l.first == nil {
-		switch err := x.pushLocked(l, a); err {
-		case nil:
-			return nil
-		case syscall.EAGAIN:
-		default:
-			a.file.Close()
-			x.dropRingLocked(l.endpoint.Proc, a.number)
-			if !deaf(err) {
-				if c := x.conns.all[a.number]; c != nil {
-					x.dropLocked(c)
-				}
-				return &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindBusy, Msg: "the kernel takes no more sockets that are under way", Err: err}
+		err = x.pushLocked(l, a)
+	}
+	if err == syscall.EAGAIN {
+		a.held, err = l.passing.PackFDs([]int{int(a.file.Fd())})
+	} else if err == nil {
+		return nil
+	}
+	if err != nil {
+		a.file.Close()
+		x.dropRingLocked(l.endpoint.Proc, a.number)
+		if !deaf(err) {
+			if c := x.conns.all[a.number]; c != nil {
+				x.dropLocked(c)
 			}
-			x.closeLocked(l)
-			return &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint", Err: err}
+			return &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindBusy, Msg: "the listener takes no connection now", Err: err}
 		}
+		x.closeLocked(l)
+		return &sigma.Error{Op: "dialproxy.Dial", Kind: sigma.KindUnavailable, Msg: "nobody listens at the endpoint", Err: err}
 	}
 	l.waiting <- a
 	x.countLocked(l, a.from.Realm, 1)
@@ -121,14 +124,14 @@ func (x *Proxy) pushLocked(l *listener, a arrival) error {
 	if err != nil {
 		return err
 	}
-	fds := []int{int(a.file.Fd())}
+	files := []*os.File{a.file}
 	r := x.rings.all[a.number]
 	if a.ticket != "" && r != nil && r.waits[ring.Accepted] {
-		fds = append(fds, int(r.file.Fd()))
+		files = append(files, r.file)
 	} else {
 		r = nil
 	}
-	if err := l.send(record, fds); err != nil {
+	if err := l.send(record, descriptors(files)); err != nil {
 		return err
 	}
 	if r != nil {
@@ -139,9 +142,22 @@ func (x *Proxy) pushLocked(l *listener, a arrival) error {
 	return nil
 }
 
-// send puts a record on the listener's socket, or says EAGAIN.
+// descriptors are those of files, which stay open until they are sent, under Proxy.mu.
+func descriptors(files []*os.File) (fds []int) {
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	return fds
+}
+
+// send puts a record on the listener's socket, or says EAGAIN. KindBusy: the proc has too many descriptors unread.
 func (l *listener) send(record []byte, fds []int) (err error) {
-	if e := l.raw.Control(func(fd uintptr) { err = nowait.Sendmsg(int(fd), record, syscall.UnixRights(fds...)) }); e != nil {
+	parcel, err := l.passing.PackFDs(fds)
+	if err != nil {
+		return err
+	}
+	defer parcel.Drop()
+	if e := l.raw.Control(func(fd uintptr) { err = parcel.Send(int(fd), record) }); e != nil {
 		return e
 	}
 	return err
@@ -149,7 +165,7 @@ func (l *listener) send(record []byte, fds []int) (err error) {
 
 // pump sends what waits whenever there is room, until the listener has ended. It closes the socket: under Proxy.mu nobody could wait for those who use it.
 func (x *Proxy) pump(l *listener) {
-	defer l.out.Close()
+	defer l.passing.Close(l.out)
 	for again, over := false, false; !over; {
 		if again {
 			<-time.After(pumpAgain)
@@ -181,6 +197,7 @@ func (x *Proxy) pumpOnce(l *listener) (done, again, over bool) {
 			a = &next
 		}
 		l.first = nil
+		a.held.Drop() // while it waits in first it is one of a listener, which are bounded
 		err := x.pushLocked(l, *a)
 		if err != nil && !deaf(err) {
 			l.first = a

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"sigmaos.dev/nowait"
 	"sigmaos.dev/ring"
 	"sigmaos.dev/sigma"
@@ -273,7 +271,7 @@ func (x *Proxy) lateLocked(c *connection) bool {
 		return false
 	}
 	waits := 0
-	if err := l.raw.Control(func(fd uintptr) { waits, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }); err != nil {
+	if err := l.raw.Control(func(fd uintptr) { waits, _ = nowait.Unread(int(fd)) }); err != nil {
 		return false
 	}
 	return waits > 0

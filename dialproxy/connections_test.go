@@ -28,7 +28,7 @@ func connectOne(t *testing.T, x *Proxy, e sigma.Endpoint) (a, b *os.File, ticket
 
 // TestConnections: both ends of a connection are noted by their numbers; what its procs closed is forgotten once somebody looked, what may be under way is not.
 func TestConnections(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e := listen(t, x, server, false)
 	a, b, _ := connectOne(t, x, e)
 	cs, ends := x.Connections(all)
@@ -71,7 +71,7 @@ func TestConnections(t *testing.T) {
 
 // TestConnectionsLate: what a listener has not taken from its socket is not forgotten, however long that takes; once it has, it is as any.
 func TestConnectionsLate(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e, conn := pushed(t, x, server)
 	f, _, err := x.Dial(client, e)
 	if err != nil {
@@ -99,7 +99,7 @@ func TestConnectionsLate(t *testing.T) {
 
 // TestRevoke: what is taken back is told once, has its memory marked and gets none later; those of others stay. Only who listens, and the provider, may.
 func TestRevoke(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e, stays := listen(t, x, server, false), listen(t, x, server, false)
 	_, _, ticket := connectOne(t, x, e)
 	_, _, late := connectOne(t, x, e)
@@ -150,7 +150,7 @@ func TestRevoke(t *testing.T) {
 
 // TestCrowded: who makes connections and ends them without end is looked at now and then, and waits before the proxy keeps more than so many.
 func TestCrowded(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	note := func() error {
 		x.mu.Lock()
 		defer x.mu.Unlock()

@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/inflight"
 	"sigmaos.dev/ring"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -36,6 +37,7 @@ const (
 // Proxy is one machine's endpoints. Safe for concurrent use.
 type Proxy struct {
 	machine sigma.MachineID
+	passed  *inflight.Account
 
 	mu        sync.Mutex
 	listeners map[sigma.EndpointID]*listener // mu
@@ -62,6 +64,8 @@ type listener struct {
 	more  chan struct{}     // takes one: something waits
 	first *arrival          // Proxy.mu; that the socket had no room for
 	pools map[dialler]*pool // Proxy.mu
+
+	passing *inflight.Queue // counts the descriptors that wait at it, or are in its socket
 }
 
 type arrival struct {
@@ -69,11 +73,12 @@ type arrival struct {
 	from   sigma.Principal
 	ticket Ticket
 	number uint64
+	held   *inflight.Parcel // of one that waits: file is counted
 }
 
-// New makes a machine's proxy.
-func New(machine sigma.MachineID) *Proxy {
-	x := &Proxy{machine: machine, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}}, conns: newTable(),
+// New makes a machine's proxy. passed counts the descriptors that it sends to listeners.
+func New(machine sigma.MachineID, passed *inflight.Account) *Proxy {
+	x := &Proxy{machine: machine, passed: passed, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}}, conns: newTable(),
 		pools: pools{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]map[*listener]*pool{}, away: map[sigma.ProcID]map[sigma.EndpointID]*pool{}, linger: lineLinger, ending: map[dialler]int{}}, pushes: pushes{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]int{}}}
 	rand.Read(x.rings.key[:])
 	return x
@@ -91,6 +96,8 @@ func (x *Proxy) Listen(p sigma.Principal, form sigma.ConnForm, public bool) (sig
 	rand.Read(id[:])
 	l := &listener{public: public, waiting: make(chan arrival, BacklogMax), closed: make(chan struct{}), from: map[sigma.RealmID]int{}, pools: map[dialler]*pool{},
 		endpoint: sigma.Endpoint{Realm: p.Realm, Machine: x.machine, Proc: p.Proc, ID: sigma.EndpointID(base64.RawURLEncoding.EncodeToString(id[:])), Form: form}}
+	l.passing = &inflight.Queue{}
+	l.passing.Charge(x.passed, p.Realm, p.Proc)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.owned[p.Proc] >= ListenersMax {
@@ -148,6 +155,7 @@ func (x *Proxy) accepted(l *listener, a arrival) (*os.File, sigma.Principal, Tic
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.countLocked(l, a.from.Realm, -1)
+	a.held.Drop()
 	x.underWayLocked(a.number)
 	return a.file, a.from, a.ticket, nil
 }
@@ -233,7 +241,7 @@ func (x *Proxy) Dial(p sigma.Principal, e sigma.Endpoint) (*os.File, Ticket, err
 	} else {
 		memory.Close()
 	}
-	if err := x.deliverLocked(l, arrival{theirs, p, t, c.Number}); err != nil {
+	if err := x.deliverLocked(l, arrival{file: theirs, from: p, ticket: t, number: c.Number}); err != nil {
 		x.dropRingLocked(p.Proc, c.Number)
 		mine.Close()
 		return nil, "", err
@@ -372,6 +380,7 @@ func (x *Proxy) closeLocked(l *listener) {
 	}
 	gone := func(a *arrival) {
 		a.file.Close()
+		a.held.Drop()
 		x.countLocked(l, a.from.Realm, -1)
 		x.dropRingLocked(l.endpoint.Proc, a.number)
 	}

@@ -2,10 +2,12 @@ package dialproxy
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"testing"
 
+	"sigmaos.dev/inflight"
 	"sigmaos.dev/sigma"
 )
 
@@ -14,6 +16,8 @@ var (
 	client = sigma.Principal{Realm: "a", Proc: "client", Machine: "m"}
 	other  = sigma.Principal{Realm: "b", Proc: "other", Machine: "m"}
 )
+
+func newProxy(m sigma.MachineID) *Proxy { return New(m, inflight.New(20000)) }
 
 func listen(t *testing.T, x *Proxy, p sigma.Principal, public bool) sigma.Endpoint {
 	t.Helper()
@@ -25,7 +29,7 @@ func listen(t *testing.T, x *Proxy, p sigma.Principal, public bool) sigma.Endpoi
 }
 
 func TestConnect(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e := listen(t, x, server, false)
 	a, _, err := x.Dial(client, e)
 	if err != nil {
@@ -48,7 +52,7 @@ func TestConnect(t *testing.T) {
 
 // Who may not connect is refused whatever they know; who dials nobody is told so.
 func TestRefused(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e, public := listen(t, x, server, false), listen(t, x, server, true)
 	gone := listen(t, x, server, false)
 	if err := x.Close(server, gone.ID); err != nil {
@@ -95,7 +99,7 @@ func TestRefused(t *testing.T) {
 
 // A full backlog refuses, a proc's end closes what waited and frees its listeners, and limits hold.
 func TestLimitsAndEnd(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e := listen(t, x, server, false)
 	var ends []*os.File
 	for range BacklogMax {
@@ -133,7 +137,7 @@ func TestLimitsAndEnd(t *testing.T) {
 
 // Goal: a proc that is about to be killed is not dialled any more, and who waits there is sent away, but its connections and their memory stay until it is gone.
 func TestCloseListeners(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e, elsewhere := listen(t, x, server, false), listen(t, x, client, false)
 	dialled, _ := connected(t, x, e, client)
 	waiting, _, err := x.Dial(client, e)
@@ -160,7 +164,7 @@ func TestCloseListeners(t *testing.T) {
 }
 
 func TestAcceptCanceled(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e := listen(t, x, server, false)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -171,7 +175,7 @@ func TestAcceptCanceled(t *testing.T) {
 
 // A listener that is closed takes nobody any more, and those who had dialled before are accepted or, at the second Close, sent away.
 func TestCloseWithWaiting(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	for _, times := range []int{1, 2} {
 		e := listen(t, x, server, false)
 		a, _, err := x.Dial(client, e)
@@ -210,7 +214,7 @@ func TestCloseWithWaiting(t *testing.T) {
 
 // TestPlace: a place that is kept counts like a connection that waits, is filled or given back, and has its socket closed if the listener has ended meanwhile.
 func TestPlace(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	far := sigma.Principal{Realm: "a", Proc: "far", Machine: "n"}
 	e := listen(t, x, server, false)
 	var places []*Place
@@ -260,10 +264,14 @@ func TestPlace(t *testing.T) {
 
 // Ten thousand connections that nobody accepts are refused beyond the limits of their listener and their realm, hold nothing then, and keep no other realm from being served.
 func TestHalfOpen(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	var es []sigma.Endpoint
-	for range 2 * WaitingMax / BacklogMax {
-		es = append(es, listen(t, x, server, false))
+	servers := []sigma.Principal{server}
+	for i := range 2 * WaitingMax / BacklogMax {
+		if i%2 == 0 { // of one alone the descriptors would be too many
+			servers = append(servers, sigma.Principal{Realm: "a", Proc: sigma.ProcID(fmt.Sprint("server", i)), Machine: "m"})
+		}
+		es = append(es, listen(t, x, servers[len(servers)-1], false))
 	}
 	public := listen(t, x, server, true)
 	var held []*os.File
@@ -294,8 +302,10 @@ func TestHalfOpen(t *testing.T) {
 		f.Close()
 		t.Error("who hangs up makes room")
 	}
-	x.CloseProc(server.Proc)
-	if n := len(x.waiting); n != 0 {
-		t.Errorf("%d realms still wait", n)
+	for _, p := range servers {
+		x.CloseProc(p.Proc)
+	}
+	if n := len(x.waiting); n != 0 || x.passed.Unread() != 0 {
+		t.Errorf("%d realms still wait, %d descriptors are counted", n, x.passed.Unread())
 	}
 }

@@ -2,12 +2,14 @@ package dialproxy
 
 import (
 	"encoding/binary"
+	"fmt"
 	"io"
 	"os"
 	"strconv"
 	"syscall"
 	"testing"
 
+	"sigmaos.dev/inflight"
 	"sigmaos.dev/nowait"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -59,7 +61,7 @@ func pooled(t *testing.T, x *Proxy, p sigma.Principal, ask sigmap.PoolAsk) *Batc
 
 // What arrives comes on the listener's socket in order, also what it had no room for, with who dialled; a closed listener gives what had come, then the end.
 func TestPush(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e, conn := pushed(t, x, server)
 	if _, _, _, err := x.Accept(t.Context(), server, e.ID); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("asked for what is sent: %v", err)
@@ -99,7 +101,7 @@ func TestPush(t *testing.T) {
 
 // Of many listeners of a proc, or a realm, only some have sockets, and those that have none can be asked at; when one ends another may have one. What the kernel says when it is full ends no listener.
 func TestPushLimits(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	var conns []*os.File
 	push := func(p sigma.Principal) (sigma.Endpoint, error) {
 		e := listen(t, x, p, false)
@@ -170,7 +172,7 @@ func begin(line *os.File, number uint64) error {
 
 // Connections made in advance: both sides get the same ones, the listener with who dials; a line carries which begin; they are listed, and not as begun before their proc says so.
 func TestPool(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e, conn := pushed(t, x, server)
 	b := pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Count: 3})
 	a, theirs := receive(t, conn)
@@ -239,7 +241,7 @@ func sameFile(t *testing.T, a, b *os.File) bool {
 
 // After a connection whose memory was asked for, those that are made in advance have theirs, both sides the same, half as many with one answer, and nobody asks again; who uses it has those to come have it too, who does not has it end. Half of what a proc may have is left for connections that ask. What did not begin is given back.
 func TestPoolMemory(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e, conn := pushed(t, x, server)
 	b := pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Count: 1})
 	receive(t, conn)
@@ -315,7 +317,7 @@ func TestPoolMemory(t *testing.T) {
 
 // Who may not dial gets none in advance; nothing begins any more once the listener is closed, taken back, or its proc gone, or the dialler's; and limits hold.
 func TestPoolRefusedAndOver(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e, conn := pushed(t, x, server)
 	forged := e
 	forged.Realm = other.Realm
@@ -388,7 +390,7 @@ func TestPoolRefusedAndOver(t *testing.T) {
 
 // A connection that was made in advance is taken back like any: both its ends are told to be shut down.
 func TestPoolRevoked(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e, conn := pushed(t, x, server)
 	b := pooled(t, x, client, sigmap.PoolAsk{Endpoint: e, Count: 2})
 	_, theirs := receive(t, conn)
@@ -414,5 +416,61 @@ func TestPoolRevoked(t *testing.T) {
 	syscall.Shutdown(int(theirs[1].Fd()), syscall.SHUT_RDWR)
 	if !nowait.Gone(int(b.Files[1].Fd())) || nowait.Gone(int(b.Files[2].Fd())) {
 		t.Error("what was shut down is not seen to be, or what was not is")
+	}
+}
+
+// A listener that never reads, and a dialler that says that it used all it was given: what is in flight stays bounded, whatever the dialler says, however many listeners and procs there are, and another realm dials. As soon as the listener reads, the dialler is given more.
+func TestFlightIsBounded(t *testing.T) {
+	x := newProxy("m")
+	var conns []session.Conn
+	var es []sigma.Endpoint
+	for i := range pushedOf {
+		p := sigma.Principal{Realm: "a", Proc: sigma.ProcID(fmt.Sprint("server", i/pushedOfProc)), Machine: "m"}
+		e, conn := pushed(t, x, p)
+		es, conns = append(es, e), append(conns, conn)
+	}
+	granted, records := 0, map[sigma.EndpointID]int{}
+	batch := func(e sigma.Endpoint) error {
+		b, err := x.Pool(client, sigmap.PoolAsk{Endpoint: e, Count: poolBatch})
+		if err == nil {
+			granted += len(b.Files)
+			records[e.ID]++
+			session.CloseFiles(b.Files)
+		}
+		return err
+	}
+	for _, e := range es[:poolsOfProc] {
+		for batch(e) == nil {
+		}
+	}
+	if n := x.passed.Unread(); n != granted || n > 2*inflight.ProcMax || n < inflight.ProcMax {
+		t.Errorf("%d descriptors are in flight of %d, to two procs that may have %d each", n, granted, inflight.ProcMax)
+	}
+	if err := batch(es[0]); sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("got %v, want busy", err)
+	}
+	var err error
+	for n := 0; err == nil && n < inflight.ProcMax; n++ { // one descriptor each
+		var f *os.File
+		if f, _, err = x.Dial(client, es[1]); err == nil {
+			f.Close()
+		}
+	}
+	if sigma.KindOf(err) != sigma.KindBusy || x.passed.Unread() > 2*inflight.ProcMax {
+		t.Errorf("dials: got %v with %d in flight, want busy", err, x.passed.Unread())
+	}
+	mine := sigma.Principal{Realm: "b", Proc: "server-b", Machine: "m"}
+	e, conn := pushed(t, x, mine)
+	f, _, err := x.Dial(other, e)
+	if err != nil {
+		t.Fatalf("another realm: %v", err)
+	}
+	f.Close()
+	receive(t, conn)
+	for range records[es[0].ID] {
+		receive(t, conns[0])
+	}
+	if err := batch(es[0]); err != nil {
+		t.Errorf("after the listener has read: %v", err)
 	}
 }

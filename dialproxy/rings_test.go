@@ -30,7 +30,7 @@ func connected(t *testing.T, x *Proxy, e sigma.Endpoint, from sigma.Principal) (
 
 // Both procs of a connection, and nobody else, get its memory, which is one and the same.
 func TestRing(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e := listen(t, x, server, false)
 	d, a := connected(t, x, e, client)
 	f, err := x.Ring(client, d)
@@ -69,7 +69,7 @@ func TestRing(t *testing.T) {
 			t.Errorf("%s: got %v, %v, want %v", c.name, f, err, c.want)
 		}
 	}
-	if f, err := New("m").Ring(client, d); sigma.KindOf(err) != sigma.KindPermission {
+	if f, err := newProxy("m").Ring(client, d); sigma.KindOf(err) != sigma.KindPermission {
 		t.Errorf("another life of sigmad took the ticket: %v, %v", f, err)
 	}
 	if err := x.EndRing(third, d); sigma.KindOf(err) != sigma.KindPermission {
@@ -86,7 +86,7 @@ func TestRing(t *testing.T) {
 
 // Connections that lead out of the realm or the machine, or to trees, have no ticket; a proc has so many memories and no more.
 func TestNoRing(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e := listen(t, x, server, true)
 	for _, from := range []sigma.Principal{other, {Realm: "a", Proc: "far", Machine: "elsewhere"}, {Realm: "a", Machine: "m", System: true}} {
 		if d, a := connected(t, x, e, from); d != "" || a != "" {
@@ -111,7 +111,7 @@ func TestNoRing(t *testing.T) {
 }
 
 func FuzzTicket(f *testing.F) {
-	x := New("m")
+	x := newProxy("m")
 	e, err := x.Listen(server, sigma.FormStream, false)
 	if err != nil {
 		f.Fatal(err)
@@ -132,7 +132,7 @@ func FuzzTicket(f *testing.F) {
 
 // After a connection whose memory was asked for, the next ones to the same proc have theirs from the beginning, both sides the same; then one has not. What nobody takes is not kept.
 func TestEarly(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e := listen(t, x, server, false)
 	d, a := connected(t, x, e, client)
 	if f, g := x.Early(client, d, true), x.Early(server, a, true); f != nil || g != nil {
@@ -201,7 +201,7 @@ func TestEarly(t *testing.T) {
 
 // A realm has half of the machine's memories at most.
 func TestRingsOfRealm(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e := listen(t, x, server, false)
 	for i := range RingsOfRealm + 1 {
 		from := client
@@ -238,7 +238,7 @@ func crowds(x *Proxy) (ids []sigma.ProcID) {
 func TestRingsOfRealmForgotten(t *testing.T) { synctest.Test(t, ringsOfRealmForgotten) }
 
 func ringsOfRealmForgotten(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	b := sigma.Principal{Realm: "b", Proc: "b-server", Machine: "m"}
 	for _, one := range []struct {
 		server sigma.Principal
@@ -293,7 +293,7 @@ func ringsOfRealmForgotten(t *testing.T) {
 
 // Who was taken for gone before it took the memory that was made with its connection gets that only by asking, and then it counts.
 func TestEarlyGone(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e := listen(t, x, server, false)
 	x.rings.warm[server.Proc] = 1
 	d, _ := connected(t, x, e, client)
@@ -317,7 +317,7 @@ func TestEarlyGone(t *testing.T) {
 func TestRingForgotten(t *testing.T) { synctest.Test(t, ringForgotten) }
 
 func ringForgotten(t *testing.T) {
-	x := New("m")
+	x := newProxy("m")
 	e := listen(t, x, server, false)
 	for i := range RingsOfProc {
 		d, a := connected(t, x, e, client)

@@ -136,7 +136,7 @@ func (f *file) setAttributes(op string, n *node, c sigma.StatChange) error {
 	sp.names.Lock() // nobody reads the attributes from the disk meanwhile
 	defer sp.names.Unlock()
 	sp.mu.Lock()
-	if err = sp.aliveLocked(op); err == nil && (n.removed || b != nil && n.body != b) && b != f.b {
+	if err = sp.aliveLocked(op); err == nil && b != nil && n.body != b && n.left != b && b != f.b {
 		err = sigma.PathError(op, sigma.KindNotFound, n.name)
 	}
 	a, old := n.attr, n.version

@@ -13,13 +13,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/hostdir"
 	"sigmaos.dev/sigma"
 )
 
 // This file is the only one that gives names to the kernel. A name is one component, checked by sigma.CheckName or made
 // by this package.
-
-const resolve = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 
 // Tags of link targets on disk. They are relative paths to nowhere, should anybody follow them by mistake.
 const (
@@ -49,15 +48,7 @@ func retry(call func() error) error {
 }
 
 func openAt(dir int, name string, flags int) (fd int, err error) {
-	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC | unix.O_NOFOLLOW), Resolve: resolve}
-	if flags&unix.O_CREAT != 0 {
-		how.Mode = 0o600
-	}
-	err = retry(func() error { fd, err = unix.Openat2(dir, name, &how); return err })
-	if err != nil {
-		return -1, err
-	}
-	return fd, nil
+	return hostdir.OpenAt(dir, name, flags|unix.O_NOFOLLOW, unix.RESOLVE_NO_XDEV)
 }
 
 func openDirAt(dir int, name string) (int, error) {

@@ -1,6 +1,7 @@
 package dirtree
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 
@@ -170,7 +171,7 @@ func (f *file) Stat(ctx context.Context) (sigma.Stat, error) {
 	if n != nil {
 		st.ID, st.Name, attr = n.fileIDLocked(), n.name, n.attr
 		if b == nil {
-			b = n.body
+			b = cmp.Or(n.body, n.left)
 		}
 	}
 	if b != nil {

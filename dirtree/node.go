@@ -1,6 +1,8 @@
 package dirtree
 
 import (
+	"cmp"
+
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/sigma"
@@ -165,6 +167,9 @@ func (sp *space) goneLocked(n *node) {
 	if sp.table[n.ino] == n {
 		delete(sp.table, n.ino)
 	}
+	if n.left = n.body; n.left != nil {
+		n.left.was = n
+	}
 	n.dropBodyLocked()
 	n.wakeLocked()
 }
@@ -239,7 +244,7 @@ func (sp *space) openBody(op string, n *node) (*body, error) {
 		sp.mu.Unlock()
 		return nil, err
 	}
-	if b := n.body; b != nil {
+	if b := cmp.Or(n.body, n.left); b != nil {
 		b.refs++
 		sp.mu.Unlock()
 		return b, nil
@@ -279,9 +284,10 @@ func (sp *space) openBody(op string, n *node) (*body, error) {
 	return n.body, nil
 }
 
+// wantFileLocked checks that the node is a file that has a name, or is open still.
 func (n *node) wantFileLocked(op string) error {
 	switch {
-	case n.removed:
+	case n.removed && n.left == nil:
 		return sigma.PathError(op, sigma.KindNotFound, n.name)
 	case n.kind == sigma.KindDir:
 		return sigma.PathError(op, sigma.KindIsDir, n.name)
@@ -348,6 +354,9 @@ func (b *body) close() {
 	}
 	if b.node != nil {
 		b.node.body = nil
+	}
+	if b.was != nil {
+		b.was.left = nil
 	}
 	if b.passed.Load() {
 		sp.orphans = append(sp.orphans, b)

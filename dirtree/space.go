@@ -66,6 +66,7 @@ type node struct {
 	refs    int // handles, children, and operations under way
 	fd      int // of a directory, else -1
 	body    *body
+	left    *body // of a removed file: its bytes, while somebody has them open
 	removed bool
 	wake    chan struct{} // closed at the next change; nil when nobody waits
 }
@@ -90,6 +91,7 @@ type body struct {
 	// Guarded by space.mu:
 	version sigma.Version
 	node    *node // whose bytes these are now; nil if not published, replaced or removed
+	was     *node // whose bytes these were when it was removed
 	refs    int
 }
 

@@ -1,6 +1,8 @@
 package initd
 
 import (
+	"time"
+
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -28,7 +30,8 @@ type Question struct {
 // Seen is the answer.
 type Seen struct {
 	Sight  Sight
-	Status sigma.Status // if it has ended; without Data
+	Ran    time.Duration // since the proc left the queue, to its end if it has ended
+	Status sigma.Status  // if it has ended; without Data
 }
 
 // Look is the payload of look.
@@ -57,7 +60,7 @@ func (l *Look) Code(c *sigmap.Coder) {
 // CodeSeen is the answer to look.
 func CodeSeen(c *sigmap.Coder, ss *[]Seen) {
 	n := len(*ss)
-	if c.Count(&n, 14); n > LookMax {
+	if c.Count(&n, 22); n > LookMax {
 		c.Fail("too many answers to one look")
 		return
 	}
@@ -66,6 +69,7 @@ func CodeSeen(c *sigmap.Coder, ss *[]Seen) {
 	}
 	for i := range *ss {
 		c.U8((*uint8)(&(*ss)[i].Sight))
+		c.Duration(&(*ss)[i].Ran)
 		c.Status(&(*ss)[i].Status)
 	}
 }

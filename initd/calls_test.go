@@ -14,7 +14,7 @@ func FuzzCodes(f *testing.F) {
 	s := Spawning{1, "r", "p", sigma.Descriptor{Program: "/bin/x"}}
 	b, _ = sigmap.Payload(s.Code)
 	f.Add(b)
-	ss := []Seen{{Ended, sigma.Status{Code: sigma.StatusOK}}}
+	ss := []Seen{{Ended, 1, sigma.Status{Code: sigma.StatusOK}}}
 	b, _ = sigmap.Payload(func(c *sigmap.Coder) { CodeSeen(c, &ss) })
 	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {

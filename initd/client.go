@@ -121,13 +121,30 @@ func SaveRecord(ctx context.Context, t *namespace.Tree, k Key, v Versioned, o si
 }
 
 // Forget implements System.
-func (c *Client) Forget(ctx context.Context, k Key) error {
-	err := c.Tree.Remove(ctx, k.Path())
-	if sigma.KindOf(err) == sigma.KindNotFound {
-		return nil
+func (c *Client) Forget(ctx context.Context, k Key, at sigma.Version) error {
+	return ForgetRecord(ctx, c.Tree, k, at)
+}
+
+// ForgetRecord removes a record if its file is at a version. KindVersion: it is at another. KindNotFound: it is gone.
+//
+// A removal by name would take what was registered under the name meanwhile. So the file is emptied
+// at the version and given to a lease, whose end removes that file and no other. Nobody writes an
+// empty file again. If the caller dies in between, the lease expires.
+func ForgetRecord(ctx context.Context, t *namespace.Tree, k Key, at sigma.Version) error {
+	lease, end, err := t.Lease(ctx, forgetMost)
+	if err != nil {
+		return err
+	}
+	_, err = t.Put(ctx, k.Path(), nil, sigma.PutOptions{Perm: 0o600, MustExist: true, IfVersion: at, Lease: lease})
+	ended := end(ctx)
+	if err == nil && sigma.KindOf(ended) != sigma.KindNotFound { // which says that it has expired
+		err = ended
 	}
 	return err
 }
+
+// forgetMost is after how long an emptied record is gone though its lease was not ended.
+const forgetMost = 10 * time.Second
 
 // Look implements System.
 func (c *Client) Look(ctx context.Context, qs []Question) (ss []Seen, err error) {

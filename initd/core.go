@@ -16,7 +16,7 @@ const (
 	healthy  = 30 * time.Second
 )
 
-// stopAgain is after how long a proc of a removed registration is asked again to go, when its machine may not have heard it.
+// stopAgain is after how long a proc that is to end is asked again to go, when its machine may not have heard it.
 const stopAgain = 5 * time.Second
 
 // Sight is what is known of a proc.
@@ -51,7 +51,8 @@ type (
 		Key    Key
 		Proc   sigma.ProcID
 		Sight  Sight
-		Status sigma.Status // if it has ended
+		Ran    time.Duration // since it left the queue, to its end if it has ended
+		Status sigma.Status  // if it has ended
 	}
 	// Refused: a Spawn was refused for good, so there is no such proc.
 	Refused struct {
@@ -98,8 +99,11 @@ type (
 		Key  Key
 		Proc sigma.ProcID
 	}
-	// Forget removes a record.
-	Forget struct{ Key Key }
+	// Forget removes a record if its file is at a version.
+	Forget struct {
+		Key     Key
+		Version sigma.Version
+	}
 )
 
 func (Save) effect()   {}
@@ -113,8 +117,7 @@ type entry struct {
 	busy  bool      // a Save or Forget is under way, or its outcome is not known
 	stale bool      // it is not known what the record is
 	spawn bool      // with the Save that is under way its proc is to be spawned
-	stop  time.Time // when its proc is to be asked to go again, if the registration was removed
-	begun time.Time // since when this leader knows of the present proc
+	stop  time.Time // when its proc is to be asked to go again, if it is to end
 	due   time.Time // when the next is to be started
 	pause time.Duration
 }
@@ -179,7 +182,7 @@ func (c *Core) Step(now time.Time, ev Event) (out []Effect) {
 			if e.spawn {
 				e.spawn = false
 				p := e.Record.Present()
-				e.begun, e.stop = now, now
+				e.stop = now
 				out = append(out, Spawn{ev.Key, p.Proc, e.Record.Registration.Descriptor})
 			}
 		}
@@ -191,7 +194,15 @@ func (c *Core) Step(now time.Time, ev Event) (out []Effect) {
 		delete(c.entries, ev.Key)
 	case Saw:
 		if e := c.present(ev.Key, ev.Proc); e != nil {
+			if ev.Ran >= healthy {
+				e.pause = pauseMin
+			}
 			switch ev.Sight {
+			case Alive:
+				if ev.Ran >= healthy && e.Record.Pause > 0 { // which a later leader is to know
+					e.Record.Pause = 0
+					out = append(out, c.save(ev.Key, e))
+				}
 			case Ended:
 				c.ended(now, e, ev.Status)
 				out = append(out, c.save(ev.Key, e))
@@ -227,7 +238,7 @@ func (c *Core) listed(now time.Time, all map[Key]Versioned) {
 	for k, v := range all {
 		e := c.entries[k]
 		if e == nil {
-			e = &entry{begun: now, due: now, pause: pauseMin}
+			e = &entry{due: now, pause: pauseMin}
 			if waited := min(v.Record.Pause, pauseMax); waited > 0 { // under a leader before
 				e.due, e.pause = now.Add(waited), min(2*waited, pauseMax)
 			}
@@ -239,20 +250,22 @@ func (c *Core) listed(now time.Time, all map[Key]Versioned) {
 		before := e.Record.Present()
 		e.Versioned, e.stale = v, false
 		if p := v.Record.Present(); p != nil && (before == nil || before.Proc != p.Proc) {
-			e.begun, e.stop = now, now
+			e.stop = now
+		}
+		if v.Record.Anew {
+			e.due, e.pause = now, pauseMin
 		}
 	}
 }
 
-// ended notes the end of the present instance and when the next is due: at once if it was lost, which is no fault of the proc's, unless that goes on.
+// ended notes the end of the present instance and when the next is due: at once if it was told to go, or was lost, which is no fault of the proc's, unless that goes on. The time that an instance waited in a queue says nothing about its health.
 func (c *Core) ended(now time.Time, e *entry, s sigma.Status) {
-	begun := e.Record.Present().Begun // by the clock of the leader that began it
 	e.Record.end(s, now)
-	if now.Sub(e.begun) >= healthy || now.Sub(begun) >= healthy {
+	if e.Record.Anew {
 		e.pause = pauseMin
 	}
 	e.Record.Pause = e.pause
-	if s.Code == sigma.StatusLost && e.pause == pauseMin {
+	if e.Record.Anew || s.Code == sigma.StatusLost && e.pause == pauseMin {
 		e.Record.Pause = 0
 	}
 	e.due = now.Add(e.Record.Pause)
@@ -273,8 +286,8 @@ func (c *Core) wanted(now time.Time) (out []Effect) {
 		case e.busy || e.stale:
 		case e.Record.Removed && p == nil:
 			e.busy = true
-			out = append(out, Forget{k})
-		case e.Record.Removed && !now.Before(e.stop):
+			out = append(out, Forget{k, e.Version})
+		case (e.Record.Removed || e.Record.Anew) && p != nil && !now.Before(e.stop):
 			e.stop = now.Add(stopAgain)
 			out = append(out, Stop{k, p.Proc})
 		case e.waits() && !now.Before(e.due):

@@ -20,12 +20,14 @@ type desk struct {
 	version sigma.Version
 	procs   map[sigma.ProcID]*sigma.Status // nil = it runs
 	of      map[sigma.ProcID]Key
+	placed  map[sigma.ProcID]time.Time // when it left the queue
+	crowded bool                       // what is spawned stays in the queue
 	drawn   int
 	c       *Core
 }
 
 func newDesk(t *testing.T) *desk {
-	d := &desk{t: t, now: time.Unix(1000, 0), files: map[Key]Versioned{}, procs: map[sigma.ProcID]*sigma.Status{}, of: map[sigma.ProcID]Key{}}
+	d := &desk{t: t, now: time.Unix(1000, 0), files: map[Key]Versioned{}, procs: map[sigma.ProcID]*sigma.Status{}, of: map[sigma.ProcID]Key{}, placed: map[sigma.ProcID]time.Time{}}
 	d.lead()
 	return d
 }
@@ -67,6 +69,9 @@ func (d *desk) act(f Effect) Event {
 		d.files[f.Key] = Versioned{f.Record, d.version}
 		return Saved{f.Key, d.version}
 	case Forget:
+		if d.files[f.Key].Version != f.Version {
+			return Dropped{f.Key}
+		}
 		delete(d.files, f.Key)
 		return Forgotten{f.Key}
 	case Spawn:
@@ -79,6 +84,9 @@ func (d *desk) act(f Effect) Event {
 			}
 		}
 		d.procs[f.Proc], d.of[f.Proc] = nil, f.Key
+		if !d.crowded {
+			d.placed[f.Proc] = d.now
+		}
 	case Stop:
 		if s, there := d.procs[f.Proc]; there && s == nil {
 			d.procs[f.Proc] = &sigma.Status{Code: sigma.StatusEvicted}
@@ -97,6 +105,9 @@ func (d *desk) look() {
 			e.Sight = Alive
 		} else if there {
 			e.Sight, e.Status = Ended, *s
+		}
+		if at, is := d.placed[e.Proc]; is && e.Sight != Gone {
+			e.Ran = d.now.Sub(at)
 		}
 		d.do(d.c.Step(d.now, e))
 	}
@@ -166,6 +177,76 @@ func TestPausesGrowAndAreForgotten(t *testing.T) {
 	}
 }
 
+// The time that an instance waited in a queue is none in which it lasted: pauses go on growing.
+func TestPausesGrowInQueues(t *testing.T) {
+	d := newDesk(t)
+	d.crowded = true
+	k := d.add("web", sigma.RestartAlways, 0)
+	for pause := pauseMin; pause < pauseMax; pause *= 2 {
+		d.wait(2 * healthy)
+		d.look()
+		d.placed[d.running(k)] = d.now
+		d.end(k, sigma.StatusError)
+		if at := d.c.Wakes(); !at.Equal(d.now.Add(pause)) {
+			t.Fatalf("the next is due in %v, want %v", at.Sub(d.now), pause)
+		}
+		d.wait(pause)
+	}
+}
+
+// change has somebody else change a record.
+func (d *desk) change(k Key, change func(r *Record)) {
+	d.t.Helper()
+	v := d.files[k]
+	change(&v.Record)
+	d.version++
+	d.files[k] = Versioned{v.Record, d.version}
+	d.do(d.c.Step(d.now, Listed{maps.Clone(d.files)}))
+	d.look()
+}
+
+// What is registered again, in place of another or after that was removed and before its proc has ended, and what is restarted, has its proc told to go, and another started at once, whatever it waited for, and whoever leads. There never are two.
+func TestReplaceAndRestart(t *testing.T) {
+	other := sigma.Registration{Name: "web", Descriptor: sigma.Descriptor{Program: "/bin/other"}, Restart: sigma.RestartOnFailure, Most: 2}
+	acts := map[string]func(d *desk, k Key){
+		"replace": func(d *desk, k Key) { d.change(k, func(r *Record) { r.Replace(other, d.now) }) },
+		"removed, then added": func(d *desk, k Key) {
+			v := d.files[k]
+			v.Record.Removed = true
+			d.files[k] = v // the leader has not looked yet
+			d.change(k, func(r *Record) { r.Replace(other, d.now) })
+		},
+		"restart": func(d *desk, k Key) { d.change(k, (*Record).Again) },
+	}
+	befores := map[string]func(d *desk, k Key){
+		"running":      func(*desk, Key) {},
+		"in a pause":   func(d *desk, k Key) { d.end(k, sigma.StatusError) },
+		"ended":        func(d *desk, k Key) { d.end(k, sigma.StatusOK) },
+		"given up":     func(d *desk, k Key) { d.end(k, sigma.StatusError); d.wait(pauseMax); d.end(k, sigma.StatusError) },
+		"a new leader": func(d *desk, k Key) { d.c = NewCore("m2", d.c.draw) },
+	}
+	for before, prepare := range befores {
+		for what, act := range acts {
+			t.Run(what+" when "+before, func(t *testing.T) {
+				d := newDesk(t)
+				k := d.add("web", sigma.RestartOnFailure, 2)
+				was := d.running(k)
+				prepare(d, k)
+				act(d, k)
+				d.wait(0)
+				d.state(k, "running")
+				if now := d.running(k); now == "" || now == was {
+					t.Errorf("%q runs, before it was %q", now, was)
+				}
+				r := d.files[k].Record
+				if want := what != "restart"; r.Anew || r.Removed || (r.Registration.Descriptor.Program == "/bin/other") != want {
+					t.Errorf("the record is %+v", r)
+				}
+			})
+		}
+	}
+}
+
 // Pauses outlive the leader: the next one waits as long as the last would have, goes on from there, and starts at once what had run well under the one before.
 func TestPausesOutliveTheLeader(t *testing.T) {
 	d := newDesk(t)
@@ -188,6 +269,7 @@ func TestPausesOutliveTheLeader(t *testing.T) {
 	}
 	d.wait(16 * pauseMin)
 	d.wait(healthy)
+	d.look()
 	d.lead()
 	delete(d.procs, d.running(k)) // with its machine
 	d.look()
@@ -401,4 +483,33 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// What is registered between the leader's decision to forget a record and the removal stays, and is started.
+func TestForgetTakesNothingNewer(t *testing.T) {
+	d := newDesk(t)
+	k := d.add("web", sigma.RestartAlways, 0)
+	was := d.running(k)
+	d.end(k, sigma.StatusOK)
+	v := d.files[k]
+	v.Record.Removed = true
+	d.version++
+	v.Version = d.version
+	d.files[k] = v
+	decided := d.c.Step(d.now, Listed{maps.Clone(d.files)})
+	if len(decided) != 1 || decided[0] != (Forget{k, v.Version}) {
+		t.Fatalf("a removed record without an instance leads to %+v", decided)
+	}
+	v.Record.Replace(v.Record.Registration, d.now) // as init add does
+	d.version++
+	v.Version = d.version
+	d.files[k] = v
+	d.do(decided)
+	if !d.c.Stale() {
+		t.Error("the leader does not look again")
+	}
+	d.do(d.c.Step(d.now, Listed{maps.Clone(d.files)}))
+	if now := d.running(k); now == "" || now == was {
+		t.Errorf("%q runs, before it was %q", now, was)
+	}
 }

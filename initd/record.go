@@ -50,9 +50,11 @@ type Record struct {
 	Registration sigma.Registration
 	Added        time.Time
 	Removed      bool // its proc is to end, and then this record is to go
+	Anew         bool `json:",omitempty"` // its proc is to end, and another to be started at once, whatever the policy says
 	Starts       uint64
 	Pause        time.Duration    `json:",omitempty"` // after the last end, before the next start; a later leader, whose clock may be another, waits that long anew
 	History      []sigma.Instance // oldest first; the last is the present one if it has not ended
+	Going        bool             `json:"-"` // the file is empty: it is about to be gone, and not to be written
 }
 
 // recordFormat is the version of the format.
@@ -61,6 +63,18 @@ const recordFormat = 1
 // NewRecord is that of a registration that was just made.
 func NewRecord(r sigma.Registration, now time.Time) Record {
 	return Record{Format: recordFormat, Registration: r, Added: now}
+}
+
+// Replace gives the record another registration, as which it counts from now on; its present instance is to end, and one of the new registration to be started at once.
+func (r *Record) Replace(g sigma.Registration, now time.Time) {
+	r.Registration, r.Added, r.Removed, r.Anew, r.Starts = g, now, false, true, 0
+}
+
+// Again has the present instance end and another started at once, also if the policy wants no more.
+func (r *Record) Again() {
+	if r.Anew = true; r.spent() {
+		r.Starts = 0
+	}
 }
 
 // Encode is the content of the record's file, with as much of the history as there is room for.
@@ -88,11 +102,14 @@ func (r *Record) Fits() error {
 	return err
 }
 
-// Parse reads a record of a name. KindInvalid: it is damaged, or of a version that this one does not know.
+// Parse reads a record of a name; an empty one is Going. KindInvalid: it is damaged, or of a version that this one does not know.
 func Parse(name string, data []byte) (r Record, err error) {
 	const op = "initd.Parse"
 	if len(data) > recordMax {
 		return r, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: "the record is too long"}
+	}
+	if len(data) == 0 {
+		return Record{Registration: sigma.Registration{Name: name}, Removed: true, Going: true}, nil
 	}
 	if err := json.Unmarshal(data, &r); err != nil {
 		return Record{}, &sigma.Error{Op: op, Path: name, Kind: sigma.KindInvalid, Msg: "the record is damaged", Hint: "remove it with sigma init rm and register the proc again", Err: err}
@@ -117,11 +134,13 @@ func (r *Record) Present() *sigma.Instance {
 	return nil
 }
 
-// State says in a word how the registration stands: running (an instance was spawned and has not ended), waiting (one will be), ended (its policy wants no more), given-up (it was started as often as it may be), removing.
+// State says in a word how the registration stands: running (an instance was spawned and has not ended), waiting (one will be), ended (its policy wants no more), given-up (it was started as often as it may be), restarting (the present instance was told to go), removing.
 func (r *Record) State() string {
 	switch {
 	case r.Removed:
 		return "removing"
+	case r.Present() != nil && r.Anew:
+		return "restarting"
 	case r.Present() != nil:
 		return "running"
 	case r.over():
@@ -135,7 +154,7 @@ func (r *Record) State() string {
 // over says that the policy wants no further instance after the last, whose end was noted.
 func (r *Record) over() bool {
 	n := len(r.History)
-	return n > 0 && r.Registration.Restart == sigma.RestartOnFailure && r.History[n-1].Status.OK()
+	return n > 0 && !r.Anew && r.Registration.Restart == sigma.RestartOnFailure && r.History[n-1].Status.OK()
 }
 
 func (r *Record) spent() bool {
@@ -145,6 +164,7 @@ func (r *Record) spent() bool {
 // begin notes a new instance.
 func (r *Record) begin(p sigma.ProcID, at sigma.MachineID, now time.Time) {
 	r.Starts++
+	r.Anew = false
 	h := append([]sigma.Instance(nil), r.History[max(0, len(r.History)-HistoryMax+1):]...)
 	r.History = append(h, sigma.Instance{Proc: p, Begun: now, Machine: at})
 }

@@ -18,8 +18,8 @@ type System interface {
 	Changed(ctx context.Context, since sigma.Version) (sigma.Version, error)
 	// Save writes a record if its file is at the version.
 	Save(ctx context.Context, k Key, v Versioned) (sigma.Version, error)
-	// Forget removes a record; that it is gone is no error.
-	Forget(ctx context.Context, k Key) error
+	// Forget removes a record if its file is at the version.
+	Forget(ctx context.Context, k Key, at sigma.Version) error
 	// Look tells what became of procs, in order.
 	Look(ctx context.Context, qs []Question) ([]Seen, error)
 	// Spawn makes a proc. It returns when that was done, or will not be.
@@ -146,7 +146,7 @@ func (r *Runner) look(ctx context.Context) error {
 			return err
 		}
 		for i, s := range seen[:min(len(seen), len(page))] {
-			if err := r.do(ctx, r.core.Step(time.Now(), Saw{page[i], qs[i].Proc, s.Sight, s.Status})); err != nil {
+			if err := r.do(ctx, r.core.Step(time.Now(), Saw{page[i], qs[i].Proc, s.Sight, s.Ran, s.Status})); err != nil {
 				return err
 			}
 		}
@@ -186,7 +186,7 @@ func (r *Runner) act(ctx context.Context, f Effect) (Event, error) {
 		}
 		return Saved{f.Key, v}, nil
 	case Forget:
-		if err := r.sys.Forget(ctx, f.Key); err != nil {
+		if err := r.sys.Forget(ctx, f.Key, f.Version); err != nil {
 			return Dropped{f.Key}, err
 		}
 		return Forgotten{f.Key}, nil

@@ -53,9 +53,12 @@ func (w *world) Save(_ context.Context, k Key, v Versioned) (sigma.Version, erro
 	return v.Version, nil
 }
 
-func (w *world) Forget(_ context.Context, k Key) error {
+func (w *world) Forget(_ context.Context, k Key, at sigma.Version) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.files[k].Version != at {
+		return sigma.Errorf("test", sigma.KindVersion, "not removed")
+	}
 	delete(w.files, k)
 	return nil
 }
@@ -71,7 +74,7 @@ func (w *world) Look(_ context.Context, qs []Question) ([]Seen, error) {
 		case s.Code == sigma.StatusNone:
 			out[i].Sight = Alive
 		default:
-			out[i] = Seen{Ended, s}
+			out[i] = Seen{Sight: Ended, Status: s}
 		}
 	}
 	return out, nil

@@ -20,7 +20,7 @@ func TestSeenOfLost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s, home := SeenAt(c, q("runs")); s.Sight != Alive || !home {
+	if s, home := SeenAt(c, q("runs"), now); s.Sight != Alive || !home {
 		t.Errorf("one that is away: %v, at home %v", s.Sight, home)
 	}
 	info := c.Proc("r", "ended").ProcInfo
@@ -28,14 +28,14 @@ func TestSeenOfLost(t *testing.T) {
 	info.Status = sigma.Status{Code: sigma.StatusError, ExitCode: 3}
 	c.Step(now, schedd.Reported{From: by, Boot: 1, Procs: []schedd.Report{{Info: info}}})
 	c.Step(now, schedd.Reborn{})
-	s, home := SeenAt(c, q("runs"))
+	s, home := SeenAt(c, q("runs"), now)
 	if s.Sight != Gone || home {
 		t.Errorf("one that may run on: %v, at home %v", s.Sight, home)
 	}
 	if alive := (Seen{Sight: Alive}); Better(s, alive).Sight != Alive || Better(alive, s).Sight != Alive {
 		t.Error("who runs it is not believed")
 	}
-	if s, home := SeenAt(c, q("ended")); s.Sight != Ended || s.Status.ExitCode != 3 || !home {
+	if s, home := SeenAt(c, q("ended"), now); s.Sight != Ended || s.Status.ExitCode != 3 || !home {
 		t.Errorf("one that has ended: %+v, at home %v", s, home)
 	}
 }
@@ -49,7 +49,7 @@ func TestSeenOfGuest(t *testing.T) {
 	c.Step(now, schedd.Arrived{Info: sigma.ProcInfo{ID: "g", Realm: "r", Memory: sigma.MiB}, Home: home})
 	c.Step(now, schedd.NotLaunched{ID: "g", Err: sigma.Errorf("test", sigma.KindLost, "the launcher died")})
 	seen := func() Sight {
-		s, _ := SeenAt(c, Question{Realm: "r", Proc: "g"})
+		s, _ := SeenAt(c, Question{Realm: "r", Proc: "g"}, now)
 		return s.Sight
 	}
 	if s := seen(); s != Unsure {

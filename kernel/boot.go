@@ -55,19 +55,15 @@ func (k *Kernel) startServices(ctx context.Context) error {
 	if err := k.joinNames(ctx); err != nil {
 		return err
 	}
-	for _, p := range k.cfg.Programs {
-		s := k.services[p.Name]
+	for _, s := range k.serviceList() {
 		k.sessions.Go(func() { s.supervise(k.ctx) })
 	}
 	if k.registered() && k.local(serviceMachined) != nil && time.Now().After(k.id.Self().NotAfter) {
 		k.sessions.Go(func() { k.certify(ctx) })
 	}
-	for _, p := range k.cfg.Programs {
-		if p.Name == serviceDB {
-			continue
-		}
-		if err := k.services[p.Name].waitReady(ctx); err != nil {
-			return sigma.Errorf("kernel.boot", sigma.KindUnavailable, "%s did not come up: %v", p.Name, err)
+	for _, s := range k.serviceList() {
+		if err := s.waitReady(ctx); err != nil {
+			return sigma.Errorf("kernel.boot", sigma.KindUnavailable, "%s did not come up: %v", s.name, err)
 		}
 	}
 	return k.takeControl(ctx)

@@ -119,3 +119,45 @@ func TestEventsOfControlCharacters(t *testing.T) {
 		t.Errorf("%d events were told", n)
 	}
 }
+
+// Goal: each change of a member is told once, by the first machine that is alive.
+func TestTellMembers(t *testing.T) {
+	one := func(change func(*identity.Member)) []identity.Member {
+		m := identity.Member{Machine: "m2", Incarnation: 1}
+		change(&m)
+		return []identity.Member{{Machine: "m1", Incarnation: 1}, m}
+	}
+	alive := func(*identity.Member) {}
+	cordoned := func(m *identity.Member) { m.Cordoned = true }
+	draining := func(m *identity.Member) { m.Cordoned, m.Draining = true, true }
+	lost := func(m *identity.Member) { m.Lost = true }
+	for _, c := range []struct {
+		before, after func(*identity.Member)
+		told          string
+	}{
+		{alive, alive, ""},
+		{alive, cordoned, state.EventMachineCordoned},
+		{alive, draining, state.EventMachineDrained},
+		{cordoned, draining, state.EventMachineDrained},
+		{cordoned, alive, state.EventMachineUncordoned},
+		{draining, alive, state.EventMachineUncordoned},
+		{alive, lost, state.EventMachineLost},
+		{lost, alive, state.EventMachineJoined},
+	} {
+		for _, self := range []sigma.MachineID{"m1", "m2"} {
+			k := &Kernel{cfg: Config{Machine: self}, events: newEventLog(self, time.Now)}
+			k.tellMembers(one(c.before), one(c.after))
+			var told []string
+			for _, e := range k.events.after(asked{system: true, all: true}, 0) {
+				told = append(told, e.Event+" of "+e.Machine)
+			}
+			want := ""
+			if c.told != "" && self == "m1" {
+				want = c.told + " of m2"
+			}
+			if got := strings.Join(told, ", "); got != want {
+				t.Errorf("%s tells %q, want %q", self, got, want)
+			}
+		}
+	}
+}

@@ -188,6 +188,8 @@ func (k *Kernel) tellMembers(before, after []identity.Member) {
 			tell(state.EventMachineDrained, m.Machine, "its procs are asked to go")
 		case m.Cordoned && !was.Cordoned:
 			tell(state.EventMachineCordoned, m.Machine, "it gets no new procs")
+		case !m.Cordoned && was.Cordoned:
+			tell(state.EventMachineUncordoned, m.Machine, "it gets new procs again")
 		}
 	}
 	for m := range old {

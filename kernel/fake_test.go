@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -24,6 +25,7 @@ import (
 
 // machine is a Kernel whose launcher is this test: system services are goroutines that serve trees in memory, procs are sessions that the test talks through.
 type machine struct {
+	hangs       atomic.Bool // the launcher answers no start
 	credentials keptCredentials
 	t           *testing.T
 	k           *Kernel
@@ -269,6 +271,14 @@ func (m *machine) launch(control *net.UnixConn) {
 		b := buf[:n]
 		switch binary.LittleEndian.Uint16(b) {
 		case 1:
+			if m.hangs.Load() {
+				cmsgs, _ := syscall.ParseSocketControlMessage(oob[:oobn])
+				fds, _ := syscall.ParseUnixRights(&cmsgs[0])
+				for _, fd := range fds {
+					syscall.Close(fd)
+				}
+				continue
+			}
 			m.start(b, oob[:oobn])
 		case 4, 5: // freeze, thaw
 			m.mu.Lock()
@@ -346,8 +356,8 @@ func (m *machine) start(b, oob []byte) {
 	u16 := func(at int) int { return int(binary.LittleEndian.Uint16(b[at:])) }
 	p := &fakeProc{m: m, launch: binary.LittleEndian.Uint64(b[8:]), uid: binary.LittleEndian.Uint32(b[20:]), signal: make(chan syscall.Signal, 10)}
 	system := binary.LittleEndian.Uint32(b[16:]) == 1
-	argc, nfds, group := u16(48), u16(52), u16(54)
-	at := 56 + 4*nfds + group
+	argc, nfds, group, subdir := u16(48), u16(52), u16(54), u16(56)
+	at := 58 + 4*nfds + group + subdir
 	if argc > 0 {
 		n := int(binary.LittleEndian.Uint32(b[at:]))
 		p.name = string(b[at+4 : at+4+n])

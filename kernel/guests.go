@@ -25,6 +25,7 @@ const (
 	greetingsMax = 256             // that are under way; then the oldest that has said nothing is cut off
 	greetingsOf  = 16              // of one user
 	refusalsMax  = 64              // that are told why at a time; others are cut off
+	refusalsOf   = 8               // of one user
 	refusalTime  = time.Second     // for that
 	guestsMax    = 2048            // sessions at this machine
 	guestsOf     = 128             // of one realm: other realms' owners are not kept out
@@ -47,10 +48,9 @@ type granted struct {
 
 // guests are those of this machine.
 type guests struct {
-	poke     chan struct{} // something was revoked
-	revoked  atomic.Uint64 // how often; counted before poke
-	stale    time.Duration // verdictStale
-	refusing chan struct{} // takes one for each program that is being told why it is not heard
+	poke    chan struct{} // something was revoked
+	revoked atomic.Uint64 // how often; counted before poke
+	stale   time.Duration // verdictStale
 
 	mu        sync.Mutex
 	sessions  map[*tree]bool           // mu
@@ -59,11 +59,13 @@ type guests struct {
 	ofOne     map[sigmap.Presented]int // mu; sessions
 	greeting  map[uint32]int           // mu; greetings under way of each user
 	greetings []*greeting              // mu; all of them, the oldest first
+	refusing  map[uint32]int           // mu; programs of each user that are being told why they are not heard
+	refusals  int                      // mu; all of them
 	guesses   guesses                  // mu
 }
 
 func newGuests() *guests {
-	return &guests{poke: make(chan struct{}, 1), stale: verdictStale, refusing: make(chan struct{}, refusalsMax), sessions: map[*tree]bool{}, of: map[sigma.RealmID]int{}, short: map[sigma.RealmID]int{}, ofOne: map[sigmap.Presented]int{}, greeting: map[uint32]int{}, guesses: guesses{}}
+	return &guests{poke: make(chan struct{}, 1), stale: verdictStale, refusing: map[uint32]int{}, sessions: map[*tree]bool{}, of: map[sigma.RealmID]int{}, short: map[sigma.RealmID]int{}, ofOne: map[sigmap.Presented]int{}, greeting: map[uint32]int{}, guesses: guesses{}}
 }
 
 // guesses counts wrong credentials of users.
@@ -159,21 +161,38 @@ func (g *guests) dropLocked(i int) {
 }
 
 // refuse answers a program that is not heard. Its greeting is taken before the socket is closed, since the kernel would drop the answer otherwise.
-func (g *guests) refuse(k *Kernel, c *net.UnixConn, err error) {
-	select {
-	case g.refusing <- struct{}{}:
-	default:
+func (g *guests) refuse(k *Kernel, c *net.UnixConn, uid uint32, err error) {
+	if !g.beginRefusal(uid) {
 		c.Close()
 		return
 	}
 	k.sessions.Go(func() {
-		defer func() { <-g.refusing }()
+		defer g.endRefusal(uid)
 		defer c.Close()
 		c.SetDeadline(time.Now().Add(refusalTime))
 		if _, rerr := c.Read(make([]byte, sigmap.GreetingMax)); rerr == nil {
 			c.Write(sigmap.Welcome(err))
 		}
 	})
+}
+
+// beginRefusal says whether one more program of a user may be told why. endRefusal follows if so.
+func (g *guests) beginRefusal(uid uint32) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.refusals >= refusalsMax || g.refusing[uid] >= refusalsOf {
+		return false
+	}
+	g.refusals++
+	g.refusing[uid]++
+	return true
+}
+
+func (g *guests) endRefusal(uid uint32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.refusals--
+	drop(g.refusing, uid)
 }
 
 // enter counts a session, until leave is called for it.
@@ -257,7 +276,7 @@ func (k *Kernel) acceptGuests(ctx context.Context, l *net.UnixListener) {
 		x, err := k.guests.greet(uid, time.Now(), cancel)
 		if err != nil {
 			cancel()
-			k.guests.refuse(k, c, err)
+			k.guests.refuse(k, c, uid, err)
 			continue
 		}
 		k.sessions.Go(func() {

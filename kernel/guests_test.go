@@ -389,6 +389,20 @@ func TestGuestsBounds(t *testing.T) {
 		t.Errorf("all have left, and %v, %v, %v are counted", g.of, g.short, g.ofOne)
 	}
 
+	told := 0
+	for g.beginRefusal(1000) {
+		told++
+	}
+	if told != refusalsOf || !g.beginRefusal(1001) {
+		t.Errorf("%d programs of a user are told why they are refused, and none of another's", told)
+	}
+	for range told {
+		g.endRefusal(1000)
+	}
+	if g.endRefusal(1001); g.refusals+len(g.refusing) != 0 {
+		t.Errorf("all were told, and %v are counted", g.refusing)
+	}
+
 	m, path := openHouse(t)
 	provider := m.connect(sigma.DefaultRealm)
 	text, err := credential(t.Context(), provider, "v", sigma.RoleViewer)

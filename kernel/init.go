@@ -21,7 +21,7 @@ const peerInit = "init"
 
 // initFile is /sys/init: what is registered in the realm, a line each; calls of who registers; and of the leader of initd.
 func (r *root) initFile() sigma.File {
-	methods := map[string]handler{sigmap.CallInitAdd: r.initAdd, sigmap.CallInitRemove: r.initRemove}
+	methods := map[string]handler{sigmap.CallInitAdd: r.initAdd, sigmap.CallInitRemove: r.initRemove, sigmap.CallInitRestart: r.initRestart}
 	if r.realm == sigma.SystemRealm && r.tree.isService(serviceLcsched) {
 		methods = map[string]handler{initd.CallLook: r.initLook, initd.CallSpawn: r.initSpawn, initd.CallStop: r.initStop}
 	}
@@ -92,11 +92,12 @@ func registrationLine(r *initd.ReadRecord) state.Registration {
 	return out
 }
 
-// initAdd registers a proc of the session's realm.
+// initAdd registers a proc of the session's realm: in place of what is registered under the name if that is wished, or was removed and its proc has not ended yet, or cannot be read.
 func (r *root) initAdd(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	const op = "kernel.initAdd"
 	var g sigma.Registration
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Registration(&g) }); err != nil {
+	var replace bool
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Registration(&g); c.Bool(&replace) }); err != nil {
 		return nil, nil, err
 	}
 	if err := g.Check(); err != nil {
@@ -121,13 +122,6 @@ func (r *root) initAdd(ctx context.Context, payload []byte) ([]byte, []*os.File,
 	if err := t.MkdirAll(ctx, dir, 0o700); err != nil {
 		return nil, nil, err
 	}
-	names, err := t.ReadDir(sigma.WithSync(ctx), dir)
-	if err != nil {
-		return nil, nil, err
-	}
-	if len(names) >= sigma.RegistrationsMax {
-		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindNoSpace, Msg: "the realm has as many registered procs as it may have", Hint: "remove some with: sigma init rm NAME"}
-	}
 	k.mu.Lock() // not while the realm is being removed: its registrations go first
 	err = k.removedLocked(r.realm)
 	k.mu.Unlock()
@@ -135,14 +129,68 @@ func (r *root) initAdd(ctx context.Context, payload []byte) ([]byte, []*os.File,
 		return nil, nil, err
 	}
 	key := initd.Key{Realm: r.realm, Name: g.Name}
-	_, err = initd.SaveRecord(ctx, t, key, initd.Versioned{Record: record}, sigma.PutOptions{Perm: 0o600, MustMake: true})
-	if sigma.KindOf(err) == sigma.KindExists && err != nil {
-		err = &sigma.Error{Op: op, Kind: sigma.KindExists, Msg: "there is a registered proc " + g.Name, Hint: "remove it with: sigma init rm " + g.Name + "; that takes until its proc has ended"}
+	for {
+		if err := addRecord(ctx, t, dir, key, record); err == nil || sigma.KindOf(err) != sigma.KindExists {
+			return nil, nil, err
+		}
+		err := changeRecord(ctx, t, key, func(v *initd.Versioned, damaged error) error {
+			switch {
+			case damaged != nil && replace:
+				v.Record = record
+			case replace || damaged == nil && v.Record.Removed:
+				v.Record.Replace(g, time.Now())
+			default:
+				return &sigma.Error{Op: op, Kind: sigma.KindExists, Msg: "there is a registered proc " + g.Name, Hint: "register this in its place with: sigma init add --replace; or remove that with: sigma init rm " + g.Name}
+			}
+			return nil
+		})
+		if err == nil || sigma.KindOf(err) != sigma.KindNotFound || ctx.Err() != nil { // else it is gone by now
+			return nil, nil, err
+		}
 	}
+}
+
+// addRecord writes a new record. KindExists: there is one of the name.
+func addRecord(ctx context.Context, t *namespace.Tree, dir string, key initd.Key, record initd.Record) error {
+	names, err := t.ReadDir(sigma.WithSync(ctx), dir)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	return nil, nil, initChanged(ctx, t)
+	if is := slices.ContainsFunc(names, func(e sigma.DirEntry) bool { return e.Name == key.Name }); !is && len(names) >= sigma.RegistrationsMax {
+		return &sigma.Error{Op: "kernel.initAdd", Kind: sigma.KindNoSpace, Msg: "the realm has as many registered procs as it may have", Hint: "remove some with: sigma init rm NAME"}
+	}
+	if _, err := initd.SaveRecord(ctx, t, key, initd.Versioned{Record: record}, sigma.PutOptions{Perm: 0o600, MustMake: true}); err != nil {
+		return err
+	}
+	return initChanged(ctx, t)
+}
+
+// changeRecord changes a record as it is then, and tells the leader. change is given why the record cannot be read, if it cannot; its error leaves the record as it is. One that is going is gone before anything else is done with its name: KindNotFound.
+func changeRecord(ctx context.Context, t *namespace.Tree, key initd.Key, change func(v *initd.Versioned, damaged error) error) error {
+	for {
+		v, err := initd.ReadOne(ctx, t, key)
+		kind := sigma.KindOf(err)
+		if err != nil && kind != sigma.KindInvalid {
+			return err
+		}
+		if v.Record.Going {
+			if _, err := t.Watch(ctx, key.Path(), v.Version); err != nil && sigma.KindOf(err) != sigma.KindStale {
+				return err
+			}
+			continue
+		}
+		if err := change(&v, err); err != nil {
+			return err
+		}
+		_, err = initd.SaveRecord(ctx, t, key, v, sigma.PutOptions{Perm: 0o600, MustExist: true, IfVersion: v.Version})
+		if err != nil && sigma.KindOf(err) == sigma.KindVersion && ctx.Err() == nil { // the leader changed it meanwhile
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		return initChanged(ctx, t)
+	}
 }
 
 // initChanged tells the leader to look. Should that fail, it looks when it has another reason to.
@@ -153,40 +201,57 @@ func initChanged(ctx context.Context, t *namespace.Tree) error {
 
 // initRemove marks a registration as removed; the leader ends its proc and drops it. A damaged one is dropped here.
 func (r *root) initRemove(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
-	var name string
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
-		return nil, nil, err
-	}
-	unknown := &sigma.Error{Op: "kernel.initRemove", Kind: sigma.KindNotFound, Msg: "no registered proc of this name", Hint: "sigma init ls lists them"}
-	if _, err := sigma.ParsePath("/" + name); err != nil || len(name) > 64 {
-		return nil, nil, unknown
-	}
-	t, err := r.tree.k.systemNames(ctx)
+	t, key, err := r.registered(ctx, payload)
 	if err != nil {
 		return nil, nil, err
 	}
-	key := initd.Key{Realm: r.realm, Name: name}
-	for {
-		v, err := initd.ReadOne(ctx, t, key)
-		switch kind := sigma.KindOf(err); {
-		case err == nil && v.Record.Removed:
-			return nil, nil, nil
-		case err == nil:
-			v.Record.Removed = true
-			_, err = initd.SaveRecord(ctx, t, key, v, sigma.PutOptions{Perm: 0o600, MustExist: true, IfVersion: v.Version})
-			if sigma.KindOf(err) == sigma.KindVersion && err != nil && ctx.Err() == nil { // the leader changed it meanwhile
-				continue
-			}
-		case kind == sigma.KindNotFound:
-			return nil, nil, unknown
-		case kind == sigma.KindInvalid:
-			err = t.Remove(ctx, key.Path())
-		}
-		if err == nil {
+	var damagedAt sigma.Version
+	err = changeRecord(ctx, t, key, func(v *initd.Versioned, damaged error) error {
+		v.Record.Removed, damagedAt = true, v.Version
+		return damaged
+	})
+	if err != nil && sigma.KindOf(err) == sigma.KindInvalid {
+		if err = initd.ForgetRecord(ctx, t, key, damagedAt); err == nil {
 			err = initChanged(ctx, t)
 		}
+	}
+	return nil, nil, unknownRegistration(err)
+}
+
+// initRestart has the instance of a registration end, and another started at once.
+func (r *root) initRestart(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
+	t, key, err := r.registered(ctx, payload)
+	if err != nil {
 		return nil, nil, err
 	}
+	return nil, nil, unknownRegistration(changeRecord(ctx, t, key, func(v *initd.Versioned, damaged error) error {
+		if damaged == nil && v.Record.Removed {
+			return sigma.Errorf("kernel.initRestart", sigma.KindNotFound, "it is being removed")
+		}
+		v.Record.Again()
+		return damaged
+	}))
+}
+
+// registered finds where the record of the name in a payload is.
+func (r *root) registered(ctx context.Context, payload []byte) (t *namespace.Tree, key initd.Key, err error) {
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&key.Name) }); err != nil {
+		return nil, key, err
+	}
+	if _, err := sigma.ParsePath("/" + key.Name); err != nil || len(key.Name) > 64 {
+		return nil, key, unknownRegistration(sigma.PathError("kernel.init", sigma.KindNotFound, ""))
+	}
+	key.Realm = r.realm
+	t, err = r.tree.k.systemNames(ctx)
+	return t, key, err
+}
+
+// unknownRegistration says in users' words that there is no such record.
+func unknownRegistration(err error) error {
+	if err == nil || sigma.KindOf(err) != sigma.KindNotFound {
+		return err
+	}
+	return &sigma.Error{Op: "kernel.init", Kind: sigma.KindNotFound, Msg: "no registered proc of this name", Hint: "sigma init ls lists them"}
 }
 
 // forgetRegistrations drops those of a realm that is being removed, before its procs are ended.
@@ -221,7 +286,7 @@ func (k *Kernel) peerInit(_ context.Context, _ identity.Subject, payload []byte)
 	k.mu.Lock()
 	err := k.initEpochLocked(l.Epoch)
 	for i, q := range l.Questions {
-		ss[i], _ = initd.SeenAt(k.core, q)
+		ss[i], _ = initd.SeenAt(k.core, q, time.Now())
 	}
 	k.mu.Unlock()
 	if err != nil {
@@ -244,7 +309,7 @@ func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File
 	err := k.initEpochLocked(l.Epoch)
 	for i, q := range l.Questions {
 		var home bool
-		if ss[i], home = initd.SeenAt(k.core, q); !home {
+		if ss[i], home = initd.SeenAt(k.core, q, time.Now()); !home {
 			far.Questions = append(far.Questions, q)
 			at = append(at, i)
 		}

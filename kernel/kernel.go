@@ -16,12 +16,14 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"sigmaos.dev/besched"
 	"sigmaos.dev/binfs"
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/identity"
+	"sigmaos.dev/inflight"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/link"
 	"sigmaos.dev/names"
@@ -101,10 +103,13 @@ type Kernel struct {
 	cfg       Config
 	keeper    *launch.Keeper
 	proxy     *dialproxy.Proxy
+	passed    *inflight.Account // descriptors that procs and services have not received
+	startMax  time.Duration
 	bin       *binfs.Cache
 	ux        *ux.Tree
 	uxQuotas  *scratchQuotas
 	services  map[string]*service
+	databases *databases
 	sched     *scheduler
 	shares    *groupShares
 	ledger    *ledger
@@ -163,6 +168,7 @@ type Kernel struct {
 	logs      map[sigma.ProcID]*procLogs          // mu
 	budgets   map[sigma.RealmID]*output.Budget    // mu; of logs
 	children  map[uint64]func(launch.Event)       // mu; by launch id
+	awaited   map[uint64]*time.Timer              // mu; starts of which the launcher has said nothing, by launch id
 	names     map[sigma.RealmID]*names.Realm      // mu
 	quotas    map[sigma.RealmID]*quota            // mu; of realms that have sessions here
 	recalled  *cache.Budget                       // of what is remembered of all realms' names
@@ -219,7 +225,12 @@ func New(cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine), ux: scratch, uxQuotas: uxQuotas, services: map[string]*service{}, meters: newQuestions(metersMax), sockets: newQuestions(socketsAtOnce), freezes: newQuestions(1), start: time.Now(), startMono: monotonic(),
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		return nil, sigma.Wrap("kernel.New", "", os.NewSyscallError("getrlimit", err))
+	}
+	passed := inflight.New(int(min(files.Cur, 1<<20)))
+	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine, passed), passed: passed, startMax: startMax, awaited: map[uint64]*time.Timer{}, ux: scratch, uxQuotas: uxQuotas, services: map[string]*service{}, meters: newQuestions(metersMax), sockets: newQuestions(socketsAtOnce), freezes: newQuestions(1), start: time.Now(), startMono: monotonic(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{}, recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
@@ -240,7 +251,12 @@ func New(cfg Config) (*Kernel, error) {
 	k.adopted = func(n int) { first.Do(func() { k.inherited = n; close(k.known) }) }
 	k.own = newMembership(cfg.Data)
 	k.beats = k.hear
+	k.databases = &databases{k: k, of: map[sigma.RealmID]*service{}}
 	for i, p := range cfg.Programs {
+		if p.Name == serviceDB {
+			k.databases.program, k.databases.uid = p, cfg.UIDBase+2+uint32(i)
+			continue
+		}
 		k.services[p.Name] = newService(k, p, cfg.UIDBase+2+uint32(i)) // base+1 is sigmad's own
 	}
 	for _, need := range []string{serviceNamed, serviceBesched, serviceS3} {
@@ -257,11 +273,7 @@ func New(cfg Config) (*Kernel, error) {
 		cfg.Log.Warn("what other machines told of the usage of realms cannot be read and begins anew", "err", err)
 	}
 	k.turns, k.worked = treekit.NewTurns(), newWorked()
-	k.traffic = newTraffic(k.ledger)
-	k.traffic.late = k.carriedLate
-	k.traffic.full = func() {
-		cfg.Log.Warn("more TCP connections of procs than are counted; what others carry to other machines is not", "counted", flowsMost)
-	}
+	k.countTraffic()
 	k.reserved = newReservations(k)
 	k.holders = newHolders(k)
 	if k.scratch, err = newScratch(k); err != nil {
@@ -281,6 +293,15 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.outputs = output.NewCollector(k.ready)
 	return k, nil
+}
+
+// countTraffic begins to count what procs carry to other machines.
+func (k *Kernel) countTraffic() {
+	k.traffic = newTraffic(k.ledger)
+	k.traffic.late = k.carriedLate
+	k.traffic.full = func() {
+		k.cfg.Log.Warn("more TCP connections of procs than are counted; what others carry to other machines is not", "counted", flowsMost)
+	}
 }
 
 // isMember says that other machines may have the services that this one lacks.
@@ -316,6 +337,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.sessions.Go(func() { booted <- k.boot(ctx) })
 	defer k.ux.Close()
 	defer k.bin.Close()
+	defer k.passed.Close()
 	for {
 		select {
 		case err := <-booted:
@@ -358,6 +380,7 @@ func (k *Kernel) serveAs(ctx context.Context, conn session.Conn, t *tree, reset 
 	k.mu.Lock()
 	k.open[t] = true
 	k.mu.Unlock()
+	conn.Passing().Charge(k.passed, p.Realm, p.Proc)
 	cfg := treekit.Config{Tree: t, Principal: p, Reset: reset, Turns: k.turns, Events: k.serveEvents(p)}
 	cfg.Events.Numbered = t.numbered
 	if t.granted != nil {
@@ -427,15 +450,20 @@ func (k *Kernel) mayLog() bool {
 func (k *Kernel) shutDown() {
 	k.cfg.Log.Info("machine goes down", "machine", k.cfg.Machine)
 	deadline := time.After(5 * time.Second)
-	names := []string{serviceMachined, serviceDB, serviceLcsched}
+	names := []string{serviceMachined, serviceLcsched}
 	for n := range besched.ShardsMax {
 		names = append(names, beschedName(n+1))
 	}
+	all := k.databases.list()
+	for _, s := range all { // at once: there may be one for each realm
+		s.terminate()
+	}
 	for _, name := range append(names, serviceS3, serviceNamed) {
-		s := k.services[name]
-		if s == nil {
-			continue
+		if s := k.services[name]; s != nil {
+			all = append(all, s)
 		}
+	}
+	for _, s := range all {
 		s.terminate()
 		select {
 		case <-s.ended():

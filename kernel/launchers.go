@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"syscall"
+	"time"
 
 	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
@@ -48,6 +49,9 @@ func (k *Kernel) launchers(ctx context.Context) error {
 		}
 		lost := k.children
 		k.children = map[uint64]func(launch.Event){}
+		for id := range k.awaited {
+			k.answeredLocked(id)
+		}
 		k.mu.Unlock()
 		k.sched.launches(false)
 		for id, handle := range lost {
@@ -65,7 +69,11 @@ func (k *Kernel) launchers(ctx context.Context) error {
 	}
 }
 
-// launch asks the launcher for what is registered as r.ID, when there is one. Unless an error comes back, there will be an event.
+// startMax is how long the launcher may take to say whether something was started. It needs
+// milliseconds, and some seconds when it is asked for thousands of procs at once.
+const startMax = time.Minute
+
+// launch asks the launcher for what is registered as r.ID, when there is one. Unless an error comes back, there will be an event: after Kernel.startMax it is launch.Failed.
 func (k *Kernel) launch(ctx context.Context, r launch.Request) error {
 	for {
 		k.mu.Lock()
@@ -81,12 +89,44 @@ func (k *Kernel) launch(ctx context.Context, r launch.Request) error {
 				return &sigma.Error{Op: "kernel.launch", Kind: sigma.KindUnavailable, Msg: "there is no launcher", Err: ctx.Err()}
 			}
 		default:
+			k.mu.Lock()
+			k.awaited[r.ID] = time.AfterFunc(k.startMax, func() { k.giveUp(r.ID) })
+			k.mu.Unlock()
 			err := l.Start(r)
+			if err != nil {
+				k.mu.Lock()
+				k.answeredLocked(r.ID)
+				k.mu.Unlock()
+			}
 			if sigma.KindOf(err) == sigma.KindLost { // it died, and nothing was started: the event comes as soon as that is seen
 				err = nil
 			}
 			return err
 		}
+	}
+}
+
+// answeredLocked notes that nobody waits any more for the launcher's word of a start.
+func (k *Kernel) answeredLocked(id uint64) {
+	if t := k.awaited[id]; t != nil {
+		t.Stop()
+		delete(k.awaited, id)
+	}
+}
+
+// giveUp ends the wait for a start that the launcher does not answer. Should it start later, it is killed: the launcher takes requests in order.
+func (k *Kernel) giveUp(id uint64) {
+	k.mu.Lock()
+	handle, waits := k.children[id], k.awaited[id] != nil
+	if waits {
+		delete(k.awaited, id)
+		delete(k.children, id)
+	}
+	k.mu.Unlock()
+	if waits && handle != nil {
+		k.cfg.Log.Error("the launcher does not answer", "launch", id, "after", k.startMax.String())
+		k.kill(id)
+		handle(launch.Failed{ID: id, Step: "launcher", Errno: syscall.ETIMEDOUT})
 	}
 }
 
@@ -120,6 +160,7 @@ func (k *Kernel) register(handle func(launch.Event)) uint64 {
 func (k *Kernel) unregister(id uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.answeredLocked(id)
 	delete(k.children, id)
 }
 
@@ -129,6 +170,7 @@ func (k *Kernel) launchEvent(e launch.Event) {
 	}
 	k.mu.Lock()
 	handle := k.children[e.ProcID()]
+	k.answeredLocked(e.ProcID())
 	k.mu.Unlock()
 	if handle != nil {
 		handle(e)

@@ -88,3 +88,40 @@ func TestNoLauncherNoOffers(t *testing.T) {
 	m1.spawn(c, sigma.Descriptor{})
 	runs(m2).exit(0)
 }
+
+// Goal: a start that the launcher never answers ends after startMax: a proc's with an error, and a service is started again, so that it is there once the launcher answers.
+func TestStartIsNeverAnswered(t *testing.T) {
+	m := bootAs(t, Config{Machine: "m1"}, func(m *machine) { m.k.startMax = 300 * time.Millisecond }, serviceNamed, serviceBesched, serviceS3)
+	c := m.connect("default")
+	m.hangs.Store(true)
+	id := m.spawn(c, sigma.Descriptor{Memory: 64 * sigma.MiB})
+	if err := c.WaitStart(t.Context(), id); sigma.KindOf(err) != sigma.KindTimeout {
+		t.Errorf("got %v, want a timeout", err)
+	}
+	if s := m.status(c, id); s.Code != sigma.StatusError || s.Kind != sigma.KindTimeout {
+		t.Errorf("the proc ended as %+v", s)
+	}
+	m.die()
+	m.launcher()
+	restarts := func() (n, running int) {
+		for _, s := range m.k.status() {
+			if n += int(s.Restarts); s.State == "running" && s.Proc != "" {
+				running++
+			}
+		}
+		return n, running
+	}
+	eventually(t, "the services are given up and started again", func() bool { n, _ := restarts(); return n >= 6 })
+	m.hangs.Store(false)
+	eventually(t, "the services run", func() bool { _, running := restarts(); return running == 3 })
+	id = m.spawn(m.connect("default"), sigma.Descriptor{})
+	(<-m.procs).exit(3 << 8)
+	if s := m.status(m.connect("default"), id); s.ExitCode != 3 {
+		t.Errorf("a proc ended as %+v", s)
+	}
+	eventually(t, "nothing is waited for", func() bool {
+		m.k.mu.Lock()
+		defer m.k.mu.Unlock()
+		return len(m.k.awaited) == 0 && m.k.core.Free() == m.k.core.Capacity()
+	})
+}

@@ -115,11 +115,11 @@ func mayReach(from sigma.Principal, to link.Target) error {
 	case to.Kind == link.ToBeat, to.Kind == link.ToDirect, to.Kind == link.ToStream && to.Name == serviceNamed:
 		return nil
 	case to.Kind == link.ToService:
-		if isBesched(to.Name) {
+		if _, ok := databaseRealm(to.Name); ok || isBesched(to.Name) {
 			return nil
 		}
 		switch to.Name {
-		case serviceNamed, serviceLcsched, serviceS3, serviceDB, serviceMachined, targetPeer:
+		case serviceNamed, serviceLcsched, serviceS3, serviceMachined, targetPeer:
 			return nil
 		}
 	}

@@ -274,6 +274,7 @@ func (k *Kernel) tryRegister(ctx context.Context, boot bool) error {
 		return err
 	}
 	k.own.setBetween(false)
+	k.sched.move()
 	k.own.following.Lock() // for a roster that comes just now may cordon it
 	k.sched.close(k.cordoned())
 	k.own.following.Unlock()

@@ -59,7 +59,7 @@ func (k *Kernel) membership() machines.Membership {
 	if !k.registered() {
 		return machines.Membership{Address: k.cfg.Address}
 	}
-	return machines.Describe(k.id, k.cfg.Address)
+	return machines.Describe(k.id, k.cfg.Address, k.isSilent)
 }
 
 // askService calls the root of a service, of the one that decides or leads, and waits a while if there is none now. KindUnavailable means that nothing was done.

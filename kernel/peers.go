@@ -121,6 +121,22 @@ func (k *Kernel) life() sigma.Life {
 	return sigma.Life{Machine: s.Machine, Incarnation: s.Incarnation}
 }
 
+// lives waits until this machine has a life, which is what a session with a scheduler is for, and returns whether it has one; not if
+// ctx ends. A machine that founds nothing itself and is no member yet reaches no scheduler, so it need not wait.
+func (k *Kernel) lives(ctx context.Context) bool {
+	for {
+		moved := k.sched.moves() // before the look
+		if k.life().Incarnation != 0 || !k.registered() && k.local(serviceMachined) == nil {
+			return true
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
 // bootNumber is higher with each sigmad of this machine in one life: a life ends with the host.
 func (k *Kernel) bootNumber() uint64 { return uint64(k.startMono) }
 

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -295,5 +296,20 @@ func TestFarRemoveRealm(t *testing.T) {
 			t.Errorf("%s still has %v", name, left)
 		}
 		m.k.mu.Unlock()
+	}
+}
+
+// Goal: a session with a scheduler is for one life, so that none is begun between two: it would end as soon as the machine is registered, with what was asked of it.
+func TestSessionsAreForALife(t *testing.T) {
+	k := newThree(t).m["m1"].k
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	k.own.setBetween(true)
+	if k.lives(over) {
+		t.Error("a machine between two lives begins a session")
+	}
+	k.own.setBetween(false)
+	if !k.lives(over) {
+		t.Error("a machine that lives begins none")
 	}
 }

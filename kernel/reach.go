@@ -28,6 +28,9 @@ const (
 
 // local is a service of this machine's boot set; nil if others run it.
 func (k *Kernel) local(name string) *service {
+	if realm, ok := databaseRealm(name); ok {
+		return k.databases.service(realm)
+	}
 	if s := k.services[name]; s != nil && s.program.File != nil {
 		return s
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/inflight"
 	"sigmaos.dev/session"
 )
 
@@ -109,8 +110,8 @@ func (r *relay) send() {
 }
 
 // Send implements session.Conn. What comes with files goes at once.
-func (r *relay) Send(msg []byte, files []*os.File) error {
-	if len(files) > 0 {
+func (r *relay) Send(msg []byte, files *inflight.Parcel) error {
+	if files != nil {
 		return r.Conn.Send(msg, files)
 	}
 	select {

@@ -66,7 +66,9 @@ func (r *reservations) run(ctx context.Context) {
 	}
 	r.k.step(schedd.Cores{CPU: r.k.cpu()})
 	for ctx.Err() == nil {
-		life := r.k.life()
+		if !r.k.lives(ctx) {
+			return
+		}
 		c, err := r.k.reach(ctx, serviceLcsched, func(ctx context.Context, c *session.Client) error {
 			b, err := callable(ctx, c)
 			if err == nil {
@@ -75,7 +77,7 @@ func (r *reservations) run(ctx context.Context) {
 			return err
 		})
 		if err == nil {
-			r.session(ctx, c, life)
+			r.session(ctx, c, r.k.life())
 			c.Close()
 		}
 		sleep(ctx, restartMin)
@@ -106,7 +108,11 @@ func (r *reservations) session(ctx context.Context, c *session.Client, life sigm
 	as := r.attendance(life)
 	var all sync.WaitGroup
 	for _, work := range []func(){
-		func() { r.call(ctx, b, 0, lcsched.CallAttend, as.Code) },
+		func() {
+			if r.tellHeld(ctx, b, as.Held) == nil {
+				r.call(ctx, b, 0, lcsched.CallAttend, as.Code)
+			}
+		},
 		func() { r.send(ctx, b) },
 		func() { r.take(ctx, b) },
 		func() { r.watch(ctx, b, life, as) },
@@ -143,6 +149,19 @@ func (r *reservations) attendance(life sigma.Life) *lcsched.Attendance {
 	return a
 }
 
+// tellHeld tells lcsched what is reserved here, before the machine attends.
+func (r *reservations) tellHeld(ctx context.Context, b sigma.Caller, held []lcsched.Held) error {
+	for len(held) > 0 {
+		n := sigmap.Fit(min(len(held), enqueueMax), func(c *sigmap.Coder, n int) { some := held[:n]; lcsched.CodeHeld(c, &some) })
+		some := held[:n]
+		if err := r.call(ctx, b, callMax, lcsched.CallHeld, func(c *sigmap.Coder) { lcsched.CodeHeld(c, &some) }); err != nil {
+			return err
+		}
+		held = held[n:]
+	}
+	return nil
+}
+
 // labels are those that the roster has of this machine, or what it was given itself.
 func (k *Kernel) labels() map[string]string {
 	for _, m := range k.rosterInfos() {
@@ -169,11 +188,12 @@ func (r *reservations) send(ctx context.Context, b sigma.Caller) {
 		}
 		for {
 			r.mu.Lock()
-			n := min(len(r.queue), enqueueMax)
+			n := sigmap.Fit(min(len(r.queue), enqueueMax), func(c *sigmap.Coder, n int) { jobs := r.queue[:n]; lcsched.CodeJobs(c, &jobs) })
+			over := sigmap.Fit(len(r.released), func(c *sigmap.Coder, n int) { ids := r.released[:n]; c.ProcIDs(&ids) })
 			jobs := r.queue[:n:n]
 			r.queue = r.queue[n:]
-			cancels, released, declined := r.cancels, r.released, r.declined
-			r.released, r.declined = nil, nil
+			cancels, released, declined := r.cancels, r.released[:over:over], r.declined
+			r.released, r.declined = r.released[over:], nil
 			if len(r.queue) == 0 {
 				r.cancels = nil
 			} else {

@@ -74,6 +74,8 @@ func (s *service) waitRuns(ctx context.Context) error {
 		return nil
 	case <-hold:
 		return s.whyHeld()
+	case <-s.gone:
+		return errNotNeeded
 	case <-ctx.Done():
 		return ctx.Err()
 	}

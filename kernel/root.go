@@ -209,7 +209,7 @@ func (r *root) provided(name string) sigma.File {
 		}
 	case sigma.NameDB:
 		if r.realm != sigma.SystemRealm {
-			return &storeLink{k: r.tree.k, name: sigma.NameDB, service: serviceDB}
+			return &storeLink{k: r.tree.k, name: sigma.NameDB, service: databaseService(r.realm)}
 		}
 	}
 	return nil
@@ -515,7 +515,7 @@ func (l *storeLink) ReadLink(ctx context.Context) (string, error) {
 	defer cancel()
 	e, err := l.k.storeEndpoint(ctx, l.service, false)
 	if err != nil {
-		what := map[string]string{serviceS3: "the object store is not available", serviceDB: "the databases are not available"}[l.service]
+		what := map[string]string{sigma.NameS3: "the object store is not available", sigma.NameDB: "the databases are not available"}[l.name]
 		return "", &sigma.Error{Op: "kernel.storeLink", Kind: sigma.KindUnavailable, Msg: what, Hint: sigma.HintOf(err), Err: err}
 	}
 	return e.String(), nil

@@ -195,8 +195,10 @@ func (k *Kernel) bescheds() (now map[sigma.MachineID]bool, changed <-chan struct
 func (s *scheduler) visit(ctx context.Context, all *sync.WaitGroup, m sigma.MachineID, n int) {
 	var further sync.Once
 	for ctx.Err() == nil {
+		if !s.k.lives(ctx) {
+			return
+		}
 		begun := time.Now()
-		life := s.k.life()
 		dial, cancel := context.WithTimeout(ctx, dialMost)
 		c, err := s.k.dialAt(dial, m, beschedName(n))
 		cancel()
@@ -207,7 +209,7 @@ func (s *scheduler) visit(ctx context.Context, all *sync.WaitGroup, m sigma.Mach
 				}
 			})
 			sh := &shard{s: s, name: besched.Shard(string(m) + "/" + strconv.Itoa(n)), work: make(chan struct{}, 1), parks: make(chan parking, 1), tell: make(chan struct{}, 1)}
-			sh.session(ctx, c, life)
+			sh.session(ctx, c, s.k.life())
 			c.Close()
 		}
 		wait := restartMin

@@ -71,7 +71,7 @@ func (d *servers) setCall(_ context.Context, payload []byte) ([]byte, []*os.File
 	if name == "" || len(name) > serverNameMax {
 		return nil, nil, sigma.Errorf(op, sigma.KindInvalid, "a server of a database has a name of at most %d bytes", serverNameMax)
 	}
-	if d.k.local(serviceDB) == nil {
+	if d.k.databases.program.File == nil {
 		return nil, nil, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "this machine does not serve the databases", Hint: "ask on the first machine of the system: sigma machine ls shows them"}
 	}
 	var at []string
@@ -165,13 +165,13 @@ func (d *servers) forgetRealm(service string, realm sigma.RealmID) error {
 
 // removeRealm removes a realm's databases.
 func (d *servers) removeRealm(ctx context.Context, r realms, realm sigma.RealmID) error {
-	if d.k.local(serviceS3) != nil && d.k.local(serviceDB) == nil { // dbd would be beside s3d
+	if d.k.local(serviceS3) != nil && d.k.databases.program.File == nil { // dbd would be beside s3d
 		return nil
 	}
-	if d.k.isUnused(ctx, serviceDB) {
+	if d.k.isUnused(ctx, realm) {
 		return d.forgetRealm(serviceDB, realm)
 	}
-	if _, err := r.admin(ctx, serviceDB, sigmap.CallRemove, realm); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+	if _, err := r.admin(ctx, databaseService(realm), sigmap.CallRemove, realm); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
 	return d.forgetRealm(serviceDB, realm)
@@ -181,7 +181,7 @@ func (d *servers) removeRealm(ctx context.Context, r realms, realm sigma.RealmID
 func (r *root) dialServerCall(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	const op = "kernel.DialServer"
 	s := r.tree.k.service(r.tree.principal)
-	if s == nil || s.name != serviceDB && s.name != serviceS3 {
+	if s == nil || s.realm == "" && s.name != serviceS3 {
 		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "only dbd and s3d may ask this")
 	}
 	var realm sigma.RealmID
@@ -189,11 +189,14 @@ func (r *root) dialServerCall(ctx context.Context, payload []byte) ([]byte, []*o
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&realm); c.Str(&name) }); err != nil {
 		return nil, nil, err
 	}
-	d := r.tree.k.servers
+	if s.realm != "" && realm != s.realm {
+		return nil, nil, sigma.Errorf(op, sigma.KindPermission, "a dbd reaches the servers of its own realm only")
+	}
+	d, service := r.tree.k.servers, s.program.Name
 	d.mu.Lock()
-	at, full := d.known[s.name][realm][name], d.links[s.name] >= serverLinksMax
+	at, full := d.known[service][realm][name], d.links[service] >= serverLinksMax
 	if !full {
-		d.links[s.name]++
+		d.links[service]++
 	}
 	d.mu.Unlock()
 	if full {
@@ -202,7 +205,7 @@ func (r *root) dialServerCall(ctx context.Context, payload []byte) ([]byte, []*o
 	done := func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.links[s.name]--
+		d.links[service]--
 	}
 	if len(at) == 0 || d.k.cfg.Connect == nil {
 		done()

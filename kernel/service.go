@@ -3,9 +3,10 @@ package kernel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,7 +23,7 @@ const (
 	serviceBesched = "besched"
 	serviceLcsched = "lcsched"
 	serviceS3      = "s3d"
-	serviceDB      = "dbd" // started when it is first asked for
+	serviceDB      = "dbd" // one for each realm (databases.go)
 	// serviceMachined decides about membership, on control machines.
 	serviceMachined = "machined"
 	// serviceSigmad is sigmad itself, where it is counted like a service.
@@ -40,15 +41,28 @@ const (
 // errLauncherDied ends services that have done nothing wrong.
 var errLauncherDied = sigma.Errorf("kernel.service", sigma.KindLost, "the launcher died")
 
+// errNotNeeded ends the dbd of a realm that had nothing to do, or whose realm was removed.
+var errNotNeeded = sigma.Errorf("kernel.service", sigma.KindUnavailable, "the realm's dbd has ended, since it was not used")
+
+// serviceMemory is the hard limit of the memory of a service that serves all realms, so that one that is made to hold too much
+// ends and is started anew, and no proc of the host has to end for it. It is a quarter of the host's, which is what best effort
+// leaves, and 1 GiB at least.
+func serviceMemory() (sigma.Bytes, error) {
+	total, err := machineMemory()
+	return max(total/4, sigma.GiB), err
+}
+
 // service is one program of the boot set. It is restarted whenever it ends.
 type service struct {
 	k       *Kernel
 	name    string
 	program Program
 	uid     uint32
-	args    []string // besides its name; fixed before it is started
-	wanted  chan struct{}
-	want    sync.Once // closes wanted, before which it is not started
+	args    []string      // besides its name; fixed before it is started
+	realm   sigma.RealmID // whose dbd it is; "" = it serves all realms
+	want    sync.Once     // starts the dbd of a realm
+	asked   atomic.Bool   // want was done
+	gone    chan struct{} // closed when the dbd of a realm has ended because nobody needs it
 
 	mu       sync.Mutex
 	id       sigma.ProcID   // mu; of this incarnation
@@ -68,12 +82,7 @@ type service struct {
 func newService(k *Kernel, p Program, uid uint32) *service {
 	over := make(chan struct{})
 	close(over)
-	s := &service{k: k, name: p.Name, program: p, uid: uid, wanted: make(chan struct{}), ready: make(chan struct{}), over: over, state: "stopped", since: time.Now(), hold: make(chan struct{})}
-	if s.name == serviceDB { // most systems have no database
-		s.state = "unused"
-	} else {
-		s.ask()
-	}
+	s := &service{k: k, name: p.Name, program: p, uid: uid, gone: make(chan struct{}), ready: make(chan struct{}), over: over, state: "stopped", since: time.Now(), hold: make(chan struct{})}
 	return s
 }
 
@@ -84,14 +93,14 @@ func (s *service) supervise(ctx context.Context) {
 	case <-s.k.known: // so that no launch has the number of one that is adopted
 	case <-ctx.Done():
 	}
-	select {
-	case <-s.wanted:
-	case <-ctx.Done():
-	}
 	for soon := false; ctx.Err() == nil; {
 		s.awaitRoom(ctx, soon)
 		began := time.Now()
 		err := s.run(ctx)
+		if errors.Is(err, errNotNeeded) {
+			s.k.databases.drop(s)
+			return
+		}
 		if err != nil && ctx.Err() == nil {
 			s.k.cfg.Log.Warn("service ended", "service", s.name, "err", err, "restart_in", wait.String())
 			s.k.tellDaemon(state.EventDaemonEnded, s.name, "it is started again in "+wait.String())
@@ -131,6 +140,13 @@ func (s *service) run(ctx context.Context) error {
 		case launch.Lost:
 			result <- errLauncherDied
 		case launch.Exited:
+			if s.realm != "" {
+				s.k.databases.ended(s, e)
+				if e.Wait.Exited() && e.Wait.ExitStatus() == 0 {
+					result <- errNotNeeded
+					return
+				}
+			}
 			result <- sigma.Errorf("kernel.service", sigma.KindLost, "exit code %d, signal %d", e.Wait.ExitStatus(), max(0, int(e.Wait.Signal())))
 		}
 	})
@@ -142,9 +158,17 @@ func (s *service) run(ctx context.Context) error {
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	s.k.sessions.Go(func() { s.k.serve(serving, conn, p) })
-	err = s.k.launch(ctx, launch.Request{ID: id, Profile: launch.ProfileSystem, UID: s.uid, GID: s.uid, PidsMax: 256, CPUShares: coreShares, NoFile: 65536,
-		Group: groupServices + "/" + s.name, Args: append([]string{s.name}, s.args...), Program: s.program.File, Dir: s.program.Dir,
-		Passed: []launch.Passed{{File: os.Stderr, Target: 1}, {File: os.Stderr, Target: 2}, {File: serviceEnd, Target: 3}}})
+	request := launch.Request{ID: id, Profile: launch.ProfileSystem, UID: s.uid, GID: s.uid, PidsMax: 256, CPUShares: coreShares, NoFile: 65536,
+		Group: groupServices + "/" + s.name, Args: append([]string{s.program.Name}, s.args...), Program: s.program.File, Dir: s.program.Dir,
+		Passed: []launch.Passed{{File: os.Stderr, Target: 1}, {File: os.Stderr, Target: 2}, {File: serviceEnd, Target: 3}}}
+	if s.realm != "" {
+		request.Subdir, request.Memory = string(s.realm), databaseMemory
+	} else if request.Memory, err = serviceMemory(); err != nil {
+		return err
+	} else {
+		request.Env = []string{fmt.Sprintf("GOMEMLIMIT=%d", request.Memory/8*7)}
+	}
+	err = s.k.launch(ctx, request)
 	if err != nil {
 		return err
 	}
@@ -188,29 +212,16 @@ func (s *service) started(id sigma.ProcID) {
 	}
 }
 
-// ask has the service started, if it was not wanted before. That the databases were wanted once is noted on the disk.
+// ask starts the dbd of a realm, if it does not run yet. Other services run in any case.
 func (s *service) ask() {
-	s.want.Do(func() {
-		if s.name == serviceDB {
-			if err := os.WriteFile(s.usedFile(), nil, 0o600); err != nil {
-				s.k.cfg.Log.Error("that databases are used cannot be noted: realms may leave theirs when they are removed", "err", err)
-			}
-		}
-		close(s.wanted)
-	})
-}
-
-func (s *service) usedFile() string { return filepath.Join(s.k.cfg.Data, s.name+"-used") }
-
-// unused says that the service has nothing of any realm, since nobody of this machine or another ever wanted it.
-func (s *service) unused() bool {
-	select {
-	case <-s.wanted:
-		return false
-	default:
+	if s.realm == "" {
+		return
 	}
-	_, err := os.Stat(s.usedFile())
-	return s.name == serviceDB && os.IsNotExist(err)
+	s.want.Do(func() {
+		s.asked.Store(true)
+		s.k.databases.noteUsed(s.realm)
+		s.k.sessions.Go(func() { s.supervise(s.k.ctx) })
+	})
 }
 
 func (s *service) waitReady(ctx context.Context) error {
@@ -230,6 +241,9 @@ func (s *service) address(ctx context.Context) (sigma.Endpoint, error) {
 	s.ask()
 	for {
 		if err := s.waitRuns(ctx); err != nil {
+			if err == errNotNeeded { // it ended just now: the next one is another service
+				return sigma.Endpoint{}, err
+			}
 			if sigma.KindOf(err) == sigma.KindNoSpace {
 				return sigma.Endpoint{}, err
 			}
@@ -321,12 +335,24 @@ func (s *service) connect(ctx context.Context, e sigma.Endpoint) (*session.Clien
 	return session.Dial(ctx, conn)
 }
 
+// serviceList returns the services in the order of the boot set, the dbds of realms in place of dbd.
+func (k *Kernel) serviceList() (out []*service) {
+	for _, p := range k.cfg.Programs {
+		if p.Name == serviceDB {
+			out = append(out, k.databases.list()...)
+			continue
+		}
+		out = append(out, k.services[p.Name])
+	}
+	return out
+}
+
 // service finds the service that a principal is; nil if it is a tenant's proc.
 func (k *Kernel) service(p sigma.Principal) *service {
 	if p.Realm != sigma.SystemRealm || p.Proc == "" {
 		return nil
 	}
-	for _, s := range k.services {
+	for _, s := range k.serviceList() {
 		s.mu.Lock()
 		is := s.id == p.Proc
 		s.mu.Unlock()
@@ -338,8 +364,7 @@ func (k *Kernel) service(p sigma.Principal) *service {
 }
 
 func (k *Kernel) status() (out []sigmap.Service) {
-	for _, p := range k.cfg.Programs {
-		s := k.services[p.Name]
+	for _, s := range k.serviceList() {
 		s.mu.Lock()
 		out = append(out, sigmap.Service{Name: s.name, Proc: s.id, State: s.state, Since: s.since, Restarts: s.restarts})
 		s.mu.Unlock()

@@ -34,7 +34,7 @@ type parking struct {
 	offer besched.Offer
 }
 
-// enqueueMax jobs go in one call.
+// enqueueMax jobs go in one call, if they are short enough.
 const enqueueMax = 512
 
 // session works with one incarnation of the besched until it is lost, or this machine is in another life.
@@ -122,7 +122,7 @@ func (sh *shard) send(ctx context.Context, b sigma.Caller) {
 func (sh *shard) unsent() ([]besched.Job, []sigma.ProcID) {
 	sh.s.mu.Lock()
 	defer sh.s.mu.Unlock()
-	n := min(len(sh.queue), enqueueMax)
+	n := sigmap.Fit(min(len(sh.queue), enqueueMax), func(c *sigmap.Coder, n int) { jobs := sh.queue[:n]; besched.CodeJobs(c, &jobs) })
 	jobs := sh.queue[:n:n]
 	sh.queue = sh.queue[n:]
 	if len(sh.queue) > 0 {

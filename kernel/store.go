@@ -22,8 +22,11 @@ const (
 // toldMax bounds the endpoints of the object store that are remembered: it has another after each restart, and nobody who walks to it takes longer than a few of them.
 const toldMax = 8
 
-// ofRealms says whether a service has something of each realm that is mounted in its tree: the object store, and the databases.
-func ofRealms(service string) bool { return service == serviceS3 || service == serviceDB }
+// ofRealms says whether a service has something of realms that is mounted in their trees: the object store, and a realm's databases.
+func ofRealms(service string) bool {
+	_, databases := databaseRealm(service)
+	return databases || service == serviceS3
+}
 
 // storeEndpoint is where such a service listens, here or on another machine. fresh asks again whatever is known. What it tells of the object store is remembered, for isStore.
 func (k *Kernel) storeEndpoint(ctx context.Context, service string, fresh bool) (sigma.Endpoint, error) {
@@ -50,8 +53,10 @@ func (x *links) wasTold(e sigma.Endpoint) bool {
 }
 
 func (k *Kernel) findStore(ctx context.Context, service string, fresh bool) (sigma.Endpoint, error) {
-	if s := k.local(service); s != nil {
-		return s.address(ctx)
+	for s := k.local(service); s != nil; s = k.local(service) {
+		if e, err := s.address(ctx); err != errNotNeeded {
+			return e, err
+		}
 	}
 	x := k.links
 	x.mu.Lock()
@@ -149,10 +154,11 @@ func (k *Kernel) serviceOverCall(ctx context.Context, _ identity.Subject, payloa
 	}
 }
 
-// isUnused says that the machine that has a service says that nobody ever wanted it; it is not started to say so.
-func (k *Kernel) isUnused(ctx context.Context, service string) bool {
-	if s := k.local(service); s != nil {
-		return s.unused()
+// isUnused says that the machine that has the databases says that a realm never used any; no dbd is started to say so.
+func (k *Kernel) isUnused(ctx context.Context, realm sigma.RealmID) bool {
+	service := databaseService(realm)
+	if k.databases.program.File != nil {
+		return k.databases.unused(realm)
 	}
 	payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str(&service) })
 	for _, m := range k.candidates(service) {
@@ -177,12 +183,12 @@ func (k *Kernel) serviceUnusedCall(_ context.Context, _ identity.Subject, payloa
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str(&name) }); err != nil {
 		return nil, err
 	}
-	s := k.local(name)
-	if s == nil || !ofRealms(name) {
+	realm, ok := databaseRealm(name)
+	if !ok || k.databases.program.File == nil {
 		return nil, sigma.Errorf("kernel.service", sigma.KindNotFound, "machine %s has no %.80q for other machines", k.cfg.Machine, name)
 	}
 	unused := uint32(0)
-	if s.unused() {
+	if k.databases.unused(realm) {
 		unused = 1
 	}
 	return sigmap.Payload(func(c *sigmap.Coder) { c.U32(&unused) })

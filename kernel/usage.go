@@ -44,6 +44,9 @@ func (m *questions) put(ctx context.Context, q question, send func(id uint64) er
 	ctx, cancel := context.WithTimeout(ctx, answerMax)
 	defer cancel()
 	late := func() error { return sigma.Wrap("kernel.ask", "", ctx.Err()) }
+	if ctx.Err() != nil { // the launcher answers no question that nobody waits for
+		return nil, late()
+	}
 	select {
 	case m.slots <- struct{}{}:
 		defer func() { <-m.slots }()
@@ -171,8 +174,7 @@ func (k *Kernel) usageOf(ctx context.Context, realm sigma.RealmID, id sigma.Proc
 // servicesUsage tells what the services use that status lists, in its order. One that is being restarted uses nothing; of one that cannot be asked now, or not before ctx ends, it tells what was measured last.
 func (k *Kernel) servicesUsage(ctx context.Context) (out []sigma.Usage) {
 	l := k.living()
-	for _, p := range k.cfg.Programs {
-		s := k.services[p.Name]
+	for _, s := range k.serviceList() {
 		s.mu.Lock()
 		id := s.launch
 		m := s.metered

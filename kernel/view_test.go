@@ -221,7 +221,7 @@ func newCGI(t *testing.T) *cgi {
 func TestViewShows(t *testing.T) {
 	c := newCGI(t)
 	ctx := t.Context()
-	child := c.m.startProg(sigma.Descriptor{View: viewOf("/static=/link:ro", "/pipe=/pipes/1:ro", "/workdir=/workdir:rw", "/deep/er/out=/workdir/out:rw", "/shop=/svc/shop/goods:ro", "/store=/s3/data:rw", "/workdir/none=/:none")})
+	child := c.m.startProg(sigma.Descriptor{View: viewOf("/static=/link:ro", "/pipe=/pipes/1:ro", "/workdir=/workdir:rw", "/deep/er/out=/workdir/out:rw", "/shop=/svc/shop/goods:ro", "/store=/s3/data:rw", "/workdir/none=/:none", "/members=/later/on/members:rw", "/read/later=/later/read:ro")})
 	for path, want := range map[string]string{"/static/a.html": "/www/static/a.html", "/static/sub/b.html": "/www/static/sub/b.html", "/static/home": "/www/static/a.html", "/static/sub/rel": "/www/static/sub/b.html",
 		"/workdir/mine": "/workdir/mine", "/shop/1": "/goods/1", "/store/in": "/s3/data/in"} {
 		if got, _, err := child.Get(ctx, path); string(got) != "it is "+want && string(got) != "it is "+strings.TrimPrefix(want, "/s3") || err != nil {
@@ -237,7 +237,7 @@ func TestViewShows(t *testing.T) {
 		}
 		h.Close()
 	}
-	for path, want := range map[string]string{"/": "deep pipe proc shop static store sys workdir", "/deep": "er", "/deep/er": "out", "/static": "a.html home out outdir sub", "/shop": "1 more", "/workdir": "mine", "/sys": "endpoints procs self version",
+	for path, want := range map[string]string{"/": "deep members pipe proc read shop static store sys workdir", "/deep": "er", "/deep/er": "out", "/static": "a.html home out outdir sub", "/shop": "1 more", "/workdir": "mine", "/sys": "endpoints procs self version",
 		"/proc": string(child.id), "/proc/" + string(child.id): "children descriptor log status stderr stdout usage"} {
 		es, err := child.ReadDir(ctx, path)
 		got := entryNames(es)
@@ -288,6 +288,23 @@ func TestViewShows(t *testing.T) {
 	}
 	if err != nil {
 		t.Errorf("it cannot publish an endpoint of its own: %v", err)
+	}
+	// Where an entry leads there need not be anything yet: a directory that it lets be changed is made with what leads to it.
+	if err := child.MkdirAll(ctx, "/members", 0o755); err != nil {
+		t.Errorf("it cannot make the directory of an entry: %v", err)
+	}
+	if err := publish(ctx, child, "/members/own", own); err != nil {
+		t.Errorf("it cannot publish in it: %v", err)
+	}
+	if st, err := c.admin.Lstat(ctx, "/later/on/members/own"); err != nil || st.ID.Kind != sigma.KindEndpoint {
+		t.Errorf("what it published is %+v, %v", st, err)
+	}
+	if err := child.Mkdir(ctx, "/members", 0o755); sigma.KindOf(err) != sigma.KindExists {
+		t.Errorf("it makes it again: %v", err)
+	}
+	child.MkdirAll(ctx, "/read/later", 0o755)
+	if _, err := c.admin.Stat(ctx, "/later/read"); sigma.KindOf(err) != sigma.KindNotFound {
+		t.Errorf("an entry for reading was made: %v", err)
 	}
 	// Its children see what it sees, and it sees them.
 	ids, err := child.spawn(ctx, sigma.Descriptor{Program: "/static/a.html"})

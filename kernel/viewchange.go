@@ -7,6 +7,7 @@ import (
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/treekit"
+	"sigmaos.dev/view"
 )
 
 // fenced looks at the fence that a request may carry. Its name is a path in the proc's view: the realm knows it by where that leads. A fence of a file that the proc may not change would let it depose others.
@@ -49,18 +50,13 @@ func (f *viewFile) change(ctx context.Context, op, name string, do func(context.
 
 // Create implements sigma.File. Where the name is that of an entry, the file is made where the entry leads.
 func (f *viewFile) Create(ctx context.Context, name string, flags sigma.OpenFlags, perm uint32) (file sigma.File, err error) {
-	if at := slices.Concat(f.at, []string{name}); f.at != nil {
-		if e, rest, ok := f.v.table.Lookup(at); ok && len(rest) == 0 && len(e.Target) > 0 && e.Rights&sigma.RightWrite != 0 {
-			last := len(e.Target) - 1
-			w := &way{v: f.v, f: f.v.base(), names: e.Target[:last], real: last}
-			dir, err := w.walk(ctx)
-			if err != nil || dir == nil {
-				return nil, sigma.Wrap("kernel.view.Create", name, orNotFound(err))
-			}
-			to := &viewFile{v: f.v, entry: e, inner: dir, by: w.by}
-			defer to.Close()
-			return to.Create(ctx, e.Target[last], flags, perm)
+	if e := f.entryAt(name); e != nil {
+		dir, last, err := f.v.parentOf(ctx, e, e.Target)
+		if err != nil {
+			return nil, sigma.Wrap("kernel.view.Create", name, err)
 		}
+		defer dir.Close()
+		return dir.Create(ctx, last, flags, perm)
 	}
 	err = f.change(ctx, "Create", name, func(ctx context.Context) (err error) {
 		file, err = f.inner.Create(ctx, name, flags, perm)
@@ -72,6 +68,45 @@ func (f *viewFile) Create(ctx context.Context, name string, flags sigma.OpenFlag
 	return &viewFile{v: f.v, entry: f.entry, inner: file, by: f.by, id: sigma.FileID{Kind: sigma.KindFile}, made: true}, nil
 }
 
+// entryAt returns the entry whose name this is, if what it leads to may be made. nil: there is none.
+func (f *viewFile) entryAt(name string) *view.Entry {
+	if f.at == nil {
+		return nil
+	}
+	e, rest, ok := f.v.table.Lookup(slices.Concat(f.at, []string{name}))
+	if !ok || len(rest) > 0 || len(e.Target) == 0 || e.Rights&sigma.RightWrite == 0 {
+		return nil
+	}
+	return e
+}
+
+// parentOf returns the directory, of the realm, in which the last of names is, with the rights of an entry. The caller closes it.
+func (v *viewer) parentOf(ctx context.Context, e *view.Entry, names []string) (dir *viewFile, last string, err error) {
+	n := len(names) - 1
+	w := &way{v: v, f: v.base(), names: names[:n], real: n}
+	inner, err := w.walk(ctx)
+	if err != nil || inner == nil {
+		return nil, "", orNotFound(err)
+	}
+	return &viewFile{v: v, entry: e, inner: inner, by: w.by}, names[n], nil
+}
+
+// mkdirAt makes a directory of the realm with the rights of an entry that leads there, and the directories on the way to it that are missing: whoever gave the entry named all of them.
+func (v *viewer) mkdirAt(ctx context.Context, e *view.Entry, names []string, perm uint32) error {
+	dir, last, err := v.parentOf(ctx, e, names)
+	if err != nil && sigma.KindOf(err) == sigma.KindNotFound && len(names) > 1 {
+		if err := v.mkdirAt(ctx, e, names[:len(names)-1], perm); err != nil && sigma.KindOf(err) != sigma.KindExists {
+			return err
+		}
+		dir, last, err = v.parentOf(ctx, e, names)
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Mkdir(ctx, last, perm)
+}
+
 func orNotFound(err error) error {
 	if err == nil {
 		return sigma.Errorf("kernel.view", sigma.KindNotFound, "the directory of the file is not there")
@@ -79,8 +114,11 @@ func orNotFound(err error) error {
 	return err
 }
 
-// Mkdir implements sigma.File.
+// Mkdir implements sigma.File. Where the name is that of an entry, the directory is made where the entry leads.
 func (f *viewFile) Mkdir(ctx context.Context, name string, perm uint32) error {
+	if e := f.entryAt(name); e != nil {
+		return sigma.Wrap("kernel.view.Mkdir", name, f.v.mkdirAt(ctx, e, e.Target, perm))
+	}
 	if f.covered(name) {
 		return sigma.PathError("kernel.view.Mkdir", sigma.KindExists, name)
 	}

@@ -117,6 +117,10 @@ func (w *worked) drop(realm sigma.RealmID) {
 	for _, of := range w.of {
 		delete(of, realm)
 	}
+	own := databaseService(realm)
+	delete(w.used, own)
+	delete(w.told, own)
+	delete(w.at, own)
 }
 
 // text prints it for /sys/metrics.
@@ -149,10 +153,23 @@ const workSpan = 10 * time.Second
 // countWork counts what a service did, of what it has used since that was counted last: in the realms' usage, and in their turns at besched.
 func (k *Kernel) countWork(now time.Time, service string, used time.Duration, works []sigma.Work) {
 	before := k.worked.since(service, now)
-	if early := now.Add(-workSpan); service != serviceSigmad && !before.IsZero() && before.Before(early) {
-		before = early // it had nothing to tell since then
+	if service != serviceSigmad {
+		before = spanned(now, before)
 	}
-	for _, done := range divide(used, works) {
+	k.countDone(now, before, service, divide(used, works))
+}
+
+// spanned is the time from which on a service's work counts as done, if it was told before at a time; zero = it never was.
+func spanned(now, before time.Time) time.Time {
+	if early := now.Add(-workSpan); !before.IsZero() && before.Before(early) {
+		return early // the service had nothing to tell since then
+	}
+	return before
+}
+
+// countDone counts work in the realms' usage, and in their turns at besched. It was done between the two times.
+func (k *Kernel) countDone(now, before time.Time, service string, works []sigma.Work) {
+	for _, done := range works {
 		k.worked.add(service, done)
 		k.ledger.served(now, service, done)
 		k.sched.charges.served(before, now, done)
@@ -190,13 +207,17 @@ func (r *root) workedCall(ctx context.Context, payload []byte) ([]byte, []*os.Fi
 	id := s.launch
 	s.mu.Unlock()
 	if k.worked.news(s.name, report{id, number}) {
-		var used time.Duration
+		var total time.Duration
 		if l := k.living(); l != nil {
-			if m, err := k.meter(ctx, l, id); err == nil { // else its time is divided the next time
-				used = k.worked.fresh(s.name, spent{id, m.User + m.Sys})
+			if m, err := k.meter(ctx, l, id); err == nil { // else its time is counted the next time
+				total = m.User + m.Sys
 			}
 		}
-		k.countWork(time.Now(), s.name, used, works)
+		if s.realm != "" {
+			k.databases.charge(time.Now(), s, id, total, works)
+		} else {
+			k.countWork(time.Now(), s.name, k.worked.fresh(s.name, spent{id, total}), works)
+		}
 	}
 	shares := make([]sigmap.RealmShares, 0, len(works))
 	for _, w := range works {

@@ -29,10 +29,7 @@ func (l *Launcher) Keep(id uint64, label []byte, fds ...int) error {
 	b := binary.LittleEndian.AppendUint64([]byte{9, 0, 1, 0}, id)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(label)))
 	b = append(b, label...)
-	if len(fds) == 0 {
-		return l.send(b, nil)
-	}
-	return l.send(b, syscall.UnixRights(fds...))
+	return l.send(b, fds...)
 }
 
 // Adopt hands to handle what the launcher runs already, and what has ended lately. It must come before Run, once.

@@ -7,6 +7,7 @@ package launch
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/inflight"
 	"sigmaos.dev/nowait"
 	"sigmaos.dev/sigma"
 )
@@ -53,6 +55,7 @@ type Request struct {
 	Args, Env []string
 	Program   *os.File
 	Dir       *os.File // data directory, ProfileSystem only
+	Subdir    string   // directory below Dir that is the data directory instead, made for UID if it is missing: one path element of a-z, 0-9 and -
 	Passed    []Passed
 }
 
@@ -149,6 +152,8 @@ func (e Failed) Err() error {
 		kind = sigma.KindBusy
 	case e.Step == "plan":
 		kind = sigma.KindInvalid
+	case e.Errno == syscall.ETIMEDOUT:
+		kind, hint = sigma.KindTimeout, "the machine has too much to do, or its launcher hangs: run sigma doctor on it"
 	default:
 		hint = "run sigma doctor on the machine"
 	}
@@ -157,9 +162,11 @@ func (e Failed) Err() error {
 
 // Launcher is the connection. Safe for concurrent use.
 type Launcher struct {
-	conn *net.UnixConn
-	raw  syscall.RawConn // of it; nil if it was closed already
-	mu   sync.Mutex      // orders senders
+	conn     *net.UnixConn
+	raw      syscall.RawConn // of it; nil if it was closed already
+	mu       sync.Mutex      // orders senders
+	passing  inflight.Queue
+	patience time.Duration // sendMax
 }
 
 // New wraps the control socket.
@@ -168,7 +175,9 @@ func New(conn *net.UnixConn) *Launcher {
 	if err != nil {
 		raw = nil // it is closed
 	}
-	return &Launcher{conn: conn, raw: raw}
+	l := &Launcher{conn: conn, raw: raw, patience: sendMax}
+	l.passing.Of(raw, inflight.LauncherMax)
+	return l
 }
 
 // Start sends a request. An error means that nothing was started.
@@ -190,7 +199,7 @@ func (l *Launcher) Start(r Request) error {
 	u32(uint32(r.Profile), r.UID, r.GID, r.PidsMax)
 	b = binary.LittleEndian.AppendUint64(b, uint64(r.Memory))
 	u32(r.CPUShares, r.NoFile)
-	u16(len(r.Args), len(r.Env), len(r.Passed), len(r.Group))
+	u16(len(r.Args), len(r.Env), len(r.Passed), len(r.Group), len(r.Subdir))
 	fds := []int{int(r.Program.Fd())}
 	if r.Profile == ProfileSystem {
 		fds = append(fds, int(r.Dir.Fd()))
@@ -203,7 +212,7 @@ func (l *Launcher) Start(r Request) error {
 		}
 		fds = append(fds, fd)
 	}
-	b = append(b, r.Group...)
+	b = append(append(b, r.Group...), r.Subdir...)
 	for _, list := range [][]string{r.Args, r.Env} {
 		for _, s := range list {
 			u32(uint32(len(s)))
@@ -213,18 +222,18 @@ func (l *Launcher) Start(r Request) error {
 	if len(b) > messageMax {
 		return sigma.Errorf("launch.Start", sigma.KindTooBig, "arguments and environment do not fit %d bytes", messageMax)
 	}
-	return l.send(b, syscall.UnixRights(fds...))
+	return l.send(b, fds...)
 }
 
 // Kill ends all processes of a proc at once.
 func (l *Launcher) Kill(id uint64) error {
-	return l.send(binary.LittleEndian.AppendUint64([]byte{2, 0, 1, 0}, id), nil)
+	return l.send(binary.LittleEndian.AppendUint64([]byte{2, 0, 1, 0}, id))
 }
 
 // Signal sends a signal to the main process of a proc.
 func (l *Launcher) Signal(id uint64, sig syscall.Signal) error {
 	b := binary.LittleEndian.AppendUint64([]byte{3, 0, 1, 0}, id)
-	return l.send(binary.LittleEndian.AppendUint32(b, uint32(sig)), nil)
+	return l.send(binary.LittleEndian.AppendUint32(b, uint32(sig)))
 }
 
 // Share is what a group of procs has beside the groups that have the same parent.
@@ -244,13 +253,13 @@ func (l *Launcher) SetShare(group string, s Share) error {
 	}
 	b = binary.LittleEndian.AppendUint32(b, idle)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(group)))
-	return l.send(append(b, group...), nil)
+	return l.send(append(b, group...))
 }
 
 // DropGroup removes a group as soon as nothing is in it. A proc that starts in it, or SetShare, before that lets it be, and makes it again afterwards. It is no error if there is no such group.
 func (l *Launcher) DropGroup(group string) error {
 	b := binary.LittleEndian.AppendUint16([]byte{13, 0, 1, 0}, uint16(len(group)))
-	return l.send(append(b, group...), nil)
+	return l.send(append(b, group...))
 }
 
 // Yield has group second, and what is below it, stand aside while threads of group first wait for a processor: from now on, or until the next Yield. Each is a group's path, as in SetShare. Yielded tells from time to time what came of it.
@@ -259,47 +268,96 @@ func (l *Launcher) Yield(first, second string) error {
 	for _, group := range []string{first, second} {
 		b = append(binary.LittleEndian.AppendUint16(b, uint16(len(group))), group...)
 	}
-	return l.send(b, nil)
+	return l.send(b)
 }
 
 // Freeze stops all processes of a proc until Thaw. Exactly one Frozen answers each, while the launcher lives. It is no error if the proc is frozen. Kill ends a frozen proc.
 func (l *Launcher) Freeze(id uint64) error {
-	return l.send(binary.LittleEndian.AppendUint64([]byte{4, 0, 1, 0}, id), nil)
+	return l.send(binary.LittleEndian.AppendUint64([]byte{4, 0, 1, 0}, id))
 }
 
 // Thaw lets a frozen proc go on. Exactly one Thawed answers each, while the launcher lives. It is no error if the proc is not frozen.
 func (l *Launcher) Thaw(id uint64) error {
-	return l.send(binary.LittleEndian.AppendUint64([]byte{5, 0, 1, 0}, id), nil)
+	return l.send(binary.LittleEndian.AppendUint64([]byte{5, 0, 1, 0}, id))
 }
 
 // Meter asks what a proc uses. Exactly one Metered answers each, while the launcher lives.
 func (l *Launcher) Meter(id uint64) error {
-	return l.send(binary.LittleEndian.AppendUint64([]byte{8, 0, 1, 0}, id), nil)
+	return l.send(binary.LittleEndian.AppendUint64([]byte{8, 0, 1, 0}, id))
 }
 
-func (l *Launcher) send(b, oob []byte) error {
+// sendMax is how long the launcher may take nothing, while its socket is full.
+const sendMax = 30 * time.Second
+
+// send sends a record with descriptors. KindLost: the launcher is gone, and Run says so. Otherwise it is
+// there and nothing was sent: KindBusy if the kernel has no room for descriptors or memory, KindTimeout
+// if the launcher does not read.
+func (l *Launcher) send(b []byte, fds ...int) error {
+	const op = "launch.send"
+	late := time.Now().Add(l.patience) // of who waits for others that wait, too
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.sendLocked(b, oob); err != nil {
-		return &sigma.Error{Op: "launch.send", Kind: sigma.KindLost, Msg: "the launcher is gone", Err: err}
+	err := l.sendLocked(b, fds, late)
+	switch kind := sigma.KindOf(err); {
+	case err == nil:
+		return nil
+	case kind == sigma.KindLost, errors.Is(err, net.ErrClosed):
+		return &sigma.Error{Op: op, Kind: sigma.KindLost, Msg: "the launcher is gone", Err: err}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &sigma.Error{Op: op, Kind: sigma.KindTimeout, Msg: "the launcher takes no requests", Hint: "see sigma doctor on the machine", Err: err}
+	default:
+		return &sigma.Error{Op: op, Kind: kind, Msg: "the launcher cannot be asked", Err: err}
 	}
-	return nil
 }
 
 // sendLocked sends at once if there is room, which is the rule.
-func (l *Launcher) sendLocked(b, oob []byte) error {
+func (l *Launcher) sendLocked(b []byte, fds []int, late time.Time) error {
 	if l.raw == nil {
 		return net.ErrClosed
 	}
+	put := func(fd uintptr) error { _, err := l.passing.Write(int(fd), b); return err }
+	if len(fds) > 0 {
+		parcel, err := l.packLocked(fds, late)
+		if err != nil {
+			return err
+		}
+		defer parcel.Drop()
+		put = func(fd uintptr) error { return parcel.Send(int(fd), b) }
+	}
 	var failed error
-	err := l.raw.Write(func(fd uintptr) bool {
-		failed = nowait.Sendmsg(int(fd), b, oob)
-		return failed != syscall.EAGAIN
-	})
+	err := l.raw.Control(func(fd uintptr) { failed = put(fd) })
+	if err == nil && failed == syscall.EAGAIN {
+		l.conn.SetWriteDeadline(late)
+		defer l.conn.SetWriteDeadline(time.Time{})
+		err = l.raw.Write(func(fd uintptr) bool {
+			failed = put(fd)
+			return failed != syscall.EAGAIN
+		})
+	}
 	if err == nil && failed != nil {
 		err = os.NewSyscallError("sendmsg", failed)
 	}
 	return err
+}
+
+// roomPause is how long sendLocked waits before it looks again whether the launcher has received descriptors.
+const roomPause = time.Millisecond
+
+// packLocked counts descriptors, when the launcher has received enough of those before: it reads all, so a burst waits.
+func (l *Launcher) packLocked(fds []int, late time.Time) (*inflight.Parcel, error) {
+	for {
+		parcel, err := l.passing.PackFDs(fds)
+		if err == nil || sigma.KindOf(err) != sigma.KindBusy {
+			return parcel, err
+		}
+		if time.Now().After(late) {
+			return nil, os.ErrDeadlineExceeded
+		}
+		if err := l.raw.Control(func(uintptr) {}); err != nil { // Run has closed it: the launcher is gone
+			return nil, err
+		}
+		time.Sleep(roomPause)
+	}
 }
 
 // receive waits for a record.

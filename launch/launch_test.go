@@ -2,7 +2,9 @@ package launch
 
 import (
 	"encoding/hex"
+	"os"
 	"reflect"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -79,7 +81,7 @@ func TestFailedErr(t *testing.T) {
 		e    Failed
 		want sigma.Kind
 	}{{Failed{Step: "exec", Errno: syscall.ENOEXEC}, sigma.KindNoExec}, {Failed{Step: "plan", Errno: syscall.EINVAL}, sigma.KindInvalid}, {Failed{Step: "clone", Errno: syscall.EAGAIN}, sigma.KindBusy},
-		{Failed{Step: "seccomp", Errno: syscall.EINVAL}, sigma.KindOther}} {
+		{Failed{Step: "seccomp", Errno: syscall.EINVAL}, sigma.KindOther}, {Failed{Step: "launcher", Errno: syscall.ETIMEDOUT}, sigma.KindTimeout}} {
 		if got := sigma.KindOf(c.e.Err()); got != c.want {
 			t.Errorf("%+v: got %v, want %v", c.e, got, c.want)
 		}
@@ -107,4 +109,104 @@ func TestLimits(t *testing.T) {
 	if err := l.Kill(1); sigma.KindOf(err) != sigma.KindLost {
 		t.Errorf("got %v, want lost", err)
 	}
+}
+
+// A burst of requests with more descriptors than may be unread waits for the launcher, which reads them, and none fails.
+func TestBurstWaits(t *testing.T) {
+	ours, theirs, err := session.FilePair(syscall.SOCK_SEQPACKET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := session.UnixConn(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	program, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	l := New(conn)
+	l.passing.Of(l.raw, 3) // as if that were LauncherMax
+	const requests = 50
+	var reading sync.WaitGroup
+	file, err := session.UnixConn(theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	reading.Go(func() {
+		b, oob := make([]byte, messageMax), make([]byte, 256)
+		for range requests {
+			_, oobn, _, _, err := file.ReadMsgUnix(b, oob)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			messages, _ := syscall.ParseSocketControlMessage(oob[:oobn])
+			for i := range messages {
+				fds, _ := syscall.ParseUnixRights(&messages[i])
+				for _, fd := range fds {
+					syscall.Close(fd)
+				}
+			}
+		}
+	})
+	for i := range requests {
+		if err := l.Start(Request{ID: uint64(i), Args: []string{"x"}, Program: program}); err != nil {
+			t.Errorf("request %d: %v", i, err)
+		}
+	}
+	reading.Wait()
+}
+
+// The launcher is gone only if the socket says so. Any other errno means that it is there, so that nobody waits for the word of its end.
+func TestErrnoKeepsItsMeaning(t *testing.T) {
+	ours, theirs, err := session.FilePair(syscall.SOCK_SEQPACKET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	conn, err := session.UnixConn(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	program, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	l := New(conn)
+	want := func(what string, err error, kind sigma.Kind) {
+		t.Helper()
+		if err == nil || sigma.KindOf(err) != kind {
+			t.Errorf("%s: got %v, want %v", what, err, kind)
+		}
+	}
+	want("no such descriptor", l.Start(Request{Program: program, Passed: []Passed{{FD: 1 << 20, Target: 3}}}), sigma.KindOther)
+	if err := conn.SetWriteBuffer(256 << 10); err != nil {
+		t.Fatal(err)
+	}
+	l.passing.Of(l.raw, 64)
+	l.patience = 50 * time.Millisecond
+	for err = nil; err == nil; {
+		err = l.Start(Request{Program: program})
+	}
+	want("what the launcher has not read", err, sigma.KindTimeout)
+	for err = nil; err == nil; {
+		err = l.Kill(1)
+	}
+	want("a launcher that does not read", err, sigma.KindTimeout)
+	for n, buf := 1, make([]byte, messageMax); n > 0; {
+		theirs.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+		n, _ = theirs.Read(buf)
+	}
+	if err := l.Start(Request{Program: program}); err != nil {
+		t.Errorf("after all was read: %v", err)
+	}
+	theirs.Close()
+	want("the launcher is gone", l.Start(Request{Program: program}), sigma.KindLost)
+	want("the launcher is gone", l.Kill(1), sigma.KindLost)
 }

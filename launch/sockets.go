@@ -45,7 +45,7 @@ func (l *Launcher) sockets(id, ask uint64, shut uint32, inodes []uint64) error {
 	for _, i := range inodes {
 		b = binary.LittleEndian.AppendUint64(b, i)
 	}
-	return l.send(b, nil)
+	return l.send(b)
 }
 
 // decodeFound reads what comes after the question's number.

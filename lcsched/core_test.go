@@ -368,8 +368,11 @@ func TestCoreRandom(t *testing.T) {
 }
 
 func FuzzCodes(f *testing.F) {
-	a := Attendance{CPU: 1000, Labels: map[string]string{"zone": "a"}, Held: []Held{{ID: "p", Realm: "r"}}}
+	a := Attendance{CPU: 1000, Labels: map[string]string{"zone": "a"}}
 	b, _ := sigmap.Payload(a.Code)
+	f.Add(b)
+	held := []Held{{ID: "p", Realm: "r"}}
+	b, _ = sigmap.Payload(func(c *sigmap.Coder) { CodeHeld(c, &held) })
 	f.Add(b)
 	x := Next{Jobs: []Job{job("a", 1, 1, where("zone=a"))}, Refused: []Refusal{{"b", "why"}}}
 	b, _ = sigmap.Payload(x.Code)
@@ -378,8 +381,9 @@ func FuzzCodes(f *testing.F) {
 		var a Attendance
 		var x Next
 		var ws []Waits
-		errs := []error{sigmap.Parse(b, a.Code), sigmap.Parse(b, x.Code), sigmap.Parse(b, func(c *sigmap.Coder) { CodeWaits(c, &ws) })}
-		if len(a.Held) > len(b) || len(x.Jobs) > len(b) || len(ws) > len(b) {
+		var held []Held
+		errs := []error{sigmap.Parse(b, a.Code), sigmap.Parse(b, func(c *sigmap.Coder) { CodeHeld(c, &held) }), sigmap.Parse(b, x.Code), sigmap.Parse(b, func(c *sigmap.Coder) { CodeWaits(c, &ws) })}
+		if len(held) > len(b) || len(x.Jobs) > len(b) || len(ws) > len(b) {
 			t.Error("more entries than bytes", errs)
 		}
 	})

@@ -16,6 +16,7 @@ import (
 // Methods of the service's root file. The machine that calls is the Principal's, stamped from its link. Those of an lcsched that does not lead answer KindUnavailable.
 //
 //	leads     - -> -           says whether this one leads; of anybody
+//	held      []Held -> -      what is reserved at the machine, or more of it; before attend
 //	attend    Attendance -> -  makes the machine known, and lasts until its end, or until the machine attends anew, or this lcsched leads no more. The other calls wait for the one of their session
 //	enqueue   []Job, whose home is ignored: it is the caller -> -
 //	cancel    ProcID -> -
@@ -27,6 +28,7 @@ import (
 //	waiting   - -> []Waits     what waits; of anybody
 const (
 	CallLeads    = "leads"
+	CallHeld     = "held"
 	CallAttend   = "attend"
 	CallEnqueue  = "enqueue"
 	CallCancel   = "cancel"
@@ -44,7 +46,7 @@ type Attendance struct {
 	CPU         sigma.MilliCPU
 	Memory      sigma.Bytes
 	Labels      map[string]string
-	Held        []Held
+	Held        []Held // not in its payload: it was told before
 	Lent        sigma.Bytes
 	Closed      bool // it takes nothing new
 }
@@ -66,21 +68,25 @@ func (a *Attendance) Code(c *sigmap.Coder) {
 			a.Labels[name] = value
 		}
 	}
-	n := len(a.Held)
+	c.U64((*uint64)(&a.Lent))
+	c.Bool(&a.Closed)
+}
+
+// CodeHeld is the payload of held.
+func CodeHeld(c *sigmap.Coder, hs *[]Held) {
+	n := len(*hs)
 	c.Count(&n, 18)
 	if c.Decoding() {
-		a.Held = make([]Held, n)
+		*hs = make([]Held, n)
 	}
-	for i := range a.Held {
-		h := &a.Held[i]
+	for i := range *hs {
+		h := &(*hs)[i]
 		c.ProcID(&h.ID)
 		c.RealmID(&h.Realm)
 		c.Str(&h.Name)
 		c.U32((*uint32)(&h.CPU))
 		c.U64((*uint64)(&h.Memory))
 	}
-	c.U64((*uint64)(&a.Lent))
-	c.Bool(&a.Closed)
 }
 
 // CodeJobs is the payload of jobs.
@@ -149,10 +155,10 @@ func CodeWaits(c *sigmap.Coder, ws *[]Waits) {
 	}
 }
 
-// waitsMax jobs that wait are told of; a message has room for them.
+// waitsMax jobs that wait are told of, as far as a message has room for them.
 const waitsMax = 256
 
-// nextMax jobs and refusals are in one answer.
+// nextMax jobs, or refusals, are in one answer.
 const nextMax = 128
 
 // Service answers machines while it leads. It is a tree whose root is one callable file. Safe for concurrent use.
@@ -175,6 +181,7 @@ type visit struct {
 	next Next       // Service.mu; not fetched yet
 
 	limits []Limits // Service.mu; that were told so far
+	held   []Held   // Service.mu; that were told before it attends
 }
 
 var _ sigma.Tree = (*Service)(nil)
@@ -216,6 +223,18 @@ func notLeading() error {
 func (v *visit) call(ctx context.Context, method string, payload []byte) ([]byte, error) {
 	s := v.s
 	switch method {
+	case CallHeld:
+		var held []Held
+		if err := sigmap.Parse(payload, func(c *sigmap.Coder) { CodeHeld(c, &held) }); err != nil {
+			return nil, err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(v.held)+len(held) > heldMost {
+			return nil, sigma.Errorf("lcsched.held", sigma.KindTooBig, "a machine has no %d reservations", heldMost)
+		}
+		v.held = append(v.held, held...)
+		return nil, nil
 	case CallAttend:
 		var a Attendance
 		if err := sigmap.Parse(payload, a.Code); err != nil {
@@ -238,7 +257,7 @@ func (v *visit) call(ctx context.Context, method string, payload []byte) ([]byte
 			return nil, nil
 		}
 		ws := s.core.Waiting()
-		ws = ws[:min(len(ws), waitsMax)]
+		ws = ws[:sigmap.Fit(min(len(ws), waitsMax), func(c *sigmap.Coder, n int) { some := ws[:n]; CodeWaits(c, &some) })]
 		return sigmap.Payload(func(c *sigmap.Coder) { CodeWaits(c, &ws) })
 	}
 	e, err := v.event(method, payload)
@@ -258,6 +277,9 @@ func (v *visit) call(ctx context.Context, method string, payload []byte) ([]byte
 	}
 	return nil, nil
 }
+
+// heldMost bounds the reservations that a machine tells of: more than it has room for.
+const heldMost = 1 << 20
 
 // limitsMost bounds the realms whose limits a machine tells: more than there are.
 const limitsMost = 1 << 20
@@ -327,6 +349,7 @@ func (v *visit) attend(ctx context.Context, a *Attendance) error {
 	}
 	v.life = sigma.Life{Machine: v.machine, Incarnation: a.Incarnation}
 	s.attending[v.machine] = v
+	a.Held, v.held = v.held, nil
 	s.stepLocked(Attended{Life: v.life, CPU: a.CPU, Memory: a.Memory, Labels: a.Labels, Held: a.Held, Lent: a.Lent, Closed: a.Closed})
 	close(v.begun)
 	s.mu.Unlock()
@@ -408,7 +431,11 @@ func (v *visit) wait(ctx context.Context) (x Next, err error) {
 	}
 	for {
 		v.s.mu.Lock()
-		jobs, refused := min(len(v.next.Jobs), nextMax), min(len(v.next.Refused), nextMax)
+		jobs := sigmap.Fit(min(len(v.next.Jobs), nextMax), func(c *sigmap.Coder, n int) { some := Next{Jobs: v.next.Jobs[:n]}; some.Code(c) })
+		refused := 0
+		if jobs == 0 {
+			refused = sigmap.Fit(min(len(v.next.Refused), nextMax), func(c *sigmap.Coder, n int) { some := Next{Refused: v.next.Refused[:n]}; some.Code(c) })
+		}
 		x.Jobs, v.next.Jobs = v.next.Jobs[:jobs:jobs], v.next.Jobs[jobs:]
 		x.Refused, v.next.Refused = v.next.Refused[:refused:refused], v.next.Refused[refused:]
 		v.s.mu.Unlock()

@@ -46,13 +46,12 @@ func (n *Node) Listen(ctx context.Context, ln net.Listener) error {
 			return sigma.Wrap("link.Listen", "", err)
 		}
 		pause = 0
-		from := host(conn.RemoteAddr())
-		if !n.slots.take(from) {
-			n.refused(conn, sigma.Errorf("link.Listen", sigma.KindBusy, "too many handshakes are under way"))
-			conn.Close()
-			continue
+		place, ended := n.handshakes.take(conn)
+		if ended != nil {
+			n.refused(ended.conn, sigma.Errorf("link.Listen", sigma.KindBusy, "too many handshakes are under way, and this one was the oldest"))
+			ended.conn.Close()
 		}
-		all.Go(func() { n.accept(ctx, conn, sync.OnceFunc(func() { n.slots.give(from) })) })
+		all.Go(func() { n.accept(ctx, conn, sync.OnceFunc(func() { n.handshakes.give(place) })) })
 	}
 }
 
@@ -319,41 +318,4 @@ func abort(conn net.Conn) {
 		t.SetLinger(0)
 	}
 	conn.Close() // of TLS would first say goodbye
-}
-
-func host(a net.Addr) string {
-	h, _, err := net.SplitHostPort(a.String())
-	if err != nil {
-		return a.String()
-	}
-	return h
-}
-
-// slots counts handshakes, all and by address, so that one address cannot take all of them.
-type slots struct {
-	mu   *sync.Mutex
-	all  *int           // mu
-	from map[string]int // mu
-}
-
-func newSlots() slots { return slots{new(sync.Mutex), new(int), map[string]int{}} }
-
-func (s slots) take(from string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if *s.all >= handshakesMax || s.from[from] >= handshakesFrom {
-		return false
-	}
-	*s.all++
-	s.from[from]++
-	return true
-}
-
-func (s slots) give(from string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	*s.all--
-	if s.from[from]--; s.from[from] == 0 {
-		delete(s.from, from)
-	}
 }

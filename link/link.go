@@ -2,14 +2,14 @@
 // machine that dials says whom it wants to reach and on whose behalf; if the other side agrees, the rest of the connection is a session or bytes for that target.
 //
 // It promises that whatever is handed to Config.Serve comes from a member that is admitted now, speaking for itself or a proc that it runs and for no other machine's; that a connection ends as soon as the
-// roster no longer holds its peer; that strangers cost a bounded number of sockets for a bounded time, however they behave, and keep no member of another address out; and that a machine that does not answer is not
+// roster no longer holds its peer; that strangers cost a bounded number of sockets for a bounded time, however they behave, and cannot take a place that a member of another address needs (handshakes); and that a machine that does not answer is not
 // dialled without end. A refusal travels in words.
 //
 // Besides, it makes direct connections (direct.go): TCP sockets of their own for what two machines' programs say to each other, in the clear, with the same promises about who has one at the time it is made.
 //
 // It assumes that a member's sigmad tells the truth about which of its procs asks: it runs them. What else a member may do is for Config.Serve to judge. Users: kernel, machined, sigma join.
 //
-// Locks: Node.mu; nothing is called under it.
+// Locks: Node.mu; nothing is called under it. handshakes.mu; the roster is asked under it.
 package link
 
 import (
@@ -33,8 +33,8 @@ const (
 	connectMax     = 2 * time.Second    // for TCP's part of dialling, two retransmissions of a SYN among it
 	hearMax        = time.Second        // that a handshake waits until this machine has heard of a peer that was certified a moment ago
 	enrolMax       = 30 * time.Second   // an enrolment is decided by another machine, and committed
-	handshakesMax  = 256                // that are under way at once; each costs a socket and about 50 KiB
-	handshakesFrom = 32                 // of them from one address
+	handshakesMax  = 256                // of strangers that are under way at once; each costs a socket and about 50 KiB
+	handshakesFrom = 32                 // from one address; more by what members are there (handshakes)
 	enrolmentsMax  = 16                 // that are under way at once
 	dialsMost      = handshakesFrom / 2 // to one machine, that are under way at once: more than handshakesFrom would be turned away there
 	linksMax       = 4096               // with one peer, so that one machine's mistake does not use up another's file descriptors
@@ -116,7 +116,7 @@ func (l *Link) CloseWrite() error { return l.Conn.(*tls.Conn).CloseWrite() }
 // Node is this machine's end of all its links. Safe for concurrent use.
 type Node struct {
 	cfg        Config
-	slots      slots
+	handshakes *handshakes
 	enrolments chan struct{}
 
 	mu      sync.Mutex
@@ -143,7 +143,7 @@ func New(cfg Config) (*Node, error) {
 			return (&net.Dialer{Timeout: connectMax}).DialContext(ctx, "tcp", address)
 		}
 	}
-	n := &Node{cfg: cfg, slots: newSlots(), enrolments: make(chan struct{}, enrolmentsMax), links: map[sigma.MachineID]map[*Link]bool{}, dials: map[sigma.MachineID]*dialling{}, turns: map[sigma.MachineID]chan struct{}{}, keys: map[[keyName]byte]*directKey{}, warm: map[sigma.MachineID]*warmth{}, batches: map[sigma.MachineID]bool{}}
+	n := &Node{cfg: cfg, handshakes: newHandshakes(cfg.Identity.Roster()), enrolments: make(chan struct{}, enrolmentsMax), links: map[sigma.MachineID]map[*Link]bool{}, dials: map[sigma.MachineID]*dialling{}, turns: map[sigma.MachineID]chan struct{}{}, keys: map[[keyName]byte]*directKey{}, warm: map[sigma.MachineID]*warmth{}, batches: map[sigma.MachineID]bool{}}
 	if cfg.ConnectAll == nil {
 		n.cfg.ConnectAll = n.connectAll
 	}
@@ -236,6 +236,7 @@ func (n *Node) enter(l *Link) error {
 		n.forget(l)
 		return err
 	}
+	n.handshakes.prove(l.Peer.Machine, l.Conn)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -166,9 +167,13 @@ type from struct {
 func (f from) RemoteAddr() net.Addr { return f.addr }
 
 func (p *pipes) dialFrom(ip byte) (net.Conn, error) {
+	return p.dialAs(netip.AddrFrom4([4]byte{10, 0, 0, ip}))
+}
+
+func (p *pipes) dialAs(addr netip.Addr) (net.Conn, error) {
 	a, b := net.Pipe()
 	select {
-	case p.conns <- from{b, &net.TCPAddr{IP: net.IPv4(10, 0, 0, ip), Port: 1}}:
+	case p.conns <- from{b, net.TCPAddrFromAddrPort(netip.AddrPortFrom(addr, 1))}:
 		return a, nil
 	case <-p.over:
 		return nil, syscall.ECONNREFUSED
@@ -199,7 +204,7 @@ func member(t *testing.T, a *identity.Authority, roster *identity.Roster, name s
 	if err != nil {
 		t.Fatal(err)
 	}
-	return id, identity.Member{Machine: name, Key: identity.KeyFingerprint(pub), Address: "10.0.0.1:7700", Incarnation: life}
+	return id, identity.Member{Machine: name, Key: identity.KeyFingerprint(pub), Address: "10.0.0." + string(name[1:]) + ":7700", Incarnation: life}
 }
 
 // bubble runs m1, which listens on a network of pipes, and m2, which can dial it.
@@ -250,8 +255,8 @@ func TestSilent(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if *m1.slots.all != handshakesFrom {
-			t.Errorf("%d handshakes are under way, of one address", *m1.slots.all)
+		if m1.handshakes.strangers != handshakesFrom {
+			t.Errorf("%d handshakes are under way, of one address", m1.handshakes.strangers)
 		}
 		l, err := m2.Dial(t.Context(), "m1", Target{ToService, "x"}, proc)
 		if err != nil {
@@ -267,8 +272,8 @@ func TestSilent(t *testing.T) {
 			t.Errorf("silent connections stood for %v", d)
 		}
 		synctest.Wait()
-		if *m1.slots.all != 0 || len(m1.slots.from) != 0 {
-			t.Errorf("%d places are still taken", *m1.slots.all)
+		if m1.handshakes.strangers != 0 || len(m1.handshakes.from) != 0 {
+			t.Errorf("%d places are still taken", m1.handshakes.strangers)
 		}
 		go l.Write([]byte("x"))
 		if n, err := l.Read(make([]byte, 1)); n != 1 || err != nil {

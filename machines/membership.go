@@ -19,29 +19,38 @@ type Membership struct {
 	Alive       uint32 // of these
 	Controls    uint32 // control machines
 	Voting      uint32 // of these, those that are alive
+	Silent      uint32 // control machines that are not declared lost and do not answer this machine
 	Expiries    []identity.Expiry
 }
 
 // Quorum says whether a majority of the control machines is alive, as far as the machine knows.
 func (m *Membership) Quorum() bool { return 2*m.Voting > m.Controls }
 
-// Describe fills in what is known of a machine's place from its identity.
-func Describe(id *identity.Identity, address string) Membership {
+// Describe fills in what is known of a machine's place from its identity. silent says of a control machine that it does not answer this one now.
+func Describe(id *identity.Identity, address string, silent func(sigma.MachineID) bool) Membership {
 	self, roster := id.Self(), id.Roster()
 	m := Membership{System: self.System, Incarnation: self.Incarnation, Address: address, Epoch: roster.Epoch(), Expiries: id.Expiries()}
-	for _, x := range roster.Members() {
+	m.tally(roster.Members(), silent)
+	return m
+}
+
+// tally counts members. One that is silent is not counted as alive: without a majority nobody declares it lost.
+func (m *Membership) tally(members []identity.Member, silent func(sigma.MachineID) bool) {
+	for _, x := range members {
 		m.Machines++
-		if !x.Lost {
+		quiet := !x.Lost && x.Control && silent(x.Machine)
+		if quiet {
+			m.Silent++
+		} else if !x.Lost {
 			m.Alive++
 		}
 		if x.Control {
 			m.Controls++
-			if !x.Lost {
+			if !x.Lost && !quiet {
 				m.Voting++
 			}
 		}
 	}
-	return m
 }
 
 // expiriesMax bounds the list in a Membership: a certificate and a few authorities.
@@ -57,6 +66,7 @@ func CodeMembership(c *sigmap.Coder, m *Membership) {
 	c.U32(&m.Alive)
 	c.U32(&m.Controls)
 	c.U32(&m.Voting)
+	c.U32(&m.Silent)
 	n := min(len(m.Expiries), expiriesMax)
 	c.Count(&n, 2+8+1)
 	if c.Decoding() {

@@ -14,6 +14,9 @@ import (
 
 // Mkdir implements fs.NodeMkdirer.
 func (n *node) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	if no := n.takes(name); no != 0 {
+		return nil, no
+	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
 	if err := n.with(ctx, true, func(dir sigma.File) error { return dir.Mkdir(ctx, name, mode&0o777) }); err != nil {
@@ -24,6 +27,9 @@ func (n *node) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.En
 
 // Symlink implements fs.NodeSymlinker.
 func (n *node) Symlink(ctx context.Context, target, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	if no := n.takes(name); no != 0 {
+		return nil, no
+	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
 	target = n.m.inward(target)
@@ -46,6 +52,9 @@ func (n *node) Readlink(ctx context.Context) ([]byte, syscall.Errno) {
 	if err == nil {
 		target, err = n.m.outward(at, target)
 	}
+	if len(target) >= sigma.PathMax {
+		return nil, syscall.ENAMETOOLONG
+	}
 	return []byte(target), errnoOf(err)
 }
 
@@ -53,7 +62,39 @@ func (n *node) Readlink(ctx context.Context) ([]byte, syscall.Errno) {
 func (n *node) Unlink(ctx context.Context, name string) syscall.Errno {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	return errnoOf(n.with(ctx, true, func(dir sigma.File) error { return dir.Remove(ctx, name) }))
+	remove := func() error { return n.with(ctx, true, func(dir sigma.File) error { return dir.Remove(ctx, name) }) }
+	if c := n.entry(name); c != nil {
+		return errnoOf(c.removed(ctx, n, remove))
+	}
+	return errnoOf(remove())
+}
+
+// entry is the node of an entry that the kernel remembers; nil if there is none.
+func (n *node) entry(name string) *node {
+	if in := n.GetChild(name); in != nil {
+		return in.Operations().(*node)
+	}
+	return nil
+}
+
+// Link implements fs.NodeLinker: there are no hard links.
+func (n *node) Link(context.Context, fs.InodeEmbedder, string, *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	return nil, syscall.EPERM
+}
+
+// Mknod implements fs.NodeMknoder. Only regular files can be made.
+func (n *node) Mknod(ctx context.Context, name string, mode uint32, _ uint32, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	if mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, syscall.EPERM
+	}
+	in, fh, _, no := n.Create(ctx, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, mode, out)
+	if no != 0 {
+		return nil, no
+	}
+	f := fh.(fs.FileReleaser)
+	no = fh.(opened).of().Flush(ctx)
+	f.Release(ctx)
+	return in, no
 }
 
 // Rmdir implements fs.NodeRmdirer.
@@ -67,28 +108,42 @@ func (n *node) Rename(ctx context.Context, name string, newParent fs.InodeEmbedd
 		return syscall.EXDEV
 	case flags&^unix.RENAME_NOREPLACE != 0:
 		return syscall.EINVAL
-	case len(newName) > sigma.NameMax:
-		return syscall.ENAMETOOLONG
+	}
+	if no := to.takes(newName); no != 0 {
+		return no
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	err := n.with(ctx, true, func(from sigma.File) error {
-		dst, err := to.find(ctx)
-		if err != nil {
-			return err
+	if c := n.entry(name); c != nil {
+		if err := c.publish(ctx); err != nil { // it has the name at the server then
+			return errnoOf(err)
 		}
-		defer n.m.handles.release(dst)
-		if flags&unix.RENAME_NOREPLACE != 0 {
-			switch f, _, err := dst.file.Walk(ctx, []string{newName}); {
-			case err == nil && f != nil:
-				f.Close()
-				return sigma.PathError("mount.Rename", sigma.KindExists, newName)
-			case err != nil && sigma.KindOf(err) != sigma.KindNotFound:
+	}
+	rename := func() error {
+		return n.with(ctx, true, func(from sigma.File) error {
+			dst, err := to.find(ctx)
+			if err != nil {
 				return err
 			}
-		}
-		return from.Rename(ctx, name, dst.file, newName)
-	})
+			defer n.m.handles.release(dst)
+			if flags&unix.RENAME_NOREPLACE != 0 {
+				switch f, _, err := dst.file.Walk(ctx, []string{newName}); {
+				case err == nil && f != nil:
+					f.Close()
+					return sigma.PathError("mount.Rename", sigma.KindExists, newName)
+				case err != nil && sigma.KindOf(err) != sigma.KindNotFound:
+					return err
+				}
+			}
+			return from.Rename(ctx, name, dst.file, newName)
+		})
+	}
+	var err error
+	if over := to.entry(newName); over != nil && flags&unix.RENAME_NOREPLACE == 0 && over != n.entry(name) {
+		err = over.removed(ctx, to, rename)
+	} else {
+		err = rename()
+	}
 	if k := sigma.KindOf(err); err != nil && to != n && (k == sigma.KindUnsupported || k == sigma.KindInvalid) && n.serverOf(ctx) != to.serverOf(ctx) {
 		return syscall.EXDEV // so that mv(1) copies
 	}
@@ -116,6 +171,9 @@ func (n *node) serverOf(ctx context.Context) string {
 func (n *node) Statfs(ctx context.Context, out *fuse.StatfsOut) syscall.Errno {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
+	if dir := n.removedFrom(); dir != nil {
+		n = dir
+	}
 	var room sigma.Space
 	err := n.with(ctx, false, func(f sigma.File) (err error) {
 		if s, ok := f.(sigma.Spacious); ok {
@@ -187,7 +245,10 @@ func (d *directory) Readdirent(ctx context.Context) (*fuse.DirEntry, syscall.Err
 	}
 	e := d.entries[0]
 	d.entries = d.entries[1:]
-	out := &fuse.DirEntry{Name: e.Name, Mode: typeOf(e.ID.Kind), Ino: max(e.ID.Path, 2), Off: e.Next}
+	out := &fuse.DirEntry{Name: e.Name, Mode: typeOf(e.ID.Kind), Ino: d.n.number(e.Name, e.ID.Path), Off: e.Next}
+	if in := d.n.GetChild(e.Name); in != nil {
+		out.Ino = in.StableAttr().Ino
+	}
 	if out.Off == 0 && len(d.entries) == 0 {
 		out.Off = d.next
 	}

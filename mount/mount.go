@@ -5,12 +5,14 @@
 //   - nothing hangs: every request ends within opTimeout, but reads of what waits by its nature (pipes, logs), and those end with a signal. While the system cannot be
 //     reached, requests fail as EHOSTUNREACH after reachTimeout, and go on when it can;
 //   - what changes elsewhere is seen within CacheTime, and what changes through the mount at once;
-//   - no link leads out of the mount, whatever a tenant made it say (link.go);
+//   - no link leads out of the mount, whatever a tenant made it say (link.go), unless links are trusted;
+//   - a tenant's tree without an end, or within itself, ends at a bound (inodes.go), and what the mount remembers has one;
 //   - set-user-ID bits, devices and other users' access are off unless the caller of Mount switches the last of them on.
 //
 // It assumes that the kernel checks permissions (default_permissions): the provider, as whom it asks sigmaOS, is refused nothing.
 //
-// Locks: node.mu, then handles.mu or realm.mu. None is held while a server is asked but node.mu while a file is found again.
+// Locks: node.naming, open.mu, node.mu, then handles.mu, inodes.mu or realm.mu. While a server is
+// asked none is held but node.naming and open.mu of the file that is asked about.
 package mount
 
 import (
@@ -19,12 +21,14 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/memfs"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -38,6 +42,8 @@ const (
 	ioSize = 1 << 20
 	// backgroundMax is how many read-aheads and write-backs the kernel has under way: 64 MiB of requests at most, of which each is answered in pieces.
 	backgroundMax = 64
+	// keptMax bounds the names that were removed while they are open; the file that does not fit is not removed.
+	keptMax = 64 * sigma.MiB
 	// Type is the file system type that /proc/self/mountinfo shows.
 	Type = "fuse.sigma"
 )
@@ -49,6 +55,8 @@ type Config struct {
 	Source     string // what mount(8) shows as the device
 	AllowOther bool   // other users than the one who mounts may use it
 	ReadOnly   bool
+	// TrustLinks shows targets of links as they were written, which lead wherever that is on this host. Only who trusts everybody that writes or serves what is mounted sets it.
+	TrustLinks bool
 	// Connect connects to the realm, now and whenever the connection was lost. How long that may take its context says.
 	Connect func(ctx context.Context) (*sdk.Client, error)
 	// Lost is called once when the system could not be reached for a while (abandonAfter).
@@ -61,6 +69,10 @@ type Mount struct {
 	server    *fuse.Server
 	realm     *realm
 	handles   *handles
+	kept      *memfs.Tree // names that were removed while they are open (removed.go)
+	inodes    *inodes
+	made      atomic.Uint64 // how many nodes were made
+	tenants   bool          // a program of the realm serves what is mounted, not the system
 	uid, gid  uint32
 	canPass   bool     // the kernel reads and writes passed descriptors by itself
 	unpassing sync.Map // servers that pass no descriptors: string -> struct{}
@@ -74,7 +86,7 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Mount{cfg: cfg, names: names, handles: newHandles(), uid: uint32(os.Getuid()), gid: uint32(os.Getgid())}
+	m := &Mount{cfg: cfg, names: names, handles: newHandles(), inodes: newInodes(), kept: memfs.New(memfs.Config{SizeMax: keptMax}), uid: uint32(os.Getuid()), gid: uint32(os.Getgid())}
 	m.realm = newRealm(cfg)
 	l, err := m.realm.get(ctx)
 	if err != nil {
@@ -88,10 +100,11 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 		m.realm.close()
 		return nil, err
 	}
-	root := &node{m: m, kind: sigma.KindDir}
+	m.tenants = !l.isSystems(ctx, names)
+	root := &node{m: m, identity: identity{kind: sigma.KindDir}}
 	second := CacheTime
 	o := &fs.Options{EntryTimeout: &second, AttrTimeout: &second, NegativeTimeout: &second, UID: m.uid, GID: m.gid, NullPermissions: true,
-		RootStableAttr: &fs.StableAttr{Ino: inode(l.serverOf(names), st.ID.Path)},
+		RootStableAttr: &fs.StableAttr{Ino: fuse.FUSE_ROOT_ID},
 		MountOptions: fuse.MountOptions{AllowOther: cfg.AllowOther, FsName: cfg.Source, Name: strings.TrimPrefix(Type, "fuse."), MaxWrite: ioSize, MaxReadAhead: ioSize, MaxBackground: backgroundMax,
 			DisableXAttrs: true, DisableReadDirPlus: true, DirectMount: true, ExtraCapabilities: fuse.CAP_ATOMIC_O_TRUNC, Options: []string{"default_permissions"}}}
 	if cfg.ReadOnly {
@@ -103,6 +116,7 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 		m.realm.close()
 		return nil, mountError(cfg.Dir, err)
 	}
+	m.inodes.ended.Go(m.inodes.trim)
 	m.canPass = os.Geteuid() == 0 && m.server.KernelSettings().Flags64()&fuse.CAP_PASSTHROUGH != 0
 	return m, nil
 }
@@ -120,7 +134,9 @@ func mountError(dir string, err error) error {
 // Wait returns when the file system has been unmounted, by whomever.
 func (m *Mount) Wait() {
 	m.server.Wait()
+	m.inodes.close()
 	m.realm.close()
+	m.kept.Close()
 }
 
 // Unmount unmounts. EBUSY, as KindBusy, says that somebody uses it.

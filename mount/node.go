@@ -1,8 +1,8 @@
 package mount
 
 import (
+	"container/list"
 	"context"
-	"path"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,16 +18,22 @@ import (
 // node is a file that the kernel remembers.
 type node struct {
 	fs.Inode
-	m      *Mount
-	kind   sigma.FileKind
-	handle *handle // handles.mu
+	m        *Mount
+	identity               // never changes
+	handle   *handle       // handles.mu
+	listed   *list.Element // inodes.mu; nil while the kernel does not know the node
 
 	mu     sync.Mutex
 	st     sigma.Stat // mu; as it was told last
 	when   time.Time  // mu; that was
 	writes uint64     // mu; how often the file was changed through the mount
 	uses   uses       // mu
-	last   *open      // mu; what was opened last and is open still, if known
+	opens  []*open    // mu; in the order of their opening
+	gone   *node      // mu; the directory that the file was removed from through the mount; nil = it has a name
+	ctime  time.Time  // mu; when mode or times were changed through the mount last
+
+	// naming is held while the file is published, removed or renamed, and while the server is asked for that.
+	naming sync.Mutex
 }
 
 var (
@@ -48,7 +54,10 @@ var (
 )
 
 // OnForget lets go of the handle.
-func (n *node) OnForget() { n.m.handles.drop(n) }
+func (n *node) OnForget() {
+	n.m.inodes.forget(n)
+	n.m.handles.drop(n)
+}
 
 // place is where the node is in the mount, "" for the root. A file that was removed has none.
 func (n *node) place() (string, error) {
@@ -108,14 +117,14 @@ func (n *node) find(ctx context.Context) (*handle, error) {
 	}
 	name, parent := n.Parent()
 	if parent == nil || strings.HasPrefix(name, ".go-fuse.") {
-		return nil, sigma.Errorf("mount.node", sigma.KindStale, "the file was removed")
+		return n.findOpen(ctx)
 	}
 	dir := parent.Operations().(*node)
 	f, id, l, err := dir.step(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	if dir.inode(l, name, f, id) != n.StableAttr().Ino {
+	if dir.identify(l, name, f, id) != n.identity {
 		f.Close()
 		return nil, sigma.Errorf("mount.node", sigma.KindStale, "another file has this name now")
 	}
@@ -144,44 +153,33 @@ func (n *node) step(ctx context.Context, name string) (file sigma.File, id sigma
 	return file, id, l, err
 }
 
-// inode is the number of an entry of the directory.
-func (n *node) inode(l *life, name string, f sigma.File, id sigma.FileID) uint64 {
-	server := ""
-	if s, ok := f.(interface{ Server() string }); ok {
-		server = s.Server()
+// child gives the node of an entry: the one that stands there, or a new one if that is of another file. It takes f, unless that is open.
+func (n *node) child(ctx context.Context, name string, f sigma.File, isOpen bool, l *life, st sigma.Stat, out *fuse.EntryOut) (*node, error) {
+	id := n.identify(l, name, f, st.ID)
+	to := n.known(name, id)
+	if to == nil {
+		to = &node{m: n.m, identity: id}
+		n.NewInode(ctx, to, fs.StableAttr{Mode: typeOf(id.kind), Ino: n.number(name, id.path), Gen: n.m.made.Add(1)})
+		to.saw(st, 0)
 	}
-	at := n.m.pathOf(path.Join(n.Path(nil), name))
-	if server == "" {
-		names, _ := sigma.ParsePath(at)
-		server = l.serverOf(names)
+	if err := n.m.inodes.touch(n, to); err != nil {
+		f.Close()
+		return nil, err
 	}
-	if id.Path == 0 { // it has no identity but its name
-		return inode(at, 1)
-	}
-	return inode(server, id.Path)
-}
-
-// child makes the node of an entry, or finds it again. It takes f, unless that is open.
-func (n *node) child(ctx context.Context, name string, f sigma.File, isOpen bool, l *life, st sigma.Stat, out *fuse.EntryOut) *fs.Inode {
-	made := &node{m: n.m, kind: st.ID.Kind}
-	ino := n.inode(l, name, f, st.ID)
-	in := n.NewInode(ctx, made, fs.StableAttr{Mode: typeOf(st.ID.Kind), Ino: ino})
-	to := in.Operations().(*node)
 	if !isOpen {
 		n.m.handles.release(n.m.handles.adopt(to, f, l))
 	}
-	if to == made {
-		to.saw(st, 0)
-	}
-	n.m.describe(st, &out.Attr)
-	out.Ino = ino
+	to.describe(st, &out.Attr)
 	out.SetAttrTimeout(CacheTime)
 	out.SetEntryTimeout(CacheTime)
-	return in
+	return to, nil
 }
 
 // enter looks an entry up and makes its node.
 func (n *node) enter(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	if in, err := n.unpublished(ctx, name, out); in != nil || err != nil {
+		return in, errnoOf(err)
+	}
 	f, _, l, err := n.step(ctx, name)
 	if err != nil {
 		return nil, errnoOf(err)
@@ -191,7 +189,11 @@ func (n *node) enter(ctx context.Context, name string, out *fuse.EntryOut) (*fs.
 		f.Close()
 		return nil, errnoOf(err)
 	}
-	return n.child(ctx, name, f, false, l, st, out), 0
+	to, err := n.child(ctx, name, f, false, l, st, out)
+	if err != nil {
+		return nil, errnoOf(err)
+	}
+	return to.EmbeddedInode(), 0
 }
 
 // asking is called before the server is asked for attributes; saw takes what it gives.
@@ -223,6 +225,7 @@ func (n *node) changed(size uint64) {
 func (n *node) after(c sigma.StatChange) (st sigma.Stat, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.ctime = time.Now()
 	if c.Size != nil || time.Since(n.when) > CacheTime {
 		return st, false
 	}
@@ -248,15 +251,21 @@ func typeOf(k sigma.FileKind) uint32 {
 	return unix.S_IFREG
 }
 
-// describe translates attributes. All times are that of the last modification, and there are no hard links.
-func (m *Mount) describe(st sigma.Stat, out *fuse.Attr) {
-	out.Mode = typeOf(st.ID.Kind) | st.Perm&0o777
+// describeServed translates attributes as the server gave them. All times are that of the last
+// modification, but that of change where the version tells it, and there are no hard links. A program
+// that serves a tree cannot let other users of the host write.
+func (n *node) describeServed(st sigma.Stat, out *fuse.Attr) {
+	perm := st.Perm & 0o777
+	if n.ofTenant() {
+		perm &= 0o755
+	}
+	out.Mode = typeOf(st.ID.Kind) | perm
 	out.Size = st.Size
 	if st.ID.Kind == sigma.KindDir {
 		out.Size = 4096
 	}
 	out.Blocks, out.Blksize, out.Nlink = (out.Size+511)/512, 4096, 1
-	out.Uid, out.Gid = m.uid, m.gid
+	out.Uid, out.Gid = n.m.uid, n.m.gid
 	t := st.Modified
 	if t.IsZero() {
 		t = time.Unix(0, 0)
@@ -270,8 +279,8 @@ func (m *Mount) describe(st sigma.Stat, out *fuse.Attr) {
 
 // Lookup implements fs.NodeLookuper.
 func (n *node) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
-	if len(name) > sigma.NameMax {
-		return nil, syscall.ENAMETOOLONG
+	if no := n.takes(name); no != 0 {
+		return nil, no
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
@@ -296,9 +305,22 @@ func (n *node) Getattr(ctx context.Context, fh fs.FileHandle, out *fuse.AttrOut)
 		return errnoOf(err)
 	}
 	n.saw(st, asked)
-	n.m.describe(st, &out.Attr)
+	n.describe(st, &out.Attr)
 	out.SetTimeout(CacheTime)
 	return 0
+}
+
+// describe translates attributes with what the mount knows of them besides.
+func (n *node) describe(st sigma.Stat, out *fuse.Attr) {
+	n.describeServed(st, out)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.gone != nil {
+		out.Nlink = 0
+	}
+	if time.Unix(int64(out.Ctime), int64(out.Ctimensec)).Before(n.ctime) {
+		out.SetTimes(nil, nil, &n.ctime)
+	}
 }
 
 // Setattr implements fs.NodeSetattrer. Times of access are not kept, nor bits above 0777; the owner is who mounted.
@@ -325,13 +347,20 @@ func (n *node) Setattr(ctx context.Context, fh fs.FileHandle, in *fuse.SetAttrIn
 	if n.kind == sigma.KindSymlink { // a link's time is when it was made
 		c = sigma.StatChange{}
 	}
+	if o := n.openFor(fh, c); o != nil && o.object && in.Valid&fuse.FATTR_MTIME_NOW != 0 { // as touch(1) does: publishing it again sets its time
+		if err := o.change(ctx, true, func(sigma.File) error { return nil }); err != nil {
+			return errnoOf(err)
+		}
+		c.Modified = nil
+	}
 	if c == (sigma.StatChange{}) {
 		return n.Getattr(ctx, fh, out)
 	}
 	change := func(f sigma.File) error { return f.SetStat(ctx, c) }
 	err := errClosed
 	if o := n.openFor(fh, c); o != nil {
-		err = o.with(ctx, true, change)
+		fh = o
+		err = o.change(ctx, true, change)
 	}
 	if err == errClosed {
 		err = n.with(ctx, false, change)
@@ -343,7 +372,7 @@ func (n *node) Setattr(ctx context.Context, fh fs.FileHandle, in *fuse.SetAttrIn
 	if !ok {
 		return n.Getattr(ctx, fh, out)
 	}
-	n.m.describe(st, &out.Attr)
+	n.describe(st, &out.Attr)
 	out.SetTimeout(CacheTime)
 	return 0
 }
@@ -354,9 +383,7 @@ func (n *node) openFor(fh fs.FileHandle, c sigma.StatChange) *open {
 	if named, ok := fh.(opened); ok {
 		o = named.of()
 	} else if c.Size == nil {
-		n.mu.Lock()
-		o = n.last
-		n.mu.Unlock()
+		o = n.anyOpen()
 	}
 	if o == nil || c.Size != nil && !o.flags.Writes() {
 		return nil

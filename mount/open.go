@@ -3,6 +3,7 @@ package mount
 import (
 	"context"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -32,12 +33,14 @@ type open struct {
 	flags  sigma.OpenFlags
 	passes bool        // counted in uses.passed
 	waits  bool        // what is read may take as long as it likes: a pipe, a log
-	dirty  atomic.Bool // written to since it was published last
+	object bool        // it is written, and published (object.go)
+	dirty  atomic.Bool // of an object: made, cut or written to since it was published last
 
 	mu     sync.RWMutex
 	file   sigma.File // mu
 	life   *life      // mu
 	closed bool       // mu
+	frozen bool       // mu; of an object: file was published, so that nobody can change it
 }
 
 // errClosed is of a handle that was closed since it was found.
@@ -60,6 +63,7 @@ var (
 	_ fs.FileWriter          = (*open)(nil)
 	_ fs.FileFlusher         = (*open)(nil)
 	_ fs.FileFsyncer         = (*open)(nil)
+	_ fs.FileLseeker         = (*open)(nil)
 	_ fs.FileReleaser        = (*open)(nil)
 	_ fs.FileReader          = (*spliced)(nil)
 	_ fs.FilePassthroughFder = (*passed)(nil)
@@ -93,6 +97,12 @@ func (n *node) Open(ctx context.Context, linux uint32) (fs.FileHandle, uint32, s
 	ctx, cancel := bounded(ctx)
 	defer cancel()
 	flags := flagsOf(linux) &^ sigma.OpenExclusive
+	if err := n.publish(ctx); err != nil { // who opens the file gets what was written so far
+		return nil, 0, errnoOf(err)
+	}
+	if flags.Writes() && n.isObject() {
+		flags |= sigma.OpenReadWrite // for what copy says
+	}
 	file, l, err := n.openAt(ctx, flags)
 	if err != nil {
 		return nil, 0, errnoOf(err)
@@ -100,7 +110,7 @@ func (n *node) Open(ctx context.Context, linux uint32) (fs.FileHandle, uint32, s
 	if flags&sigma.OpenTruncate != 0 {
 		n.changed(0)
 	}
-	fh, how := n.opened(ctx, file, l, flags)
+	fh, how := n.opened(ctx, &open{n: n, flags: flags, file: file, life: l, object: flags.Writes() && n.isObject()})
 	return fh, how, 0
 }
 
@@ -138,13 +148,15 @@ func (n *node) openAt(ctx context.Context, flags sigma.OpenFlags) (file sigma.Fi
 	return file, l, err
 }
 
-// opened makes the handle of a file that is open at the server, and says how the kernel shall treat it.
-func (n *node) opened(ctx context.Context, file sigma.File, l *life, flags sigma.OpenFlags) (fs.FileHandle, uint32) {
-	o := &open{n: n, flags: flags, waits: n.kind != sigma.KindFile, file: file, life: l}
-	fd := n.pass(ctx, file, flags)
+// opened takes note of a file that is open at the server, and gives what stands for it and how the
+// kernel shall treat it.
+func (n *node) opened(ctx context.Context, o *open) (fs.FileHandle, uint32) {
+	o.waits = n.kind != sigma.KindFile
+	o.dirty.Store(o.object)
+	fd := n.pass(ctx, o.file, o.flags)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.last = o
+	n.opens = append(n.opens, o)
 	if n.m.canPass && !o.waits && (n.uses.passed > 0 || fd != nil && n.uses.cached == 0) {
 		n.uses.passed++
 		o.passes = true
@@ -157,7 +169,7 @@ func (n *node) opened(ctx context.Context, file sigma.File, l *life, flags sigma
 	switch {
 	case fd != nil:
 		return &spliced{open: o, fd: fd}, fuse.FOPEN_KEEP_CACHE
-	case o.waits || flags&sigma.OpenAppend != 0: // its size is not known, or its end is where the server says
+	case o.waits || o.flags&sigma.OpenAppend != 0: // its size is not known, or its end is where the server says
 		return o, fuse.FOPEN_DIRECT_IO
 	}
 	return o, fuse.FOPEN_KEEP_CACHE
@@ -194,12 +206,15 @@ func (n *node) pass(ctx context.Context, file sigma.File, flags sigma.OpenFlags)
 
 // Create implements fs.NodeCreater.
 func (n *node) Create(ctx context.Context, name string, linux uint32, mode uint32, out *fuse.EntryOut) (*fs.Inode, fs.FileHandle, uint32, syscall.Errno) {
-	if len(name) > sigma.NameMax {
-		return nil, nil, 0, syscall.ENAMETOOLONG
+	if no := n.takes(name); no != 0 {
+		return nil, nil, 0, no
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
 	flags := flagsOf(linux)
+	if n.isObject() {
+		flags |= sigma.OpenReadWrite // also if it is to be read only: it is made nevertheless
+	}
 	var made sigma.File
 	var st sigma.Stat
 	known := false
@@ -223,13 +238,16 @@ func (n *node) Create(ctx context.Context, name string, linux uint32, mode uint3
 		made.Close()
 		return nil, nil, 0, errnoOf(err)
 	}
-	in := n.child(ctx, name, made, true, l, st, out)
+	to, err := n.child(ctx, name, made, true, l, st, out)
+	if err != nil {
+		return nil, nil, 0, errnoOf(err)
+	}
 	if known { // but for its time, which the kernel asks for when somebody wants to know
-		in.Operations().(*node).changed(0)
+		to.changed(0)
 		out.SetAttrTimeout(time.Nanosecond) // 0 would be replaced by the default
 	}
-	fh, how := in.Operations().(*node).opened(ctx, made, l, flags&^(sigma.OpenTruncate|sigma.OpenExclusive))
-	return in, fh, how, 0
+	fh, how := to.opened(ctx, &open{n: to, flags: flags &^ (sigma.OpenTruncate | sigma.OpenExclusive), file: made, life: l, object: n.isObject()})
+	return to.EmbeddedInode(), fh, how, 0
 }
 
 // asMade gives the attributes of a file that was made just now, if nobody can have made it before and its handle knows which it is. It saves a request of each file that is made.
@@ -250,8 +268,8 @@ func (o *open) with(ctx context.Context, again bool, op func(f sigma.File) error
 		err = op(file)
 	}
 	o.mu.RUnlock()
-	if err == nil || !gone(err) || l.lives() && sigma.KindOf(err) != sigma.KindLost {
-		return err
+	if err == nil || !gone(err) || o.object || l.lives() && sigma.KindOf(err) != sigma.KindLost {
+		return err // what was written of an object is gone with its handle
 	}
 	if rerr := o.renew(ctx, file); rerr != nil {
 		return rerr
@@ -307,49 +325,62 @@ func (o *open) Write(ctx context.Context, data []byte, off int64) (uint32, sysca
 		defer cancel()
 	}
 	done := 0
-	o.dirty.Store(true)
 	defer func() { o.n.changed(uint64(off) + uint64(done)) }()
-	err := o.with(ctx, o.flags&sigma.OpenAppend == 0, func(f sigma.File) (err error) { done, err = f.WriteAt(ctx, data, uint64(off)); return err })
+	err := o.change(ctx, o.flags&sigma.OpenAppend == 0, func(f sigma.File) (err error) { done, err = f.WriteAt(ctx, data, uint64(off)); return err })
 	if err != nil && done == 0 {
 		return 0, errnoOf(err)
 	}
 	return uint32(done), 0
 }
 
-// Flush implements fs.FileFlusher: what close(2) answers.
+// Flush implements fs.FileFlusher: what close(2) answers, of each descriptor that was duplicated
+// too.
 func (o *open) Flush(ctx context.Context) syscall.Errno {
-	if !o.dirty.Swap(false) {
+	if !o.dirty.Load() {
 		return 0
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	return errnoOf(o.with(ctx, false, func(f sigma.File) error {
-		if p, ok := f.(sigma.Publisher); ok {
-			return p.Publish(ctx)
-		}
-		return nil
-	}))
+	return errnoOf(o.n.publish(ctx, o))
 }
 
 // Fsync implements fs.FileFsyncer.
 func (o *open) Fsync(ctx context.Context, _ uint32) syscall.Errno {
+	if o.object {
+		return o.Flush(ctx) // which waits for the disk
+	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	o.dirty.Store(false)
 	return errnoOf(o.with(ctx, true, func(f sigma.File) error { return f.Sync(ctx) }))
 }
 
+// Lseek implements fs.FileLseeker: there are no holes but the one after the end.
+func (o *open) Lseek(ctx context.Context, off uint64, whence uint32) (uint64, syscall.Errno) {
+	var out fuse.AttrOut
+	if no := o.n.Getattr(ctx, o, &out); no != 0 {
+		return 0, no
+	}
+	switch {
+	case off >= out.Size:
+		return 0, syscall.ENXIO
+	case whence == unix.SEEK_DATA:
+		return off, 0
+	case whence == unix.SEEK_HOLE:
+		return out.Size, 0
+	}
+	return 0, syscall.EINVAL
+}
+
 // Release implements fs.FileReleaser.
-func (o *open) Release(context.Context) syscall.Errno {
+func (o *open) Release(ctx context.Context) syscall.Errno {
+	o.Flush(ctx) // what was written to mapped memory after the last close
 	o.n.mu.Lock()
 	if o.passes {
 		o.n.uses.passed--
 	} else {
 		o.n.uses.cached--
 	}
-	if o.n.last == o {
-		o.n.last = nil
-	}
+	o.n.opens = slices.DeleteFunc(o.n.opens, func(other *open) bool { return other == o })
 	o.n.mu.Unlock()
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -2,7 +2,6 @@ package mount
 
 import (
 	"context"
-	"hash/fnv"
 	"sync"
 	"time"
 
@@ -36,6 +35,7 @@ type realm struct {
 // life is one connection. Handles of a former one are of no use.
 type life struct {
 	client *sdk.Client
+	lost   <-chan struct{} // closed when its sigmad is gone
 	root   sigma.File
 }
 
@@ -47,7 +47,7 @@ func newRealm(cfg Config) *realm {
 
 func (l *life) lives() bool {
 	select {
-	case <-l.client.Done():
+	case <-l.lost:
 		return false
 	default:
 		return true
@@ -160,12 +160,30 @@ func (r *realm) once() (*life, error) {
 	if err != nil {
 		return nil, err
 	}
+	lost := c.Lost()
 	root, err := namespace.Through{Tree: c.Tree, At: r.cfg.Path}.Attach(ctx, sigma.Principal{}, "")
 	if err != nil {
 		c.Close()
 		return nil, err
 	}
-	return &life{client: c, root: root}, nil
+	return &life{client: c, lost: lost, root: root}, nil
+}
+
+// isSystems says whether the system serves the root of the mount, which it does not if a program of the realm serves it or if there is a link on the way.
+func (l *life) isSystems(ctx context.Context, names []string) bool {
+	top, err := namespace.Through{Tree: l.client.Tree, At: "/"}.Attach(ctx, sigma.Principal{}, "")
+	if err != nil {
+		return false
+	}
+	defer top.Close()
+	f, _, err := top.Walk(ctx, names)
+	if err != nil || f == nil {
+		return false
+	}
+	defer f.Close()
+	st, err := f.Stat(ctx)
+	s, ok := f.(interface{ Server() string })
+	return err == nil && st.ID.Kind == sigma.KindDir && ok && servesSystem(s.Server())
 }
 
 func (r *realm) close() {
@@ -175,14 +193,4 @@ func (r *realm) close() {
 	if r.life != nil {
 		r.life.client.Close()
 	}
-}
-
-// inode makes the number that Linux knows a file by of the one that its server has for it. 1 is the root's.
-func inode(server string, id uint64) uint64 {
-	if server == "" {
-		return max(id, 2)
-	}
-	h := fnv.New64a()
-	h.Write([]byte(server))
-	return max(h.Sum64()^id, 2)
 }

@@ -10,7 +10,8 @@ import (
 // A directory of endpoints is a union of the trees behind them: DIR/~any/NAME is NAME of the first member, by order of names, that lives and has it, and DIR/~local/NAME the same of the members on this machine
 // (000 §6.2 lets clerks fail over so). A member that lacks what the request needs, or cannot be reached, has certainly done nothing, and the next one is asked. One that dies in the middle may have done it: only what reads goes on then.
 
-// passOver prepares the cursor for the next member and reports whether there may be one. Without a choice, a server that died while it was read from is asked once more: it may have been started again.
+// passOver prepares the cursor for the next member and reports whether there may be one. Without a choice, a server that died while it was read from is asked once more: it may have been started again. The
+// root's is asked as often as another has taken its place.
 func (t *Tree) passOver(c *cursor, err error, again bool) bool {
 	kind := sigma.KindOf(err)
 	switch {
@@ -20,10 +21,10 @@ func (t *Tree) passOver(c *cursor, err error, again bool) bool {
 		return false
 	}
 	if c.before == nil {
-		if kind != sigma.KindLost || c.mount == "" || c.redialled {
+		if kind != sigma.KindLost || c.mount == "" && c.epoch == t.epoch() || c.mount != "" && c.redialled {
 			return false
 		}
-		c.redialled = true
+		c.redialled = c.mount != ""
 		t.atRoot(c)
 		return true
 	}

@@ -37,6 +37,7 @@ const (
 type Config struct {
 	Root    sigma.File      // handle of the root; stays the caller's
 	Done    <-chan struct{} // closed when Root's session ends, so that leases are not renewed for ever; nil = never
+	Epoch   func() uint32   // counts the servers that Root's session has had, one after another; nil = it has one
 	Machine sigma.MachineID // what ~local means; "" = nothing
 	// Dial attaches to the server behind an endpoint. done is closed when that session ends. nil = endpoints are not gone through.
 	Dial func(ctx context.Context, e sigma.Endpoint) (root sigma.File, done <-chan struct{}, err error)
@@ -92,7 +93,8 @@ type cursor struct {
 	passed map[string]bool // entries that were tried before it, and are not to be taken again
 	reason error           // why the first of them was left
 
-	redialled bool // a server that died was asked for once more
+	redialled bool   // a server that died was asked for once more
+	epoch     uint32 // of the root's servers, when it was begun there
 }
 
 // move makes file the place from where names are walked.
@@ -211,6 +213,7 @@ func (t *Tree) follow(ctx context.Context, c *cursor, stop *sigma.Stopped) error
 
 // atRoot puts the cursor at the beginning of its path, or at the object store if the path leads there and it is mounted already.
 func (t *Tree) atRoot(c *cursor) {
+	c.epoch = t.epoch()
 	c.move(t.cfg.Root, false, c.path)
 	c.mount = ""
 	if len(c.path) < 2 || c.path[0] != sigma.NameS3 {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sigmaos.dev/sigma"
@@ -256,8 +258,8 @@ func (t *Tree) RemoveAll(ctx context.Context, path string) error {
 	dir, name, _, err := t.parent(ctx, path)
 	if err == nil {
 		defer dir.Close()
-		r := remover{make(chan struct{}, removersMax)}
-		err = r.all(ctx, dir, name)
+		r := remover{turns: make(chan struct{}, removersMax)}
+		err = r.all(ctx, dir, name, 0)
 	}
 	if sigma.KindOf(err) == sigma.KindNotFound {
 		return nil
@@ -268,13 +270,22 @@ func (t *Tree) RemoveAll(ctx context.Context, path string) error {
 // remover removes what is in directories, some at once, since each removal is a round trip, and servers gather changes.
 type remover struct {
 	turns chan struct{} // has a place for each goroutine besides the caller's
+	seen  atomic.Int64  // entries
 }
 
-// removersMax is enough to hide round trips, and few beside what a session allows.
-const removersMax = 11
+const (
+	// removersMax is enough to hide round trips, and few beside what a session allows.
+	removersMax = 11
+	// removeDepth, which no path can name more than, and removeMax, of entries, end the removal of a directory that a tenant's tree shows without an end.
+	removeDepth = sigma.PathMax / 2
+	removeMax   = 1 << 24
+)
 
-// all removes name of dir. Entries that appear meanwhile make it try again, a bounded number of times.
-func (r *remover) all(ctx context.Context, dir sigma.File, name string) error {
+// all removes name of dir, which lies so many directories below that which is to be removed. Entries that appear meanwhile make it try again, a bounded number of times.
+func (r *remover) all(ctx context.Context, dir sigma.File, name string, depth int) error {
+	if r.seen.Add(1) > removeMax || depth > removeDepth {
+		return &sigma.Error{Op: "namespace.RemoveAll", Kind: sigma.KindTooBig, Msg: "there is more in it than is removed at once, and perhaps no end: " + strconv.Itoa(removeDepth) + " directories one in another, or " + strconv.Itoa(removeMax) + " entries", Hint: "part of it was removed; remove directories further down first"}
+	}
 	for range 10 {
 		err := dir.Remove(ctx, name)
 		if sigma.KindOf(err) != sigma.KindNotEmpty {
@@ -284,7 +295,7 @@ func (r *remover) all(ctx context.Context, dir sigma.File, name string) error {
 		if err != nil || d == nil {
 			return err
 		}
-		err = r.entries(ctx, d)
+		err = r.entries(ctx, d, depth+1)
 		d.Close()
 		if err != nil {
 			return err
@@ -294,7 +305,7 @@ func (r *remover) all(ctx context.Context, dir sigma.File, name string) error {
 }
 
 // entries removes what is in d, until something cannot be removed.
-func (r *remover) entries(ctx context.Context, d sigma.File) error {
+func (r *remover) entries(ctx context.Context, d sigma.File, depth int) error {
 	es, err := list(ctx, d, listMax)
 	if err != nil {
 		return err
@@ -304,7 +315,7 @@ func (r *remover) entries(ctx context.Context, d sigma.File) error {
 	var others sync.WaitGroup
 	defer others.Wait()
 	one := func(name string) {
-		if err := r.all(ctx, d, name); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
+		if err := r.all(ctx, d, name, depth); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 			cancel(err)
 		}
 	}
@@ -360,8 +371,26 @@ func (t *Tree) rename(ctx context.Context, n *change, oldPath, newPath string) e
 	return withPathOrNil(n.do(ctx, c.mount == "", func(ctx context.Context) error { return from.Rename(ctx, oldName, to, newName) }), oldPath)
 }
 
-// Watch implements sigma.Namespace.
+// Watch implements sigma.Namespace. It goes on at the next server when that of the root dies.
 func (t *Tree) Watch(ctx context.Context, path string, since sigma.Version) (sigma.Version, error) {
+	for {
+		epoch := t.epoch()
+		v, err := t.watch(ctx, path, since)
+		if err == nil || sigma.KindOf(err) != sigma.KindLost || t.epoch() == epoch {
+			return v, err
+		}
+	}
+}
+
+// epoch counts the servers of the root.
+func (t *Tree) epoch() uint32 {
+	if t.cfg.Epoch == nil {
+		return 0
+	}
+	return t.cfg.Epoch()
+}
+
+func (t *Tree) watch(ctx context.Context, path string, since sigma.Version) (sigma.Version, error) {
 	f, _, err := t.walk(ctx, path, true)
 	if err != nil {
 		return 0, err

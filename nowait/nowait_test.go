@@ -89,3 +89,32 @@ func TestUnpolled(t *testing.T) {
 		t.Error("there is a file of no descriptor")
 	}
 }
+
+func TestUnread(t *testing.T) {
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Close(pair[0])
+	want := func(what string, some bool) {
+		t.Helper()
+		if n, err := Unread(pair[0]); err != nil || (n > 0) != some {
+			t.Errorf("%s: %d, %v", what, n, err)
+		}
+	}
+	var b [100]byte
+	want("at first", false)
+	Write(pair[0], b[:])
+	if n, _ := Unread(pair[0]); n < len(b) {
+		t.Errorf("of a record of %d bytes %d are unread", len(b), n)
+	}
+	Read(pair[1], b[:])
+	want("after it was read", false)
+	Write(pair[0], b[:])
+	want("another", true)
+	Close(pair[1])
+	want("after its reader has gone", false)
+	if _, err := Unread(-1); err == nil {
+		t.Error("of no descriptor")
+	}
+}

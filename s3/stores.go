@@ -25,8 +25,10 @@ const (
 	// urlMax and what else is listed bound a page of a listing.
 	urlMax     = 512
 	storesPage = 32
-	// probeMax is how long one store may take to answer when it is asked how it is.
+	// probeMax is how long a store may take to answer before it is set.
 	probeMax = 4 * time.Second
+	// lookMax is how long the stores of a list may take to answer, all at once, when somebody asks how they are. sigma doctor answers within 2 s.
+	lookMax = time.Second
 )
 
 // stores is where the objects of realms are. It is read when the service starts, and what is set counts from the next start: so no realm's objects are ever in two places at once.
@@ -288,7 +290,7 @@ func (t *Tree) Stores(ctx context.Context, after sigma.RealmID, ask bool) ([]sto
 	if !ask {
 		return list, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeMax)
+	ctx, cancel := context.WithTimeout(ctx, lookMax)
 	defer cancel()
 	var all sync.WaitGroup
 	for i := range list {

@@ -110,6 +110,7 @@ func (c *Core) CanSpawn(realm sigma.RealmID, ds []sigma.Descriptor) error {
 		}
 		waiting += sizeOf(d)
 	}
+	all := c.waiting + waiting
 	if r := c.realms[realm]; r != nil {
 		waiting += r.waiting
 	}
@@ -117,8 +118,11 @@ func (c *Core) CanSpawn(realm sigma.RealmID, ds []sigma.Descriptor) error {
 	case live+len(ds) > QueuedMax:
 		return sigma.Errorf("schedd.CanSpawn", sigma.KindBusy, "the realm has %d procs that have not ended; %d are allowed", live, QueuedMax)
 	case waiting > waitingMax:
-		return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindBusy, Msg: fmt.Sprintf("arguments and environments of the realm's procs that wait to be started exceed %v", waitingMax),
-			Hint: "put long input into a file of the realm and pass its path"}
+		return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindBusy, Msg: fmt.Sprintf("the realm's procs that wait to be started would occupy more than %v, with their arguments, environments and labels", waitingMax),
+			Hint: "put long input into a file of the realm and pass its path, and spawn more when some have started"}
+	case all > waitingSum && waiting > waitingPart:
+		return &sigma.Error{Op: "schedd.CanSpawn", Kind: sigma.KindBusy, Msg: fmt.Sprintf("the procs of all realms that wait to be started at this machine would occupy more than %v, and the realm's more than its part of %v", waitingSum, waitingPart),
+			Hint: "spawn more when some have started"}
 	}
 	return nil
 }
@@ -137,16 +141,19 @@ func profileOf(d sigma.Descriptor) sigma.Profile {
 	return d.Profile
 }
 
-// sizeOf is about what a descriptor occupies.
+// procBytes is about what a proc that waits occupies beside what its descriptor names.
+const procBytes = sigma.KiB
+
+// sizeOf is about what a proc with the descriptor occupies while it waits: each string that somebody can choose is in it.
 func sizeOf(d sigma.Descriptor) sigma.Bytes {
-	n := len(d.Program) + len(d.Name) + len(d.TraceParent)
-	for _, list := range [][]string{d.Args, d.Env} {
+	n := len(d.Program) + len(d.Name) + len(d.TraceParent) + len(d.Profile) + len(d.Spread) + len(d.Near)
+	for _, list := range [][]string{d.Args, d.Env, d.Where} {
 		for _, s := range list {
 			n += len(s) + 16
 		}
 	}
 	for _, e := range d.View {
-		n += len(e.Path) + len(e.Target) + 8
+		n += len(e.Path) + len(e.Target) + 40
 	}
-	return sigma.Bytes(n)
+	return procBytes + sigma.Bytes(n)
 }

@@ -29,7 +29,9 @@ const (
 	EndedAge     = time.Hour        // and for how long
 	QueuedMax    = 100000           // procs of one realm that have not ended
 	resultsMax   = 64 * sigma.MiB   // what the ended procs of one realm gave to Exited; the oldest are forgotten earlier
-	waitingMax   = 128 * sigma.MiB  // arguments and environments of one realm's procs that wait for their start
+	waitingMax   = 128 * sigma.MiB  // what one realm's procs that wait for their start occupy
+	waitingSum   = 512 * sigma.MiB  // and those of all realms; sigmad has to live with as much
+	waitingPart  = 4 * sigma.MiB    // of which each realm may have so much whatever others have
 	ArgsShownMax = 1024             // bytes of arguments kept for listings
 	KinMax       = 32               // ancestors that are remembered; earlier ones do not see a proc any more
 )
@@ -112,6 +114,7 @@ type Core struct {
 
 	reserved reserved
 	maxima   maxima
+	waiting  sigma.Bytes                           // of all realms
 	expected map[sigma.ProcID]sigma.Bytes          // procs that may become guests, and what they are charged with
 	least    map[sigma.MachineID]sigma.Incarnation // of each member, the first life that is not over; nil before the first Members
 	boots    map[sigma.Life]uint64                 // of other machines' sigmads, the last that is known
@@ -122,7 +125,7 @@ type Core struct {
 // realm is what one realm has, so that none makes another's procs be forgotten early, nor another's listings slow.
 type realm struct {
 	live      int         // procs that have not ended and are at home here
-	waiting   sigma.Bytes // of the descriptors of those that have not been launched
+	waiting   sigma.Bytes // of those that have not been launched
 	order     []*Proc     // in order of Spawn; forgotten ones too, until they are the most
 	forgotten int         // in order
 	ended     []*Proc     // oldest first
@@ -130,13 +133,14 @@ type realm struct {
 	sent      int         // best-effort procs, to one shard after the other if as many wait at each
 
 	waits  map[besched.Shard]int // best-effort procs
+	line   line                  // latency-critical procs
 	placed time.Time             // when one that is at home here was, the last time
 }
 
 // NewCore makes the state of a machine that has capacity memory for best-effort procs.
 func NewCore(machine sigma.MachineID, capacity sigma.Bytes) *Core {
 	return &Core{machine: machine, capacity: capacity, procs: map[sigma.ProcID]*Proc{}, realms: map[sigma.RealmID]*realm{},
-		reserved: reserved{by: map[sigma.ProcID]*reservation{}, of: map[sigma.RealmID]sigma.MilliCPU{}}, maxima: newMaxima(), expected: map[sigma.ProcID]sigma.Bytes{}, expectedOf: map[sigma.ProcID]sigma.RealmID{}, boots: map[sigma.Life]uint64{}}
+		reserved: reserved{by: map[sigma.ProcID]*reservation{}, sent: map[sigma.ProcID]*Proc{}, behind: map[sigma.RealmID]bool{}, of: map[sigma.RealmID]sigma.MilliCPU{}}, maxima: newMaxima(), expected: map[sigma.ProcID]sigma.Bytes{}, expectedOf: map[sigma.ProcID]sigma.RealmID{}, boots: map[sigma.Life]uint64{}}
 }
 
 // Free is the memory that procs can still be admitted to.
@@ -170,6 +174,14 @@ func (c *Core) Holds(id sigma.ProcID) bool {
 
 // Step applies one event and says what is to be done. Events about unknown or ended procs do nothing.
 func (c *Core) Step(now time.Time, e Event) []Effect {
+	out := c.step(now, e)
+	if len(c.reserved.behind) > 0 {
+		out = append(out, c.advance(now)...)
+	}
+	return out
+}
+
+func (c *Core) step(now time.Time, e Event) []Effect {
 	if p := c.procs[idOf(e)]; p != nil && !p.Ended() && !p.Away() {
 		before := p.seen()
 		out := c.stepProc(now, p, e)

@@ -78,6 +78,9 @@ func (c *Core) kill(now time.Time, p *Proc) []Effect {
 	p.evicting = p.evicting || p.exited == nil
 	switch p.State {
 	case sigma.ProcQueued:
+		if p.Class == sigma.LatencyCritical && c.reserved.sent[p.ID] == nil { // no scheduler knows of it
+			return c.end(now, p, unstarted())
+		}
 		return append([]Effect{Dequeue{p.ID, p.Class, p.Shard}}, c.end(now, p, unstarted())...)
 	case sigma.ProcStarting:
 		if !p.asked && !p.killing { // its program may be long in coming

@@ -209,8 +209,7 @@ func (c *Core) reported(now time.Time, from sigma.Life, boot uint64, r *Report) 
 	p.State, p.Frozen, p.Machine = state, frozen, from.Machine
 	if state >= sigma.ProcRunning {
 		p.Descriptor, p.View = sigma.Descriptor{}, nil
-		c.realms[p.Realm].waiting -= p.bytes
-		p.bytes = 0
+		c.waitsNoMore(p)
 	}
 	switch {
 	case state == sigma.ProcEnded:
@@ -226,8 +225,10 @@ func (c *Core) reported(now time.Time, from sigma.Life, boot uint64, r *Report) 
 }
 
 // sorted lists procs in order of Spawn.
-func (c *Core) sorted(is func(*Proc) bool) (out []*Proc) {
-	for _, p := range c.procs {
+func (c *Core) sorted(is func(*Proc) bool) []*Proc { return sorted(c.procs, is) }
+
+func sorted(among map[sigma.ProcID]*Proc, is func(*Proc) bool) (out []*Proc) {
+	for _, p := range among {
 		if is(p) {
 			out = append(out, p)
 		}

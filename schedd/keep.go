@@ -26,8 +26,7 @@ func (c *Core) end(now time.Time, p *Proc, s sigma.Status) []Effect {
 	if p.owed = p.Guest(); !p.owed {
 		r.live--
 	}
-	r.waiting -= p.bytes
-	p.bytes = 0
+	c.waitsNoMore(p)
 	r.results += resultOf(p)
 	r.ended = append(r.ended, p)
 	out := append(append([]Effect{Wake{p.ID}}, over...), Room{})

@@ -27,11 +27,11 @@ func (c *Core) spawned(now time.Time, e Spawned) []Effect {
 			}
 			continue
 		}
-		if d.Class == sigma.BestEffort {
-			c.queued++
-		} else {
-			c.reserved.queued++
+		if d.Class != sigma.BestEffort {
+			c.joinLine(p)
+			continue
 		}
+		c.queued++
 		out = append(out, c.enqueue(now, p))
 	}
 	return append(out, c.forget(now, e.By.Realm)...)
@@ -51,7 +51,15 @@ func (c *Core) enter(p *Proc) {
 		r.live++
 	}
 	r.waiting += p.bytes
+	c.waiting += p.bytes
 	r.order = append(r.order, p)
+}
+
+// waitsNoMore gives back what a proc occupied while it waited for its start.
+func (c *Core) waitsNoMore(p *Proc) {
+	c.realms[p.Realm].waiting -= p.bytes
+	c.waiting -= p.bytes
+	p.bytes = 0
 }
 
 // charge counts what a proc that is placed here takes.
@@ -125,8 +133,7 @@ func (c *Core) launched(now time.Time, p *Proc, e Launched) []Effect {
 	}
 	mark := p.Descriptor.Start
 	p.Descriptor = sigma.Descriptor{Start: mark}
-	c.realms[p.Realm].waiting -= p.bytes
-	p.bytes = 0
+	c.waitsNoMore(p)
 	if mark == sigma.StartedByExec {
 		return append(out, c.markStarted(now, p)...)
 	}

@@ -1,6 +1,8 @@
 package schedd
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -67,10 +69,70 @@ func (c *Core) requeueThose(now time.Time, class sigma.Class, is func(*Proc) boo
 	if c.queued == 0 && len(c.maxima.back) == 0 && class == sigma.BestEffort || c.reserved.queued == 0 && class == sigma.LatencyCritical {
 		return nil
 	}
-	for _, p := range c.sorted(func(p *Proc) bool {
+	among := c.procs
+	if class == sigma.LatencyCritical {
+		among = c.reserved.sent
+	}
+	for _, p := range sorted(among, func(p *Proc) bool {
 		return p.State == sigma.ProcQueued && p.Class == class && c.reserved.by[p.ID] == nil && is(p)
 	}) {
 		out = append(out, c.enqueue(now, p))
 	}
+	return out
+}
+
+// line is a realm's latency-critical procs that wait for a machine, in order of Spawn. The first of them are at lcsched,
+// sentMax at most: so many it looks at for each realm, and so many are sent again when it may have
+// lost them, however many wait. When one of those has a machine, or ends, the next is sent.
+type line struct {
+	sent int    // that are at lcsched
+	back int    // that are not yet
+	last uint64 // seq of the last that was sent
+}
+
+// sentMax procs of a realm wait at lcsched. As many overtake each other there if the first do not fit.
+const sentMax = 256
+
+func (c *Core) joinLine(p *Proc) {
+	c.reserved.queued++
+	c.realms[p.Realm].line.back++
+	c.reserved.behind[p.Realm] = true
+}
+
+func (c *Core) leavesLine(p *Proc) {
+	c.reserved.queued--
+	l := &c.realms[p.Realm].line
+	if c.reserved.sent[p.ID] == nil {
+		l.back--
+		return
+	}
+	delete(c.reserved.sent, p.ID)
+	l.sent--
+	c.reserved.behind[p.Realm] = l.back > 0
+}
+
+// advance sends what has a place at lcsched now. It looks at each proc once.
+func (c *Core) advance(now time.Time) (out []Effect) {
+	for _, id := range slices.Sorted(maps.Keys(c.reserved.behind)) {
+		r := c.realms[id]
+		if r == nil || r.line.back == 0 || r.line.sent >= sentMax {
+			continue
+		}
+		l := &r.line
+		from, _ := slices.BinarySearchFunc(r.order, l.last+1, func(p *Proc, seq uint64) int { return cmp.Compare(p.seq, seq) })
+		for _, p := range r.order[from:] {
+			if l.back == 0 || l.sent == sentMax {
+				break
+			}
+			l.last = p.seq
+			if p.Class == sigma.LatencyCritical && p.State == sigma.ProcQueued {
+				l.back--
+				l.sent++
+				c.reserved.sent[p.ID] = p
+				out = append(out, c.enqueue(now, p))
+			}
+		}
+	}
+	clear(c.reserved.behind)
 	return out
 }

@@ -17,7 +17,10 @@ type reserved struct {
 	most    sigma.MilliCPU                   // that can be reserved; 0 = whatever lcsched says
 	memory  sigma.Bytes
 	waits   sigma.Bytes // memory of pending
-	queued  int         // procs that wait at lcsched
+	queued  int         // procs that wait at lcsched, or here for a place in its queue
+
+	sent   map[sigma.ProcID]*Proc // of queued, those at lcsched: sentMax of a realm at most
+	behind map[sigma.RealmID]bool // realms of which more may be sent
 }
 
 // reservation is one proc's.
@@ -59,7 +62,7 @@ func (c *Core) Reservation(id sigma.ProcID) (realm sigma.RealmID, cpu sigma.Mill
 	return "", 0, 0
 }
 
-// QueuedLC counts the procs that wait at lcsched.
+// QueuedLC counts the latency-critical procs that wait for a machine.
 func (c *Core) QueuedLC() int { return c.reserved.queued }
 
 func (c *Core) leavesQueue(p *Proc) {
@@ -71,7 +74,7 @@ func (c *Core) leavesQueue(p *Proc) {
 		c.queued--
 		c.waitsAt(p, "")
 	} else {
-		c.reserved.queued--
+		c.leavesLine(p)
 	}
 }
 

@@ -22,8 +22,6 @@ const (
 	shunned = time.Second
 	// linksMax bounds the symlinks at the end of a Dialer's path.
 	linksMax = 8
-	// leaseOfMember is how long the name of a member outlives the sigmad that kept it; the name of a proc that ends goes at once.
-	leaseOfMember = 10 * time.Second
 )
 
 // Dialer connects to the server that is published at a path, or to one of the servers in a directory: its members, the endpoints of FormStream in it. It takes members in turn, as they are at that moment, and goes on
@@ -52,23 +50,6 @@ type member struct {
 // Dialer makes a Dialer for path, which need not exist yet.
 func (c *Client) Dialer(path string) *Dialer {
 	return &Dialer{c: c, path: path, most: tryMost, turn: rand.Uint()} // so that clients do not all begin with the first
-}
-
-// Join publishes e in the directory dir, which is made if need be, under the proc's id. The name goes with leave, or when the proc ends. A server that goes in good order leaves, and then shuts down: who found it before is
-// served, nobody else comes.
-func (c *Client) Join(ctx context.Context, dir string, e sigma.Endpoint) (leave func(context.Context) error, err error) {
-	if err := c.MkdirAll(ctx, dir, 0o755); err != nil {
-		return nil, err
-	}
-	lease, revoke, err := c.Lease(ctx, leaseOfMember)
-	if err != nil {
-		return nil, err
-	}
-	if err := c.Publish(ctx, strings.TrimSuffix(dir, "/")+"/"+string(e.Proc), e, lease); err != nil {
-		revoke(ctx)
-		return nil, err
-	}
-	return revoke, nil
 }
 
 // DialContext connects to a member; network and address, which net/http makes of a URL, mean nothing to it. KindUnavailable if there is none that can be reached, KindNotFound if there is nothing at the path.

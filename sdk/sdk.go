@@ -80,27 +80,24 @@ func Open(ctx context.Context) (*Client, error) {
 // transportVariable, in a proc's environment, forces the transport of its connections as UseTransport does, without a change to the program.
 const transportVariable = "SIGMA_TRANSPORT"
 
-// Connect connects a program outside to a realm through the admin socket at addr, which only root may open.
+// Connect connects a program outside to a realm through the admin socket at addr, which only root may open. The Client goes on when sigmad dies and is started again (connect.go).
 func Connect(ctx context.Context, addr string, realm sigma.RealmID) (*Client, error) {
-	c, err := dialSocket(addr)
-	if err != nil {
-		return nil, err
-	}
-	s, err := session.Dial(ctx, session.NewPacketConn(c, true))
-	if err != nil {
-		return nil, err
-	}
-	return start(ctx, s, string(realm))
+	return connect(ctx, string(realm), func(ctx context.Context) (*net.UnixConn, error) { return dialSocket(ctx, addr) })
 }
 
 // ConnectAs connects a program outside to the realm that it has a credential of, through the realm socket at addr, which every user may open. What the program may do is what the credential's role says; the Client ends when it is
-// revoked or expires. KindPermission: it is not good; KindBusy: too many were wrong, or too many programs connect; KindUnavailable: nobody answers, or credentials cannot be checked now.
+// revoked or expires, and goes on when sigmad dies and is started again. KindPermission: it is not good; KindBusy: too many were wrong, or too many programs connect; KindUnavailable: nobody answers, or credentials cannot be checked now.
 func ConnectAs(ctx context.Context, addr, credential string) (*Client, error) {
 	greeting := sigmap.Greeting(strings.TrimSpace(credential))
 	if greeting == nil {
 		return nil, sigma.Errorf("sdk.ConnectAs", sigma.KindInvalid, "this is not a credential")
 	}
-	c, err := dialSocket(addr)
+	return connect(ctx, "", func(ctx context.Context) (*net.UnixConn, error) { return greet(ctx, addr, greeting) })
+}
+
+// greet connects to the realm socket with a credential.
+func greet(ctx context.Context, addr string, greeting []byte) (*net.UnixConn, error) {
+	c, err := dialSocket(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
@@ -122,35 +119,65 @@ func ConnectAs(ctx context.Context, addr, credential string) (*Client, error) {
 		c.Close()
 		return nil, err
 	}
-	s, err := session.Dial(ctx, session.NewPacketConn(c, true))
-	if err != nil {
-		return nil, err
-	}
-	return start(ctx, s, "")
+	return c, nil
 }
 
 // pathOnly is Linux's O_PATH: the directory may be one that this user can pass through and not list.
 const pathOnly = 0x200000
 
-// dialSocket connects to a socket of sigmad's.
-func dialSocket(addr string) (*net.UnixConn, error) {
+// connectMax is how long a program waits for its turn among all that connect; connectTurn, for how long at a time, before it looks whether its context has ended.
+const (
+	connectMax  = 10 * time.Second
+	connectTurn = time.Second
+)
+
+// dialSocket connects to a socket of sigmad's. Where too many programs connect it waits for its turn, which the kernel gives in order to who waits within connect(2); net's connect would fail with EAGAIN.
+func dialSocket(ctx context.Context, addr string) (*net.UnixConn, error) {
 	dir, err := os.OpenFile(filepath.Dir(addr), pathOnly|syscall.O_DIRECTORY, 0) // socket paths are limited to 107 bytes; going through the directory makes any path short
 	if err != nil {
 		return nil, connectError(addr, err)
 	}
 	defer dir.Close()
-	short := filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), filepath.Base(addr))
-	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: short, Net: "unixpacket"})
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, connectError(addr, os.NewSyscallError("socket", err))
+	}
+	f := os.NewFile(uintptr(fd), addr)
+	defer f.Close()
+	to := &syscall.SockaddrUnix{Name: filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), filepath.Base(addr))}
+	turn := syscall.NsecToTimeval(int64(connectTurn))
+	if err = syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &turn); err != nil {
+		return nil, connectError(addr, os.NewSyscallError("setsockopt", err))
+	}
+	for until := time.Now().Add(connectMax); ; {
+		err = syscall.Connect(fd, to)
+		if err == syscall.EINTR || err == syscall.EAGAIN && ctx.Err() == nil && time.Now().Before(until) {
+			continue
+		}
+		break
+	}
+	if err != nil {
+		return nil, connectError(addr, errors.Join(os.NewSyscallError("connect", err), ctx.Err()))
+	}
+	if err = syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &syscall.Timeval{}); err != nil {
+		return nil, connectError(addr, os.NewSyscallError("setsockopt", err))
+	}
+	c, err := net.FileConn(f)
 	if err != nil {
 		return nil, connectError(addr, err)
 	}
-	return c, nil
+	return c.(*net.UnixConn), nil
 }
 
 func connectError(addr string, err error) error {
 	e := &sigma.Error{Op: "sdk.Connect", Kind: sigma.KindUnavailable, Msg: "no sigmaOS answers at " + addr, Hint: "start it with: sigma up --detach", Err: err}
-	if errors.Is(err, os.ErrPermission) {
+	switch {
+	case errors.Is(err, os.ErrPermission):
 		e.Kind, e.Msg, e.Hint = sigma.KindPermission, "may not use "+addr, "run as root, or with sudo; or name a credential of a realm with: --credential FILE"
+	case errors.Is(err, syscall.EAGAIN):
+		e.Kind, e.Msg, e.Hint = sigma.KindBusy, "sigmaOS at "+addr+" had no turn for this program: too many connect at once", "try again in a moment; if it lasts, look which programs of this host connect to it: ss -xp"
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		e.Kind, e.Msg, e.Hint = sigma.KindBusy, "there are too many files open to connect to sigmaOS", "close some, or raise the limit: ulimit -n"
 	}
 	return e
 }
@@ -175,7 +202,7 @@ func start(ctx context.Context, s *session.Client, realm string) (*Client, error
 		s.Close()
 		return nil, err
 	}
-	c.Tree = namespace.New(namespace.Config{Root: c.root, Done: s.Done(), Machine: c.info.Principal.Machine, Dial: c.mount})
+	c.Tree = namespace.New(namespace.Config{Root: c.root, Done: s.Done(), Epoch: s.Epoch, Machine: c.info.Principal.Machine, Dial: c.mount})
 	return c, nil
 }
 
@@ -193,8 +220,11 @@ func (c *Client) Close() {
 	}
 }
 
-// Done is closed when sigmad is gone.
+// Done is closed when the connection has ended for good: by Close, or because sigmaOS was stopped, the realm removed or the credential revoked. It stays open when sigmad dies and is started again (Lost).
 func (c *Client) Done() <-chan struct{} { return c.session.Done() }
+
+// Lost is closed when the sigmad that the Client speaks to now is gone. Files and listeners that were opened with it cannot be used any more; the Client goes on with the next sigmad, for which Lost gives another channel.
+func (c *Client) Lost() <-chan struct{} { return c.session.Lost() }
 
 // Info tells who the program is: its realm, its proc (empty outside) and machine.
 func (c *Client) Info() sigmap.Info { return c.info }
@@ -225,6 +255,22 @@ func (c *Client) do(ctx context.Context, file, method string, encode, decode fun
 		return err
 	}
 	return sigmap.Parse(reply, decode)
+}
+
+// wait is do for a request that does nothing but wait: it is made again, as often as sigmad dies meanwhile and is started again.
+func (c *Client) wait(ctx context.Context, file, method string, encode, decode func(*sigmap.Coder)) error {
+	for again := false; ; again = true {
+		epoch := c.session.Epoch()
+		err := c.do(ctx, file, method, encode, decode)
+		switch kind := sigma.KindOf(err); {
+		case err == nil:
+		case kind == sigma.KindLost && c.session.Epoch() != epoch:
+			continue
+		case kind == sigma.KindNotFound && again:
+			return &sigma.Error{Op: "sdk.Client", Kind: sigma.KindLost, Msg: "sigmad was started again, and does not know the proc any more", Hint: "whether it ran is not known: start it again if that does no harm", Err: err}
+		}
+		return err
+	}
 }
 
 func (c *Client) wellKnown(ctx context.Context, name string) (sigma.Caller, error) {
@@ -283,14 +329,14 @@ func (c *Client) Spawn(ctx context.Context, ds ...sigma.Descriptor) (ids []sigma
 	return ids, err
 }
 
-// WaitStart implements sigma.Procs.
+// WaitStart implements sigma.Procs. It goes on when sigmad is started again; KindLost: the proc is gone by that.
 func (c *Client) WaitStart(ctx context.Context, id sigma.ProcID) error {
-	return c.do(ctx, sigmap.FileProcs, sigmap.CallWaitStart, func(e *sigmap.Coder) { e.ProcID(&id) }, nil)
+	return c.wait(ctx, sigmap.FileProcs, sigmap.CallWaitStart, func(e *sigmap.Coder) { e.ProcID(&id) }, nil)
 }
 
-// WaitExit implements sigma.Procs.
+// WaitExit implements sigma.Procs. It goes on when sigmad is started again; KindLost: what became of the proc is not known any more.
 func (c *Client) WaitExit(ctx context.Context, id sigma.ProcID) (s sigma.Status, err error) {
-	err = c.do(ctx, sigmap.FileProcs, sigmap.CallWaitExit, func(e *sigmap.Coder) { e.ProcID(&id) }, func(d *sigmap.Coder) { d.Status(&s) })
+	err = c.wait(ctx, sigmap.FileProcs, sigmap.CallWaitExit, func(e *sigmap.Coder) { e.ProcID(&id) }, func(d *sigmap.Coder) { d.Status(&s) })
 	return s, err
 }
 
@@ -375,9 +421,9 @@ func (c *Client) Exited(ctx context.Context, s sigma.Status) error {
 	return c.do(ctx, sigmap.FileSelf, sigmap.CallExited, func(e *sigmap.Coder) { e.Status(&s) }, nil)
 }
 
-// WaitEvict implements sigma.Self.
+// WaitEvict implements sigma.Self. It goes on when sigmad is started again, so an error is no word to go: it says that ctx or the connection has ended.
 func (c *Client) WaitEvict(ctx context.Context) error {
-	return c.do(ctx, sigmap.FileSelf, sigmap.CallWaitEvict, nil, nil)
+	return c.wait(ctx, sigmap.FileSelf, sigmap.CallWaitEvict, nil, nil)
 }
 
 // Realms is for the provider's programs; others get KindPermission.
@@ -407,8 +453,17 @@ func (r realms) List(ctx context.Context) (out []sigma.RealmInfo, err error) {
 	})
 }
 
-// Register has a proc of the realm kept running, as its policy says, until Unregister. KindExists: there is one of that name. /sys/init lists them.
+// Register has a proc of the realm kept running, as its policy says, until Unregister. KindExists: there is one of that name, which was not removed. /sys/init lists them.
 func (c *Client) Register(ctx context.Context, r sigma.Registration) error {
+	return c.register(ctx, r, false)
+}
+
+// Replace is Register that takes the place of what is registered under the name, if anything is: the proc of that is asked to go, and killed if it does not, and the new one is started when it has ended.
+func (c *Client) Replace(ctx context.Context, r sigma.Registration) error {
+	return c.register(ctx, r, true)
+}
+
+func (c *Client) register(ctx context.Context, r sigma.Registration, replace bool) error {
 	if err := r.Check(); err != nil {
 		return err
 	}
@@ -417,7 +472,12 @@ func (c *Client) Register(ctx context.Context, r sigma.Registration) error {
 	for i := range d.View {
 		d.View[i].Target = c.Real(d.View[i].Target)
 	}
-	return c.do(ctx, sigmap.FileInit, sigmap.CallInitAdd, func(e *sigmap.Coder) { e.Registration(&r) }, nil)
+	return c.do(ctx, sigmap.FileInit, sigmap.CallInitAdd, func(e *sigmap.Coder) { e.Registration(&r); e.Bool(&replace) }, nil)
+}
+
+// Restart has the proc of a registration asked to go, and killed if it does not, and another started at once when it has ended; also where the policy wants no more, or a pause has not passed. It does not wait for that.
+func (c *Client) Restart(ctx context.Context, name string) error {
+	return c.do(ctx, sigmap.FileInit, sigmap.CallInitRestart, func(e *sigmap.Coder) { e.Str(&name) }, nil)
 }
 
 // Unregister has the proc of a registration asked to go, and killed if it does not, and the registration forgotten when it has ended. It does not wait for that.

@@ -25,12 +25,13 @@ const (
 
 // Client is the asking side of one session. Safe for concurrent use.
 type Client struct {
-	conn       Conn
 	out        *Sender
 	done       chan struct{} // closed when the reader has ended
 	resettable bool          // the server may be replaced by another (DialSystem)
+	redial     Redial        // set before use; nil = the session ends with its connection
 	version    string        // set while nothing but its negotiation is under way
 	several    atomic.Bool   // as version: a record may hold several messages
+	begun      atomic.Bool   // Dial has succeeded
 	flushWait  time.Duration // set before use
 
 	// woken counts the callers that a record of several replies has woken and that do not run yet. They are likely to ask for something next.
@@ -41,6 +42,7 @@ type Client struct {
 	gate sync.RWMutex // held by who sends a large request; exclusively while the session begins anew
 
 	mu      sync.Mutex
+	conn    Conn               // mu; changes only while gate is held exclusively
 	pending map[uint16]*waiter // mu; by tag
 	nextTag uint16             // mu
 	nextFid uint32             // mu
@@ -79,10 +81,10 @@ var errAbandoned = errors.New("the server did not confirm the cancellation")
 func Abandoned(err error) bool { return errors.Is(err, errAbandoned) }
 
 // Dial negotiates the version over conn and starts the session. It owns conn from now on.
-func Dial(ctx context.Context, conn Conn) (*Client, error) { return dial(ctx, conn, false) }
+func Dial(ctx context.Context, conn Conn) (*Client, error) { return dial(ctx, conn, false, nil) }
 
-func dial(ctx context.Context, conn Conn, resettable bool) (*Client, error) {
-	c := &Client{conn: conn, flushWait: flushWait, out: NewSender(conn), done: make(chan struct{}), version: sigmap.VersionSigma, pending: map[uint16]*waiter{}, resettable: resettable, resets: newResets()}
+func dial(ctx context.Context, conn Conn, resettable bool, redial Redial) (*Client, error) {
+	c := &Client{conn: conn, flushWait: flushWait, out: NewSender(conn), done: make(chan struct{}), version: sigmap.VersionSigma, pending: map[uint16]*waiter{}, resettable: resettable, redial: redial, resets: newResets()}
 	c.out.patience = sendMax
 	go c.read()
 	ok, err := c.speak(ctx, sigmap.VersionSeveral)
@@ -96,6 +98,7 @@ func dial(ctx context.Context, conn Conn, resettable bool) (*Client, error) {
 		c.Close()
 		return nil, sigma.Wrap("session.Dial", "", err)
 	}
+	c.begun.Store(true)
 	return c, nil
 }
 
@@ -123,8 +126,16 @@ func (c *Client) speak(ctx context.Context, version string) (bool, error) {
 
 // Close ends the session and waits for its goroutine. Requests in flight get KindLost.
 func (c *Client) Close() {
-	c.conn.Close()
+	c.end()
+	c.hangUp()
 	<-c.done
+}
+
+// hangUp closes the connection that there is.
+func (c *Client) hangUp() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.conn.Close()
 }
 
 // FlushWithin makes callers that gave up wait so long for the server to say what became of their requests. It is for who answers others, who have given up too and wait for that answer. It is called before any request that may be given up.
@@ -136,7 +147,7 @@ func (c *Client) Done() <-chan struct{} { return c.done }
 // Attach returns the root of the server's tree (name chooses among several, "" is the default).
 func (c *Client) Attach(ctx context.Context, name string) (sigma.File, error) {
 	r := &remote{c: c, fid: c.newFid(), epoch: c.Epoch()}
-	if c.resettable {
+	if c.lasts() {
 		r.epoch = anyEpoch
 	}
 	m, err := ask[*sigmap.Rattach](ctx, r, &sigmap.Tattach{Fid: r.fid, Afid: sigmap.NoFid, Aname: name, NUname: sigmap.NoFid})
@@ -149,17 +160,21 @@ func (c *Client) Attach(ctx context.Context, name string) (sigma.File, error) {
 	return r, nil
 }
 
-// read dispatches replies until the connection ends.
+// read dispatches replies until the connection ends, and the next if there is one.
 func (c *Client) read() {
 	var err error
-	for err == nil {
-		var msg []byte
-		var files []*os.File
-		if msg, files, err = c.conn.Recv(); err == nil {
-			err = c.dispatchAll(msg, files)
+	for conn := c.conn; conn != nil; { // nobody but this goroutine changes it
+		for err = nil; err == nil; {
+			var msg []byte
+			var files []*os.File
+			if msg, files, err = conn.Recv(); err == nil {
+				err = c.dispatchAll(msg, files)
+			}
 		}
+		conn.Close()
+		conn, err = c.reconnect(err)
 	}
-	c.conn.Close()
+	c.end()
 	c.mu.Lock()
 	c.broken = &sigma.Error{Op: "session.Client", Kind: sigma.KindLost, Msg: "the connection to the server is lost", Err: err}
 	for _, w := range c.pending {
@@ -169,6 +184,7 @@ func (c *Client) read() {
 	}
 	c.pending = nil
 	c.usableLocked()
+	close(c.lost)
 	c.mu.Unlock()
 	close(c.done)
 }
@@ -436,14 +452,11 @@ func (c *Client) send(ctx context.Context, w *waiter, m sigmap.Message, files []
 		return 0, err
 	}
 	if others { // who may be about to speak put their messages in line while this one has the turn
-		err = c.out.FlushAfter(runtime.Gosched)
+		c.out.FlushAfter(runtime.Gosched)
 	} else {
-		err = c.out.Flush()
+		c.out.Flush()
 	}
-	if err != nil { // part of a message may have gone
-		c.conn.Close() // of which everyone learns by the reader
-	}
-	return tag, nil
+	return tag, nil // an error has closed the connection, of which everyone learns by the reader
 }
 
 // sendAlone is send for a request that is large or has files. It need not stand in line: nothing that may be there is about it.
@@ -467,15 +480,21 @@ func (c *Client) sendAlone(ctx context.Context, w *waiter, buf []byte, files []*
 	if err == nil {
 		tag, err = c.enterLocked(w, buf, version)
 	}
+	conn := c.conn
 	c.mu.Unlock()
 	if err != nil {
 		return 0, err
 	}
-	if err = sendIn(c.conn, buf, files, sendMax); err == nil {
+	parcel, err := conn.Passing().Pack(files)
+	if err == nil {
+		err = sendIn(conn, buf, parcel, sendMax)
+		parcel.Drop()
+	}
+	if err == nil {
 		return tag, nil
 	}
 	if _, ok := err.(*sigma.Error); !ok { // the socket's: part of the message may have gone
-		c.conn.Close()
+		conn.Close()
 		err = &sigma.Error{Op: "session.send", Kind: sigma.KindLost, Msg: "the connection to the server is lost", Err: err}
 	}
 	c.mu.Lock()

@@ -14,23 +14,27 @@ import (
 	"io"
 	"net"
 	"os"
-	"runtime"
 	"sync"
 	"syscall"
 	"time"
 
+	"sigmaos.dev/inflight"
 	"sigmaos.dev/nowait"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
 
-// FilesMax is how many file descriptors may come with one message: a batch of connections that were made in advance, and their line.
-const FilesMax = 17
+// FilesMax is how many file descriptors may come with one message.
+const FilesMax = inflight.RecordMax
 
 // Conn moves messages. Send is safe for concurrent use; Recv is for one goroutine.
 type Conn interface {
-	// Send sends one encoded message and duplicates of files with it; it keeps neither. Several messages, if the peer takes them so, come in one record and without files.
-	Send(msg []byte, files []*os.File) error
+	// Send sends one encoded message and duplicates of files with it, if not nil; it keeps neither. Files
+	// is of Passing().Pack, and the caller drops it. Several messages, if the peer takes them so, come in
+	// one record and without files.
+	Send(msg []byte, files *inflight.Parcel) error
+	// Passing counts the file descriptors that the peer has not received; nil = the connection carries none.
+	Passing() *inflight.Queue
 	// Recv returns the next message or record, in a buffer of its own. io.EOF when the peer has closed in an orderly way.
 	Recv() (msg []byte, files []*os.File, err error)
 	Close() error
@@ -57,7 +61,14 @@ type packetConn struct {
 	raw       syscall.RawConn // of it; nil if it is closed already
 	takeFiles bool
 	in        receiving // of Recv
+	passing   inflight.Queue
 }
+
+// Passing implements Conn.
+func (c *packetConn) Passing() *inflight.Queue { return &c.passing }
+
+// Close implements Conn.
+func (c *packetConn) Close() error { return c.passing.Close(c.UnixConn) }
 
 // buffers are for records that are being received: most sessions of a machine are silent most of the time, and 64 KiB for each would be most of what a sleeping proc costs.
 var buffers = sync.Pool{New: func() any { return new([sigmap.MessageMax + 1]byte) }}
@@ -122,6 +133,7 @@ func NewPacketConn(c *net.UnixConn, takeFiles bool) Conn {
 	}
 	p := &packetConn{UnixConn: c, raw: raw, takeFiles: takeFiles}
 	p.in.try = p.receive
+	p.passing.Of(raw, 0)
 	if takeFiles {
 		p.in.oob = make([]byte, syscall.CmsgSpace(4*FilesMax))
 	}
@@ -137,7 +149,7 @@ func (c *packetConn) sendNow(msg []byte) (sent bool, err error) {
 		return false, net.ErrClosed
 	}
 	var failed error
-	err = c.raw.Control(func(fd uintptr) { _, failed = nowait.Write(int(fd), msg) }) // a record goes whole or not at all
+	err = c.raw.Control(func(fd uintptr) { _, failed = c.passing.Write(int(fd), msg) }) // a record goes whole or not at all
 	switch {
 	case err != nil:
 		return false, err
@@ -150,8 +162,8 @@ func (c *packetConn) sendNow(msg []byte) (sent bool, err error) {
 }
 
 // sendIn is Send that gives up after a time.
-func sendIn(c Conn, msg []byte, files []*os.File, most time.Duration) error {
-	if p, ok := c.(*packetConn); ok && len(files) == 0 {
+func sendIn(c Conn, msg []byte, files *inflight.Parcel, most time.Duration) error {
+	if p, ok := c.(*packetConn); ok && files == nil {
 		if sent, err := p.sendNow(msg); sent || err != nil {
 			return err
 		}
@@ -164,23 +176,25 @@ func sendIn(c Conn, msg []byte, files []*os.File, most time.Duration) error {
 }
 
 // Send sends without sendmsg when no files go along, because a proc's filter does not know sendmsg.
-func (c *packetConn) Send(msg []byte, files []*os.File) error {
-	if len(files) == 0 {
+func (c *packetConn) Send(msg []byte, files *inflight.Parcel) error {
+	if files == nil {
 		if sent, err := c.sendNow(msg); sent || err != nil {
 			return err
 		}
 		_, err := c.UnixConn.Write(msg)
 		return err
 	}
-	if len(files) > FilesMax {
-		return sigma.Errorf("session.Send", sigma.KindTooBig, "%d file descriptors with one message; %d are possible", len(files), FilesMax)
+	if c.raw == nil {
+		return net.ErrClosed
 	}
-	fds := make([]int, len(files))
-	for i, f := range files {
-		fds[i] = int(f.Fd())
+	var failed error
+	err := c.raw.Write(func(fd uintptr) bool {
+		failed = files.Send(int(fd), msg)
+		return failed != syscall.EAGAIN
+	})
+	if err == nil && failed != nil {
+		err = os.NewSyscallError("sendmsg", failed)
 	}
-	_, _, err := c.UnixConn.WriteMsgUnix(msg, syscall.UnixRights(fds...), nil)
-	runtime.KeepAlive(files)
 	return err
 }
 
@@ -258,8 +272,11 @@ type streamConn struct {
 // NewStreamConn wraps a byte stream, as plain 9P clients use.
 func NewStreamConn(c net.Conn) Conn { return &streamConn{Conn: c} }
 
-func (c *streamConn) Send(msg []byte, files []*os.File) error {
-	if len(files) > 0 {
+// Passing implements Conn.
+func (c *streamConn) Passing() *inflight.Queue { return nil }
+
+func (c *streamConn) Send(msg []byte, files *inflight.Parcel) error {
+	if files != nil {
 		return sigma.Errorf("session.Send", sigma.KindUnsupported, "a byte stream carries no file descriptors")
 	}
 	c.sendMu.Lock()

@@ -27,7 +27,7 @@ var lines = sync.Pool{New: func() any { b := make([]byte, 0, 1<<10); return &b }
 //
 // Locks: turn is held while something is sent; mu is taken under it, and for moments only.
 type Sender struct {
-	conn     Conn
+	conn     Conn // turn
 	several  atomic.Bool
 	patience time.Duration // for how long a peer may leave a full socket unread; 0 = for ever
 
@@ -71,7 +71,7 @@ func (s *Sender) Waiting() (messages, bytes int) {
 	return s.messages + s.taken, bytes + s.bytes
 }
 
-// Flush sends what is in line, unless somebody is sending already, who will do it. After an error nothing more can be sent.
+// Flush sends what is in line, unless somebody is sending already, who will do it. An error closes the connection, so that who receives learns of it; nothing more can be sent then.
 func (s *Sender) Flush() error {
 	for {
 		is, err := s.some()
@@ -84,15 +84,9 @@ func (s *Sender) Flush() error {
 			return err
 		}
 		if more {
-			go s.carryOn()
+			go s.Flush()
 			return nil
 		}
-	}
-}
-
-func (s *Sender) carryOn() {
-	if s.Flush() != nil {
-		s.conn.Close() // there is nobody to be told, but who receives
 	}
 }
 
@@ -131,6 +125,15 @@ func (s *Sender) drop() {
 	s.line, s.messages = nil, 0
 }
 
+// renew forgets what is in line and goes on with another connection, once nobody is sending on the one before, which is closed.
+func (s *Sender) renew(conn Conn) {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conn, s.err, s.line, s.messages = conn, nil, nil, 0
+}
+
 // AwaitTurn waits while somebody is sending.
 func (s *Sender) AwaitTurn() {
 	s.turn.Lock()
@@ -158,8 +161,9 @@ func (s *Sender) drain() (more bool, err error) {
 		err = s.sendAll(*line)
 		s.mu.Lock()
 		s.taken, s.bytes = 0, 0
-		if err != nil {
+		if err != nil { // part of a message may have gone
 			s.err, s.line, s.messages = err, nil, 0
+			go s.conn.Close() // which waits for whoever is receiving, perhaps this goroutine
 		}
 		s.mu.Unlock()
 		if cap(*line) <= lineKept {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 
+	"sigmaos.dev/inflight"
 	"sigmaos.dev/sigmap"
 )
 
@@ -16,7 +17,9 @@ type slowConn struct {
 	may   chan error
 }
 
-func (c *slowConn) Send(record []byte, _ []*os.File) error {
+func (c *slowConn) Close() error { return nil }
+
+func (c *slowConn) Send(record []byte, _ *inflight.Parcel) error {
 	c.began <- append([]byte(nil), record...)
 	return <-c.may
 }
@@ -128,7 +131,7 @@ type busyConn struct {
 	over     chan struct{} // closed when none is left
 }
 
-func (c *busyConn) Send([]byte, []*os.File) error {
+func (c *busyConn) Send([]byte, *inflight.Parcel) error {
 	c.left--
 	switch {
 	case c.left == 0:

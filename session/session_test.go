@@ -54,7 +54,9 @@ func (l *liar) run() {
 			return
 		}
 		if reply != nil {
-			l.conn.Send(reply, back)
+			if files, err := l.conn.Passing().Pack(back); err == nil {
+				l.conn.Send(reply, files)
+			}
 		}
 	}
 }

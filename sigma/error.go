@@ -164,7 +164,8 @@ var errnos = []struct {
 	{KindUnavailable, syscall.EHOSTUNREACH}, {KindUnavailable, syscall.ECONNREFUSED}, {KindTimeout, syscall.ETIMEDOUT}, {KindCanceled, syscall.ECANCELED},
 	{KindNoSpace, syscall.ENOSPC}, {KindNoSpace, syscall.EDQUOT}, {KindUnsupported, syscall.EOPNOTSUPP}, {KindUnsupported, syscall.ENOSYS},
 	{KindLost, syscall.ECONNRESET}, {KindLost, syscall.EPIPE}, {KindNoExec, syscall.ENOEXEC}, {KindBusy, syscall.EBUSY},
-	{KindBusy, syscall.EAGAIN}, {KindLoop, syscall.ELOOP}, {KindOther, syscall.EIO},
+	{KindBusy, syscall.EAGAIN}, {KindBusy, syscall.ETOOMANYREFS}, {KindBusy, syscall.EMFILE}, {KindBusy, syscall.ENFILE}, {KindBusy, syscall.ENOBUFS},
+	{KindBusy, syscall.ENOMEM}, {KindTooBig, syscall.EMSGSIZE}, {KindLost, syscall.ENOTCONN}, {KindLoop, syscall.ELOOP}, {KindOther, syscall.EIO},
 }
 
 // Wrap gives err an operation and path; it keeps the kind, message and hint of a sigma error and classifies others by KindOf. Wrap(nil) is nil.

@@ -48,49 +48,50 @@ const (
 
 // Methods of the well-known files.
 const (
-	CallSpawn      = "spawn"
-	CallWaitStart  = "wait-start"
-	CallWaitExit   = "wait-exit"
-	CallEvict      = "evict"
-	CallKill       = "kill"
-	CallFreeze     = "freeze"
-	CallThaw       = "thaw"
-	CallList       = "list"
-	CallUsage      = "usage"
-	CallCaps       = "caps"
-	CallStarted    = "started"
-	CallExited     = "exited"
-	CallWaitEvict  = "wait-evict"
-	CallWorked     = "worked" // of services: the report's number, what was done for realms -> the realms' shares
-	CallInfo       = "info"
-	CallListen     = "listen"
-	CallAccept     = "accept"
-	CallDial       = "dial"
-	CallPool       = "pool"
-	CallClose      = "close"
-	CallRevoke     = "revoke"
-	CallLog        = "log"
-	CallRing       = "ring"
-	CallEndRing    = "end-ring"
-	CallMeter      = "meter"
-	CallDialStream = "dial-stream"
-	CallEtcd       = "etcd"
-	CallDialEtcd   = "dial-etcd"
-	CallServer     = "server"
-	CallDialServer = "dial-server"
-	CallSetStore   = "set-store"
-	CallStores     = "stores"
-	CallCreate     = "create"
-	CallRemove     = "remove"
-	CallSetShares  = "set-shares"
-	CallSetLimits  = "set-limits"
-	CallChanges    = "changes" // of named and s3d, to the provider: - -> - + file descriptor
-	CallStatus     = "status"
-	CallDown       = "down"
-	CallHash       = "hash"
-	CallInitAdd    = "add"
-	CallInitRemove = "rm"
-	CallEvents     = "events"
+	CallSpawn       = "spawn"
+	CallWaitStart   = "wait-start"
+	CallWaitExit    = "wait-exit"
+	CallEvict       = "evict"
+	CallKill        = "kill"
+	CallFreeze      = "freeze"
+	CallThaw        = "thaw"
+	CallList        = "list"
+	CallUsage       = "usage"
+	CallCaps        = "caps"
+	CallStarted     = "started"
+	CallExited      = "exited"
+	CallWaitEvict   = "wait-evict"
+	CallWorked      = "worked" // of services: the report's number, what was done for realms -> the realms' shares
+	CallInfo        = "info"
+	CallListen      = "listen"
+	CallAccept      = "accept"
+	CallDial        = "dial"
+	CallPool        = "pool"
+	CallClose       = "close"
+	CallRevoke      = "revoke"
+	CallLog         = "log"
+	CallRing        = "ring"
+	CallEndRing     = "end-ring"
+	CallMeter       = "meter"
+	CallDialStream  = "dial-stream"
+	CallEtcd        = "etcd"
+	CallDialEtcd    = "dial-etcd"
+	CallServer      = "server"
+	CallDialServer  = "dial-server"
+	CallSetStore    = "set-store"
+	CallStores      = "stores"
+	CallCreate      = "create"
+	CallRemove      = "remove"
+	CallSetShares   = "set-shares"
+	CallSetLimits   = "set-limits"
+	CallChanges     = "changes" // of named and s3d, to the provider: - -> - + file descriptor
+	CallStatus      = "status"
+	CallDown        = "down"
+	CallHash        = "hash"
+	CallInitAdd     = "add"
+	CallInitRemove  = "rm"
+	CallInitRestart = "restart"
+	CallEvents      = "events"
 )
 
 // RealmsPage is how many realms one list has; after fewer there are no more.
@@ -122,6 +123,18 @@ func Payload(f func(*Coder)) ([]byte, error) {
 		c.Fail("the call's payload exceeds 60 KiB; split the request")
 	}
 	return c.buf, c.Finish()
+}
+
+// Fit is how many of the first n items go in one payload, as code encodes so many of them: all n, or about half of them, and so on,
+// but one at least. Whoever sends items whose length others choose must use it: one payload that is too large would end
+// the session that it is sent by, for everybody's items.
+func Fit(n int, code func(c *Coder, n int)) int {
+	for ; n > 1; n = (n + 1) / 2 {
+		if _, err := Payload(func(c *Coder) { code(c, n) }); err == nil {
+			break
+		}
+	}
+	return n
 }
 
 // Parse decodes all of payload with f.

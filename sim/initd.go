@@ -153,7 +153,13 @@ func (l *initLeader) do(fs []initd.Effect, then func()) {
 			next(initd.Saved{Key: f.Key, Version: version})
 		})
 	case initd.Forget:
-		l.write(func() bool { delete(in.files, f.Key); return true }, func(done bool) {
+		l.write(func() bool {
+			is := in.files[f.Key].Version == f.Version
+			if is {
+				delete(in.files, f.Key)
+			}
+			return is
+		}, func(done bool) {
 			if !done {
 				next(initd.Dropped{Key: f.Key})
 				return
@@ -204,7 +210,7 @@ func (l *initLeader) look(then func()) {
 		var far []int
 		for i, k := range keys {
 			var home bool
-			if ss[i], home = initd.SeenAt(l.m.core, initd.Question{Realm: k.Realm, Proc: watched[k]}); !home {
+			if ss[i], home = initd.SeenAt(l.m.core, initd.Question{Realm: k.Realm, Proc: watched[k]}, l.m.clock()); !home {
 				far = append(far, i)
 			}
 		}
@@ -220,7 +226,7 @@ func (l *initLeader) see(keys []initd.Key, of map[initd.Key]sigma.ProcID, ss []i
 		then()
 		return
 	}
-	saw := initd.Saw{Key: keys[0], Proc: of[keys[0]], Sight: ss[0].Sight, Status: ss[0].Status}
+	saw := initd.Saw{Key: keys[0], Proc: of[keys[0]], Sight: ss[0].Sight, Ran: ss[0].Ran, Status: ss[0].Status}
 	l.do(l.core.Step(l.m.clock(), saw), func() { l.see(keys[1:], of, ss[1:], then) })
 }
 
@@ -255,7 +261,7 @@ func (l *initLeader) lookFar(far []int, question func(int) initd.Question, ss []
 			admitted := l.admits(&m.initEpoch)
 			theirs := make([]initd.Seen, len(far))
 			for n, i := range far {
-				theirs[n], _ = initd.SeenAt(m.core, question(i))
+				theirs[n], _ = initd.SeenAt(m.core, question(i), m.clock())
 			}
 			if s.lost() {
 				return

@@ -36,6 +36,7 @@ const (
 	EventMachineLost        = "machine.lost"
 	EventMachineDrained     = "machine.drained"
 	EventMachineCordoned    = "machine.cordoned"
+	EventMachineUncordoned  = "machine.uncordoned"
 	EventMachineRemoved     = "machine.removed"
 	EventDaemonEnded        = "daemon.ended"
 	EventDaemonStarted      = "daemon.started"
@@ -44,7 +45,7 @@ const (
 
 // Events are the names of all events.
 var Events = []string{EventProcStarted, EventProcEnded, EventReservationRefused, EventRealmCreated, EventRealmRemoved, EventMachineJoined, EventMachineLost,
-	EventMachineDrained, EventMachineCordoned, EventMachineRemoved, EventDaemonEnded, EventDaemonStarted, EventGap}
+	EventMachineDrained, EventMachineCordoned, EventMachineUncordoned, EventMachineRemoved, EventDaemonEnded, EventDaemonStarted, EventGap}
 
 // Cursor is how far somebody has read the events of each machine: the number of the latest, by machine.
 type Cursor map[string]uint64

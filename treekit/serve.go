@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"sigmaos.dev/fence"
+	"sigmaos.dev/inflight"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -223,9 +224,7 @@ func (s *server) loop(ctx context.Context) error {
 // idle is called before the loop waits.
 func (s *server) idle() {
 	s.pace.end()
-	if s.out.Flush() != nil {
-		go s.conn.Close() // which waits for whoever is receiving
-	}
+	s.out.Flush()
 }
 
 // pace tells whether requests come one at a time. Those are answered at once. When several came since the loop waited last, their answers are likely to come together too: those of the loop stand in line until
@@ -518,18 +517,20 @@ func (s *server) answer(tag uint16, m sigmap.Message, files []*os.File) (int, er
 		to = b[:0]
 	}
 	buf, err := sigmap.Encode(to, tag, m)
-	if len(files) > session.FilesMax {
-		err = sigma.Errorf("treekit.Serve", sigma.KindTooBig, "%d file descriptors in one answer", len(files))
+	var parcel *inflight.Parcel
+	if err == nil { // before it waits for its turn, so that what waits is bounded, too
+		parcel, err = s.conn.Passing().Pack(files)
+		defer func() { parcel.Drop() }()
 	}
-	if err != nil { // our own reply does not fit: the client still gets an answer
-		files = nil
+	if err != nil { // our own reply does not fit, or the files: the client still gets an answer
 		if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(err, s.plain)); err != nil {
 			return 0, err
 		}
 	}
 	n := int64(len(buf))
 	if _, waiting := s.out.Waiting(); s.unread.Add(n)+int64(waiting) > unreadMax {
-		files = nil // whoever gave them closes them
+		parcel.Drop() // whoever gave the files closes them
+		parcel = nil
 		if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(sigma.Errorf("treekit.Serve", sigma.KindLost, "answers of more than %d MiB are not read on this session", unreadMax>>20), s.plain)); err != nil {
 			s.unread.Add(-n)
 			return 0, err
@@ -538,8 +539,8 @@ func (s *server) answer(tag uint16, m sigmap.Message, files []*os.File) (int, er
 		n = int64(len(buf))
 	}
 	defer s.unread.Add(-n)
-	if len(files) > 0 || n > session.SmallMax {
-		return int(n), s.replyAlone(tag, buf, files)
+	if parcel != nil || n > session.SmallMax {
+		return int(n), s.replyAlone(tag, buf, parcel)
 	}
 	s.mu.Lock()
 	waiting := s.freeLocked(tag)
@@ -552,7 +553,7 @@ func (s *server) answer(tag uint16, m sigmap.Message, files []*os.File) (int, er
 }
 
 // replyAlone is reply for what goes by itself. Who sends it waits until it is sent, so that its memory is bounded by how many do.
-func (s *server) replyAlone(tag uint16, buf []byte, files []*os.File) error {
+func (s *server) replyAlone(tag uint16, buf []byte, files *inflight.Parcel) error {
 	s.unsent.Add(1)
 	defer s.unsent.Add(-1)
 	return s.out.Alone(func() error {
@@ -560,8 +561,8 @@ func (s *server) replyAlone(tag uint16, buf []byte, files []*os.File) error {
 		waiting := s.freeLocked(tag)
 		s.mu.Unlock()
 		err := s.conn.Send(buf, files)
-		if sigma.KindOf(err) == sigma.KindUnsupported { // the files cannot go over a byte stream
-			if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(err, s.plain)); err == nil {
+		if files != nil && sigma.KindOf(err) == sigma.KindBusy { // the kernel takes none now
+			if buf, err = sigmap.Encode(nil, tag, sigmap.Fail(sigma.Wrap("treekit.Serve", "", err), s.plain)); err == nil {
 				err = s.conn.Send(buf, nil)
 			}
 		}

@@ -438,7 +438,11 @@ func TestFilesWithOtherMessages(t *testing.T) {
 	defer null.Close()
 	before := openFiles(t)
 	for _, m := range []sigmap.Message{&sigmap.Tgetattr{Fid: 1}, &sigmap.Tcall{Fid: 99}, &sigmap.Tflush{OldTag: 1}} {
-		if err := r.conn.Send(encode(t, 1, m), []*os.File{null, null}); err != nil {
+		files, err := r.conn.Passing().Pack([]*os.File{null, null})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.conn.Send(encode(t, 1, m), files); err != nil {
 			t.Fatal(err)
 		}
 		r.recv()

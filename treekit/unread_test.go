@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"sigmaos.dev/inflight"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -21,7 +22,9 @@ type heldConn struct {
 	sent [][]byte // mu
 }
 
-func (c *heldConn) Send(msg []byte, _ []*os.File) error {
+func (c *heldConn) Passing() *inflight.Queue { return nil }
+
+func (c *heldConn) Send(msg []byte, _ *inflight.Parcel) error {
 	<-c.opened
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -67,6 +67,7 @@ type lister struct {
 	wake  *sync.Cond
 	todo  []work  // mu
 	busy  int     // mu; workers that may still push
+	dirs  int     // mu; that were found
 	found listing // mu
 	err   error   // mu
 }
@@ -101,8 +102,9 @@ func (l *lister) run(ctx context.Context) {
 		l.found.files = append(l.found.files, got.files...)
 		l.found.bytes += got.bytes
 		l.found.skipped += got.skipped
-		if err == nil && len(l.found.files) > FilesMax {
-			err = &sigma.Error{Op: "mr.list", Path: w.dir, Kind: sigma.KindTooBig, Msg: "the input has more files than one job can count", Hint: "run one job per directory"}
+		l.dirs += len(more)
+		if err == nil && max(len(l.found.files), l.dirs) > FilesMax { // a tenant's tree may show directories without an end
+			err = &sigma.Error{Op: "mr.list", Path: w.dir, Kind: sigma.KindTooBig, Msg: "the input has more files or directories than one job can count", Hint: "run one job per directory"}
 		}
 		if l.err == nil {
 			l.err = err

@@ -102,6 +102,9 @@ func (c *Client) Run(ctx context.Context, id string, job Job) (Summary, error) {
 		}
 		return Summary{}, ctx.Err()
 	}
+	forgetting, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortWait)
+	defer cancel()
+	c.Names.RemoveAll(forgetting, string(dir)) // nobody else goes on with it
 	s.Job, s.Output = id, job.Output
 	return s, err
 }

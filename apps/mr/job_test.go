@@ -317,6 +317,9 @@ func TestWordCount(t *testing.T) {
 			if left, err := names.ReadDir(t.Context(), "/ux/here/mr"); err != nil || len(left) > 0 {
 				t.Errorf("left in scratch: %v %v", left, err)
 			}
+			if left, err := names.ReadDir(t.Context(), "/mr"); err != nil || len(left) > 0 {
+				t.Errorf("left of the job's record: %v %v", left, err)
+			}
 		})
 	}
 }
@@ -358,6 +361,9 @@ func TestMapFailsForGood(t *testing.T) {
 	_, err := c.Run(t.Context(), "job", testJob(3, 2))
 	if err == nil || !strings.Contains(err.Error(), "disk on fire") || !strings.Contains(err.Error(), "map 1") || procs.spawns("map1") != AttemptsMax {
 		t.Fatalf("got %v after %d attempts", err, procs.spawns("map1"))
+	}
+	if left, err := names.ReadDir(t.Context(), "/mr"); err != nil || len(left) > 0 {
+		t.Errorf("left of the job's record: %v %v", left, err)
 	}
 }
 

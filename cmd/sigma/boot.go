@@ -79,7 +79,7 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 		return nil, err
 	}
 	if err := p.prioritize(id); err != nil {
-		a.remark("%s", uplinkWarning(err))
+		fmt.Fprintln(a.err, uplinkWarning(err))
 	}
 	if b.log, b.logFrom, err = openLog(dir); err != nil {
 		return nil, err
@@ -243,7 +243,9 @@ func (a *app) awaitReady(b *booting, r *record, tell func(format string, args ..
 	b.stop(stopTimeout)
 	freeUplink(b.dir)
 	if tail := lastLines(b.log, b.logFrom, 20); tail != "" {
-		tell("%s", tail)
+		for line := range strings.SplitSeq(tail, "\n") {
+			tell("%s", line)
+		}
 	}
 	return notReady(b, r, strings.TrimPrefix(text, "error: "), now)
 }
@@ -291,7 +293,7 @@ func (a *app) bootAndStay(ctx context.Context, dir string, p bootPlan, detach bo
 		return a.stay(b, signals)
 	}
 	fmt.Fprintf(a.out, "%s %s on %s (pid %d)\n", is, p.record.Machine, dir, b.cmd.Process.Pid)
-	a.remark("%s", a.next(dir))
+	fmt.Fprintln(a.err, a.next(dir))
 	return nil
 }
 

@@ -104,7 +104,7 @@ func (a *app) printCaps(c *sigmap.Caps) error {
 		t.row("sees", "itself")
 	}
 	for _, e := range c.View {
-		t.row("sees", fmt.Sprintf("%s = %s %v", printable(e.Path), printable(e.Target), e.Rights))
+		t.row("sees", fmt.Sprintf("%s = %s %v", e.Path, e.Target, e.Rights))
 	}
 	for _, id := range c.Kin {
 		t.row("seen by", string(id))

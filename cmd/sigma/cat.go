@@ -47,7 +47,7 @@ func (a *app) cat(ctx context.Context, paths []string, follow bool) error {
 	}
 	var errs []error
 	for _, p := range paths {
-		err := download(ctx, c, p, a.out, nothing{})
+		err := download(ctx, c, p, raw(a.out), nothing{})
 		if errors.Is(err, syscall.EPIPE) || err != nil && ctx.Err() != nil {
 			return err
 		}
@@ -61,7 +61,7 @@ func (a *app) catOn(ctx context.Context, c sigma.Namespace, paths []string) erro
 	until := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	to := &inTurn{to: a.out}
+	to := &inTurn{to: raw(a.out)}
 	var wg sync.WaitGroup
 	for _, p := range paths {
 		if st, err := c.Stat(ctx, p); err == nil && (st.ID.Kind == sigma.KindDir || st.ID.Kind == sigma.KindCallable) {

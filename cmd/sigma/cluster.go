@@ -176,7 +176,7 @@ func (a *app) upSeveral(ctx context.Context, dir string, c *cluster, o upOptions
 	is := fmt.Sprintf("sigmaOS is running as %s, m1 to m%d, on %s", count(c.Machines, "machine"), c.Machines, dir)
 	if o.detach {
 		fmt.Fprintf(a.out, "%s (%.1f s)\n", is, time.Since(began).Seconds())
-		a.remark("%s", a.next(dir))
+		fmt.Fprintln(a.err, a.next(dir))
 		return nil
 	}
 	fmt.Fprintf(a.out, "%s; ^C stops them\n", is)
@@ -197,7 +197,7 @@ func (c *cluster) claim(ctx context.Context, dir string) (*os.File, error) {
 		err = writeHolder(lock, os.Getpid())
 	}
 	if err == nil {
-		err = writeDurably(filepath.Join(dir, clusterName), string(text)+"\n")
+		err = writeWhole(filepath.Join(dir, clusterName), string(text)+"\n", -1)
 	}
 	if merr := os.Mkdir(filepath.Join(dir, machinesName), 0o711); err == nil && !errors.Is(merr, fs.ErrExist) {
 		err = merr
@@ -228,7 +228,7 @@ func (c *cluster) plan(ctx context.Context, dir string, o upOptions) (ms []*memb
 		}
 		path := filepath.Join(home, instanceName)
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) { // their uids must differ, which the number modulo 1024 decides
-			err = writeDurably(path, fmt.Sprintf("%08x\n", first+uint32(i)))
+			err = writeWhole(path, fmt.Sprintf("%08x\n", first+uint32(i)), -1)
 			if err != nil {
 				return nil, err
 			}

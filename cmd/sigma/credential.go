@@ -95,7 +95,7 @@ func (a *app) credentialCreate(ctx context.Context, realm, roleText, name, expir
 		return withCode(exitUsage, err)
 	}
 	var to io.Writer = a.out
-	if out, is := a.out.(*os.File); is && file == "" {
+	if out, is := raw(a.out).(*os.File); is && file == "" {
 		a.warnOpen("standard output", out)
 	}
 	if file != "" { // before there is a credential, so that none is lost

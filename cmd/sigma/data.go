@@ -175,30 +175,7 @@ func instance(dir string) (string, error) {
 	var raw [4]byte
 	rand.Read(raw[:])
 	id := hex.EncodeToString(raw[:])
-	return id, writeDurably(path, id+"\n")
-}
-
-// writeDurably makes a small file that is there whole or not at all, also when the disk is full or the machine stops.
-func writeDurably(path, text string) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*~")
-	if err != nil {
-		return explainWrite(path, err)
-	}
-	_, err = f.WriteString(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-		return explainWrite(path, err)
-	}
-	return nil
+	return id, writeWhole(path, id+"\n", -1)
 }
 
 // lockData takes DATA's lock for as long as the file or an inherited copy of it is open. Somebody who only looks whether it is free holds it for a moment, so a holder

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -29,16 +31,20 @@ const (
 // finding is one line of doctor's answer.
 type finding struct {
 	Check  string `json:"check"`
-	State  string `json:"state"` // "ok", "missing", or "weak": sigmaOS runs, with less protection or fewer abilities
+	State  string `json:"state"` // one of the constants below
 	Found  string `json:"found"`
 	Advice string `json:"advice,omitempty"`
 }
 
 const (
 	findingOK      = "ok"
-	findingMissing = "missing"
-	findingWeak    = "weak"
+	findingMissing = "missing" // sigmaOS does not run without it
+	findingWeak    = "weak"    // sigmaOS runs, with less protection or fewer abilities
+	findingDown    = "down"    // a part of the system that runs does not answer
 )
+
+// partsMax bounds how long doctor waits for the parts of a running system. With the checks of the host the answer is there within 2 s.
+const partsMax = 1500 * time.Millisecond
 
 func newDoctorCommand(a *app) *cobra.Command {
 	return &cobra.Command{
@@ -50,10 +56,12 @@ stands with its other machines and what expires when. Each line is
 
   ok        as it should be
   weak      sigmaOS runs, with less protection or fewer abilities
+  down      a part of the system that runs does not answer: what needs it fails
   missing   sigmaOS does not run without it
 
 and those that are not ok say how to get more. It needs no running system and changes
-nothing. Exit code 1 if something is missing.`,
+nothing. A part that has not answered after 1.5 s is down. Exit code 1 if something is
+missing or down.`,
 		Example: `  sigma doctor
   sigma doctor --json | jq '.[] | select(.state != "ok")'`,
 		Args: between(0, 0),
@@ -67,13 +75,9 @@ func (a *app) doctor(ctx context.Context) error {
 	findings = append(findings, mountFindings()...)
 	findings = append(findings, a.uplinkFindings()...)
 	findings = append(findings, a.realmSocketFindings()...)
-	findings = append(findings, a.memberFindings(ctx)...)
-	findings = append(findings, a.storeFindings(ctx)...)
+	findings = append(findings, a.partFindings(ctx)...)
 	findings = append(findings, m.hardening()...)
-	code := exitOK
-	if slices.ContainsFunc(findings, func(f finding) bool { return f.State == findingMissing }) {
-		code = exitFailure
-	}
+	code := exitOf(findings)
 	if a.json {
 		if err := a.printJSON(findings); err != nil {
 			return err
@@ -92,6 +96,38 @@ func (a *app) doctor(ctx context.Context) error {
 		return err
 	}
 	return exitCodeOrNil(code)
+}
+
+func exitOf(findings []finding) int {
+	if slices.ContainsFunc(findings, func(f finding) bool { return f.State == findingMissing || f.State == findingDown }) {
+		return exitFailure
+	}
+	return exitOK
+}
+
+// partFindings asks the parts of a running system, all at once, for at most partsMax.
+func (a *app) partFindings(ctx context.Context) []finding {
+	ctx, cancel := context.WithTimeout(ctx, partsMax)
+	defer cancel()
+	var members, stores []finding
+	var asking sync.WaitGroup
+	asking.Go(func() { members = a.memberFindings(ctx) })
+	asking.Go(func() { stores = a.storeFindings(ctx) })
+	asking.Wait()
+	return append(members, stores...)
+}
+
+// unknown is for a part of the system that runs and did not say how it is.
+func unknown(ctx context.Context, check string, err error) finding {
+	f := weak(check, "not known: "+err.Error(), orElse(sigma.HintOf(err), "look at the log"))
+	switch sigma.KindOf(err) {
+	case sigma.KindTimeout, sigma.KindUnavailable, sigma.KindLost:
+		f.State = findingDown
+	}
+	if ctx.Err() != nil {
+		f.State, f.Found = findingDown, "no answer within "+partsMax.String()
+	}
+	return f
 }
 
 // machine reads what the kernel tells about itself.

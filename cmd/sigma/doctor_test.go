@@ -1,11 +1,17 @@
 package main
 
 import (
+	"context"
 	"io/fs"
 	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
+	"time"
+
+	"sigmaos.dev/machines"
+	"sigmaos.dev/sigma"
 )
 
 // host is a machine of made-up files.
@@ -120,5 +126,47 @@ func TestActive(t *testing.T) {
 	}
 	if got := ps[1].lacks(); !slices.Equal(got, []string{"no filter", "it is root"}) {
 		t.Errorf("got %q", got)
+	}
+}
+
+// deafStores never answers.
+type deafStores struct{}
+
+func (deafStores) Stores(ctx context.Context, _ sigma.RealmID, _ bool) ([]byte, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// oneStore has one store, which does not answer.
+type oneStore struct{}
+
+func (oneStore) Stores(_ context.Context, after sigma.RealmID, _ bool) ([]byte, error) {
+	if after != "" {
+		return []byte("[]"), nil
+	}
+	return []byte(`[{"realm":"r1","url":"http://store:9000/b","state":"the object store did not answer in time"}]`), nil
+}
+
+// Goal: doctor fails, and within 2 s, when a store, the server of objects, or the majority of control machines does not answer.
+func TestDoctorTellsOutages(t *testing.T) {
+	for says, c := range map[string]storeLister{"http://store:9000/b of the realm r1: the object store did not": oneStore{}, "no answer within": deafStores{}} {
+		synctest.Test(t, func(t *testing.T) {
+			begun := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), partsMax)
+			defer cancel()
+			found := storeWords(ctx, c)
+			if took := time.Since(begun); took > 2*time.Second {
+				t.Errorf("%T: doctor took %v", c, took)
+			}
+			if len(found) != 1 || found[0].State != findingDown || !strings.HasPrefix(found[0].Found, says) || exitOf(found) != exitFailure {
+				t.Errorf("%T: doctor finds %+v", c, found)
+			}
+		})
+	}
+	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 1, Controls: 3, Voting: 1}, "m1"); exitOf(found) != exitFailure {
+		t.Errorf("without a majority doctor finds %+v", found)
+	}
+	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 2, Controls: 3, Voting: 2}, "m1"); exitOf(found) != exitOK {
+		t.Errorf("with a majority doctor finds %+v", found)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"syscall"
 
 	"sigmaos.dev/sigma"
 )
@@ -89,7 +90,11 @@ func (s *source) Close() {
 func localError(err error) error {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
-		return &sigma.Error{Op: "sigma.local", Path: pe.Path, Kind: sigma.KindOf(pe.Err), Msg: "cannot " + pe.Op + " on this machine", Err: pe.Err}
+		e := &sigma.Error{Op: "sigma.local", Path: pe.Path, Kind: sigma.KindOf(pe.Err), Msg: "cannot " + pe.Op + " on this machine", Err: pe.Err}
+		if errors.Is(pe.Err, syscall.ELOOP) {
+			e.Msg, e.Hint = "leads through a symbolic link on this machine, which is not followed", "name what the link leads to, or remove the link"
+		}
+		return e
 	}
 	return err
 }

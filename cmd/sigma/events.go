@@ -200,10 +200,5 @@ func writeCursor(file string, c state.Cursor) error {
 	if file == "" {
 		return nil
 	}
-	next := file + ".next"
-	err := os.WriteFile(next, []byte(c.String()+"\n"), 0o600)
-	if err == nil {
-		err = os.Rename(next, file)
-	}
-	return sigma.Wrap("sigma.events", file, err)
+	return writeWhole(file, c.String()+"\n", -1)
 }

@@ -62,7 +62,7 @@ func (a *app) explain(ctx context.Context, words []string) error {
 	for _, e := range list {
 		fmt.Fprintf(a.out, "%s\n", e.ID)
 		for _, l := range e.Lines {
-			fmt.Fprintf(a.out, "  %s\n", l)
+			fmt.Fprintf(a.out, "  %s\n", printable(l))
 		}
 	}
 	return nil

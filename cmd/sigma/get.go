@@ -7,12 +7,14 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/hostdir"
 	"sigmaos.dev/sigma"
 )
 
@@ -24,9 +26,10 @@ func newGetCommand(a *app) *cobra.Command {
 		Long: `Fetch a file of the realm into a local file, or, if LOCAL ends with / or is a directory
 (default: this one), below it with its own name; "-" is standard output. With -r, fetch what
 is in a directory into the directory LOCAL (or, if LOCAL ends with /, is not given, or there
-are several PATHs, LOCAL/NAME), making directories as needed. Modes are kept. Local files of
-the same name are replaced; each is whole or as it was. Links and files without content are
-skipped and counted.`,
+are several PATHs, LOCAL/NAME), making directories as needed. Modes are kept, but nobody else
+gets the right to write; new directories are this user's alone until all is there. Local
+files of the same name are replaced; each is whole or as it was. Links and files without
+content are skipped and counted, and links below LOCAL on this machine are not followed.`,
 		Example: `  sudo sigma get /s3/in/a.txt
   sudo sigma get '/s3/in/*.txt' texts/
   sudo sigma get -r /s3/out results
@@ -61,7 +64,7 @@ func (a *app) get(ctx context.Context, from []string, to string, o moving) error
 	}
 	if to == "-" {
 		for _, f := range from {
-			if err := download(ctx, c, f, a.out, nothing{}); err != nil {
+			if err := download(ctx, c, f, raw(a.out), nothing{}); err != nil {
 				return err
 			}
 		}
@@ -96,13 +99,21 @@ func (p *plan) fetchOne(ctx context.Context, c sigma.Namespace, from, to string,
 		return &sigma.Error{Op: "sigma.get", Path: from, Kind: sigma.KindIsDir, Hint: "fetch all of it with: sigma get -r " + from}
 	}
 	local, err := os.Stat(to)
-	if into := strings.HasSuffix(to, "/") || err == nil && local.IsDir() && (o.below || !isDir); into && from != "/" {
-		to = filepath.Join(to, path.Base(from))
+	there := err == nil && local.IsDir()
+	into := strings.HasSuffix(to, "/") || there && (o.below || !isDir)
+	at := filepath.Base(to)
+	switch p.base = to; {
+	case into && from != "/":
+		at = path.Base(from)
+	case into, there:
+		at = "."
+	default:
+		p.base = filepath.Dir(to)
 	}
 	if isDir {
-		return p.fetch(ctx, c, from, to, st.Perm)
+		return p.fetch(ctx, c, from, at, st.Perm)
 	}
-	p.files = append(p.files, item{local: to, remote: from, size: int64(st.Size)})
+	p.files = append(p.files, item{local: at, remote: from, size: int64(st.Size)})
 	p.bytes += int64(st.Size)
 	return nil
 }
@@ -110,13 +121,19 @@ func (p *plan) fetchOne(ctx context.Context, c sigma.Namespace, from, to string,
 // fetchAll carries a plan out; several says that more than one was named, for which a directory may have to be made.
 func (a *app) fetchAll(ctx context.Context, c sigma.Namespace, p plan, several bool) error {
 	start := time.Now()
-	for _, dir := range p.dirs {
-		if err := makeLocalDir(dir, p.perms[dir]); err != nil {
+	if several || len(p.dirs) > 0 {
+		if err := os.MkdirAll(p.base, 0o755); err != nil {
 			return localError(err)
 		}
 	}
-	if several && len(p.files) > 0 {
-		if err := os.MkdirAll(filepath.Dir(p.files[0].local), 0o755); err != nil {
+	to, err := hostdir.Open(p.base)
+	if err != nil {
+		return localError(err)
+	}
+	defer to.Close()
+	made := make([]fs.FileInfo, len(p.dirs))
+	for i, dir := range p.dirs {
+		if made[i], err = to.Mkdir(dir); err != nil {
 			return localError(err)
 		}
 	}
@@ -125,8 +142,13 @@ func (a *app) fetchAll(ctx context.Context, c sigma.Namespace, p plan, several b
 		title = "get " + path.Base(p.files[0].remote)
 	}
 	bar := &counted{progress: a.progressBytes(title, p.bytes)} // a listing may not tell sizes
-	err := each(ctx, len(p.files), func(ctx context.Context, i int) error { return getFile(ctx, c, p.files[i], bar) })
+	err = each(ctx, len(p.files), func(ctx context.Context, i int) error { return localError(getFile(ctx, c, to, p.files[i], bar)) })
 	bar.Done()
+	for i, dir := range slices.Backward(p.dirs) {
+		if err == nil && made[i] != nil {
+			err = localError(to.Finish(dir, made[i], ownMode(p.perms[dir])))
+		}
+	}
 	if p.skipped > 0 {
 		a.remark("skipped %d links and files without content", p.skipped)
 	}
@@ -136,16 +158,8 @@ func (a *app) fetchAll(ctx context.Context, c sigma.Namespace, p plan, several b
 	return a.sayMoved("fetched", p, bar.n.Load(), time.Since(start))
 }
 
-// makeLocalDir makes a directory and those on the way. One that is there stays as it is.
-func makeLocalDir(dir string, perm uint32) error {
-	if st, err := os.Stat(dir); err == nil && st.IsDir() {
-		return nil
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	return os.Chmod(dir, fs.FileMode(perm))
-}
+// ownMode is the mode that a local file gets of a tenant's: nobody but its owner writes.
+func ownMode(perm uint32) fs.FileMode { return fs.FileMode(perm & 0o755) }
 
 // counted is a progress that can be asked.
 type counted struct {
@@ -158,17 +172,14 @@ func (c *counted) Add(n int64) {
 	c.progress.Add(n)
 }
 
-// fetch plans to fetch the directory remote into local. Names are checked, as a tree may be served by a tenant who would like them to lead elsewhere.
+// fetch plans to fetch the directory remote into local.
 func (p *plan) fetch(ctx context.Context, c sigma.Namespace, remote, local string, perm uint32) error {
-	entries, err := c.ReadDir(ctx, remote)
+	entries, err := p.extent.readDir(ctx, c, remote)
 	if err != nil {
 		return err
 	}
 	p.addDir(local, perm)
 	for _, e := range entries {
-		if err := sigma.CheckName(e.Name); err != nil {
-			return sigma.Wrap("sigma.fetch", remote, err)
-		}
 		at, to := path.Join(remote, e.Name), filepath.Join(local, e.Name)
 		switch e.ID.Kind {
 		case sigma.KindDir:
@@ -192,27 +203,22 @@ func (p *plan) fetch(ctx context.Context, c sigma.Namespace, remote, local strin
 	return nil
 }
 
-// getFile fetches one file next to its place and moves it there when it is whole.
-func getFile(ctx context.Context, c sigma.Namespace, it item, bar progress) error {
-	if st, err := os.Stat(it.local); err == nil && st.IsDir() {
+// getFile fetches one file next to its place below to and puts it there when it is whole.
+func getFile(ctx context.Context, c sigma.Namespace, to *hostdir.Dir, it item, bar progress) error {
+	if st, err := to.Stat(it.local); err == nil && st.IsDir() {
 		return &sigma.Error{Op: "sigma.get", Path: it.local, Kind: sigma.KindIsDir, Msg: "is a directory on this machine", Hint: "give another local name"}
 	}
-	f, err := os.CreateTemp(filepath.Dir(it.local), ".sigma-get-*~")
+	f, err := to.Create(it.local, 0o600)
 	if err != nil {
-		return localError(err)
+		return err
 	}
-	perm, err := fetch(ctx, c, it.remote, f, bar)
+	defer f.Drop()
+	perm, err := fetch(ctx, c, it.remote, f.File, bar)
 	if err == nil {
-		err = f.Chmod(fs.FileMode(perm&0o777) | 0o600)
-	}
-	if e := f.Close(); err == nil {
-		err = e
+		err = f.Chmod(ownMode(perm) | 0o600)
 	}
 	if err == nil {
-		err = os.Rename(f.Name(), it.local)
+		err = f.Commit()
 	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-	return localError(err)
+	return err
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
@@ -16,11 +17,19 @@ import (
 const initPath = "/sys/init"
 
 func newInitCommand(a *app) *cobra.Command {
-	return a.group("init", "Keep procs running: register, list and remove them", `Registered procs are started again when they end, when their machine is lost, and after a
+	return a.group("init", "Keep procs running: register, list, restart and remove them", `Registered procs are started again when they end, when their machine is lost, and after a
 restart of the whole system. One instance of each runs at a time.`,
 		newInitAddCommand(a), newInitLsCommand(a),
 		&cobra.Command{Use: "rm NAME...", Aliases: []string{"remove"}, Short: "Let registered procs end for good", Long: `Remove registrations. Each proc is asked to go, and killed if it has not within 5 s; then its
-registration is gone.`, Example: "  sudo sigma init rm web", Args: between(1, -1), RunE: func(cmd *cobra.Command, args []string) error { return a.initRm(cmd.Context(), args) }},
+registration is gone. The name may be registered again at once: the new proc is started when
+the old one has ended.`, Example: "  sudo sigma init rm web", Args: between(1, -1), RunE: func(cmd *cobra.Command, args []string) error {
+			return a.initEach(cmd.Context(), args, (*sdk.Client).Unregister)
+		}},
+		&cobra.Command{Use: "restart NAME...", Short: "End instances of registered procs and start others", Long: `Ask the procs of registrations to go, and kill those that have not within 5 s. Another is
+started when each has ended; at once if none runs, also of those that have ended, given up or
+wait for a pause to pass. A proc with --most N may be started N times again then.`, Example: "  sudo sigma init restart web", Args: between(1, -1), RunE: func(cmd *cobra.Command, args []string) error {
+			return a.initEach(cmd.Context(), args, (*sdk.Client).Restart)
+		}},
 		&cobra.Command{Use: "log NAME", Short: "Show the instances that a registered proc had", Long: `Show the latest 32 instances of a registered proc, oldest first: when each was spawned, how
 long it was there, and how it ended.`, Example: "  sudo sigma init log web\n  sudo sigma init log --json web", Args: between(1, 1), RunE: func(cmd *cobra.Command, args []string) error { return a.initLog(cmd.Context(), args[0]) }},
 	)
@@ -28,9 +37,9 @@ long it was there, and how it ended.`, Example: "  sudo sigma init log web\n  su
 
 func newInitAddCommand(a *app) *cobra.Command {
 	var o runOptions
-	restart, most := string(sigma.RestartAlways), uint32(0)
+	restart, most, replace := string(sigma.RestartAlways), uint32(0), false
 	cmd := &cobra.Command{
-		Use:   "add [--restart POLICY] [--most N] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [--view ENTRY]... [--lc CORES] NAME PROGRAM [ARG...]",
+		Use:   "add [--replace] [--restart POLICY] [--most N] [-e NAME=VALUE] [-m SIZE] [--profile PROFILE] [--view ENTRY]... [--lc CORES] NAME PROGRAM [ARG...]",
 		Short: "Register a proc and keep it running",
 		Long: `Register a proc under NAME and keep it running. PROGRAM and the flags that say what the
 proc is given mean what they mean for "sigma run".
@@ -38,16 +47,21 @@ proc is given mean what they mean for "sigma run".
 With --restart always, the default, it is started again whenever it ends; with on-failure
 unless it ended with the exit code 0. In any case it is when it was lost. The first time it
 is after 0.2 s, then after twice as long each time, up to 30 s, until an instance lasts for
-30 s. With --most N it is started N times and not again.`,
+30 s; the time that it waits in a queue does not count. With --most N it is started N times
+and not again.
+
+With --replace it takes the place of what is registered under NAME, if anything is: that
+proc is asked to go as by "sigma init rm", and the new one is started when it has ended.`,
 		Example: `  sudo sigma init add web ./server --port-file /port
   sudo sigma init add --restart on-failure --most 5 migrate /bin/migrate`,
 		Args: between(2, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.initAdd(cmd.Context(), o, sigma.Registration{Name: args[0], Restart: sigma.Restart(restart), Most: most}, args[1:])
+			return a.initAdd(cmd.Context(), o, sigma.Registration{Name: args[0], Restart: sigma.Restart(restart), Most: most}, args[1:], replace)
 		},
 	}
 	o.flags(cmd.Flags())
 	cmd.Flags().StringVar(&restart, "restart", restart, "`POLICY`: always or on-failure")
+	cmd.Flags().BoolVar(&replace, "replace", false, "take the place of what is registered under NAME")
 	cmd.Flags().Uint32Var(&most, "most", 0, "start it `N` times at most (default: without an end)")
 	return cmd
 }
@@ -56,7 +70,7 @@ func newInitLsCommand(a *app) *cobra.Command {
 	all := false
 	cmd := &cobra.Command{Use: "ls [--all]", Aliases: []string{"list"}, Short: "List registered procs", Long: `List registered procs: running (an instance was spawned and has not ended), waiting (the next
 is due soon), ended (its policy wants no more), given-up (it was started as often as --most
-says) or removing.`, Example: "  sudo sigma init ls", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
+says), restarting (the instance was asked to go) or removing.`, Example: "  sudo sigma init ls", Args: between(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
 		realm := sigma.RealmID(a.realm)
 		if all {
 			realm = sigma.SystemRealm
@@ -67,7 +81,10 @@ says) or removing.`, Example: "  sudo sigma init ls", Args: between(0, 0), RunE:
 	return cmd
 }
 
-func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, args []string) error {
+func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, args []string, replace bool) error {
+	if strings.HasPrefix(args[0], "-") {
+		return usageError(nil, "write flags before NAME: sigma init add "+args[0]+" ... "+r.Name+" PROGRAM; flags of the program come after PROGRAM", "%.80q comes after the name %s, where the program is named", args[0], r.Name)
+	}
 	o.name = r.Name
 	d, err := a.descriptor(o, args)
 	if err != nil {
@@ -95,22 +112,27 @@ func (a *app) initAdd(ctx context.Context, o runOptions, r sigma.Registration, a
 	if r.Descriptor.Near, err = machineOf(ctx, c, o.near); err != nil {
 		return err
 	}
-	if err := c.Register(ctx, r); err != nil {
+	add := c.Register
+	if replace {
+		add = c.Replace
+	}
+	if err := add(ctx, r); err != nil {
 		return err
 	}
 	fmt.Fprintln(a.out, r.Name)
 	return nil
 }
 
-func (a *app) initRm(ctx context.Context, names []string) error {
+// initEach does something to registrations, one after another.
+func (a *app) initEach(ctx context.Context, names []string, do func(*sdk.Client, context.Context, string) error) error {
 	c, err := a.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	for _, n := range names {
-		if err := c.Unregister(ctx, n); err != nil {
-			return sigma.Wrap("sigma.initRm", n, err)
+		if err := do(c, ctx, n); err != nil {
+			return sigma.Wrap("sigma.init", n, err)
 		}
 		fmt.Fprintln(a.out, n)
 	}

@@ -150,15 +150,11 @@ func tellSigmad(dir, instance, name string, what any) error {
 	if err != nil {
 		return sigma.Wrap("sigma."+name, "", err)
 	}
-	path := filepath.Join(home, name)
-	if err := writeDurably(path, string(text)); err != nil {
+	uid, err := sigmadUID(instance)
+	if err != nil {
 		return err
 	}
-	uid, err := sigmadUID(instance)
-	if err == nil {
-		err = os.Chown(path, uid, uid)
-	}
-	return err
+	return writeWhole(filepath.Join(home, name), string(text), uid)
 }
 
 // sigmadUID is what the launcher runs sigmad as: the first program's (docs/internals/launcher-protocol.md).

@@ -194,7 +194,7 @@ func guard(ctx context.Context, c *sdk.Client, path string, id sigma.FileID, ttl
 // runHeld runs a command of this host until it ends, or ctx does.
 func (a *app) runHeld(ctx context.Context, path string, command []string) error {
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.in, a.out, a.err
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.in, raw(a.out), raw(a.err)
 	cmd.Env = append(os.Environ(), "SIGMA_LEASE_PATH="+path)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = endGrace

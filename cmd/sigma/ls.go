@@ -129,8 +129,9 @@ func (a *app) printListed(lists []listed, o lsOptions, age *sigma.Age) error {
 // listAll lists the files that were named first, as people expect, then the directories, and says why what cannot be listed.
 func listAll(ctx context.Context, c sigma.Namespace, paths []string, o lsOptions) (lists []listed, errs []error) {
 	named := listed{}
+	var x extent
 	for i := 0; i < len(paths); i++ {
-		l, err := listOne(ctx, c, paths[i], o)
+		l, err := listOne(ctx, c, paths[i], o, &x)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -141,7 +142,7 @@ func listAll(ctx context.Context, c sigma.Namespace, paths []string, o lsOptions
 		}
 		lists = append(lists, l)
 		if o.recursive {
-			below, err := listBelow(ctx, c, l, o)
+			below, err := listBelow(ctx, c, l, o, &x)
 			if err != nil {
 				errs = append(errs, err)
 			}
@@ -155,19 +156,19 @@ func listAll(ctx context.Context, c sigma.Namespace, paths []string, o lsOptions
 }
 
 // listBelow lists the directories in l and what is below, each before those in it.
-func listBelow(ctx context.Context, c sigma.Namespace, l listed, o lsOptions) (lists []listed, err error) {
+func listBelow(ctx context.Context, c sigma.Namespace, l listed, o lsOptions, x *extent) (lists []listed, err error) {
 	for _, f := range l.files {
 		if f.Kind != sigma.KindDir.String() {
 			continue
 		}
-		d, err := listOne(ctx, c, f.Path, o)
+		d, err := listOne(ctx, c, f.Path, o, x)
 		if sigma.KindOf(err) == sigma.KindNotFound && err != nil {
 			continue // removed since it was listed
 		}
 		if err != nil {
 			return nil, err
 		}
-		below, err := listBelow(ctx, c, d, o)
+		below, err := listBelow(ctx, c, d, o, x)
 		if err != nil {
 			return nil, err
 		}
@@ -203,7 +204,7 @@ func cleanPaths(paths []string) error {
 }
 
 // listOne gives the entries of the directory p, or p itself if it is none or is meant itself.
-func listOne(ctx context.Context, c sigma.Namespace, p string, o lsOptions) (listed, error) {
+func listOne(ctx context.Context, c sigma.Namespace, p string, o lsOptions, x *extent) (listed, error) {
 	itself := o.itself
 	if !itself {
 		st, err := c.Stat(ctx, p)
@@ -218,7 +219,7 @@ func listOne(ctx context.Context, c sigma.Namespace, p string, o lsOptions) (lis
 		l := listed{files: []fileJSON{{Path: p, Name: path.Base(p)}}}
 		return l, describe(ctx, c, &l.files[0])
 	}
-	entries, err := c.ReadDir(ctx, p)
+	entries, err := x.readDir(ctx, c, p)
 	if err != nil {
 		return listed{}, err
 	}

@@ -244,6 +244,14 @@ func TestMembership(t *testing.T) {
 	}
 }
 
+// Goal: what status says of control machines names those that are silent, and that there is no majority.
+func TestQuorumWords(t *testing.T) {
+	m := machines.Membership{Machines: 4, Alive: 2, Controls: 3, Voting: 1, Silent: 2}
+	if got, want := quorumWords(m), "1 of 3 control machines, 2 silent: no quorum"; got != want {
+		t.Errorf("status says %q, want %q", got, want)
+	}
+}
+
 // What doctor finds weak in a membership.
 func TestMemberWords(t *testing.T) {
 	good := machines.Membership{System: "abcdefghijklmnop", Machines: 3, Alive: 3, Controls: 3, Voting: 3, Expiries: []identity.Expiry{{What: "certificate", At: time.Now().Add(time.Hour)}, {What: "authority", At: time.Now().Add(time.Hour)}}}

@@ -21,6 +21,7 @@ type membershipJSON struct {
 	Alive        uint32       `json:"alive"`
 	Control      uint32       `json:"control"`
 	ControlAlive uint32       `json:"control_alive"`
+	Silent       uint32       `json:"silent"` // control machines that do not answer this one and are not declared lost
 	Quorum       bool         `json:"quorum"`
 	Expiries     []expiryJSON `json:"expiries"`
 }
@@ -44,7 +45,7 @@ func membershipToJSON(m machines.Membership) *membershipJSON {
 	if m.System == "" {
 		return nil
 	}
-	j := &membershipJSON{string(m.System), uint64(m.Incarnation), m.Address, m.Machines, m.Alive, m.Controls, m.Voting, m.Quorum(), []expiryJSON{}}
+	j := &membershipJSON{string(m.System), uint64(m.Incarnation), m.Address, m.Machines, m.Alive, m.Controls, m.Voting, m.Silent, m.Quorum(), []expiryJSON{}}
 	for _, e := range m.Expiries {
 		j.Expiries = append(j.Expiries, expiryJSON{e.What, e.At, e.Warn})
 	}
@@ -70,6 +71,9 @@ func (a *app) printMembership(m machines.Membership) {
 
 func quorumWords(m machines.Membership) string {
 	words := fmt.Sprintf("%d of %s", m.Voting, count(int(m.Controls), "control machine"))
+	if m.Silent > 0 {
+		words += fmt.Sprintf(", %d silent", m.Silent)
+	}
 	if !m.Quorum() {
 		words += ": no quorum"
 	}
@@ -93,15 +97,15 @@ func (a *app) memberFindings(ctx context.Context) []finding {
 	m, err := a.members(ctx)
 	if err != nil {
 		var e *sigma.Error
-		if errors.As(err, &e) && e.Kind == sigma.KindUnavailable {
+		if errors.As(err, &e) && e.Kind == sigma.KindUnavailable && ctx.Err() == nil {
 			return nil // the socket of a system that has ended
 		}
-		return []finding{weak(check, "not known: "+err.Error(), orElse(sigma.HintOf(err), "look at the log"))}
+		return []finding{unknown(ctx, check, err)}
 	}
 	defer m.close()
 	now, err := m.membership(ctx)
 	if err != nil {
-		return []finding{weak(check, "not known: "+err.Error(), orElse(sigma.HintOf(err), "look at the log"))}
+		return []finding{unknown(ctx, check, err)}
 	}
 	return memberWords(now, m.self)
 }
@@ -119,7 +123,7 @@ func memberWords(m machines.Membership, self sigma.MachineID) (out []finding) {
 	}
 	switch {
 	case !m.Quorum():
-		out = append(out, weak("quorum", quorumWords(m), "nothing that needs the control plane works until more control machines are back; procs go on"))
+		out = append(out, finding{"quorum", findingDown, quorumWords(m), "nothing that needs the control plane works until more control machines are back; procs go on"})
 	case m.Voting < m.Controls:
 		out = append(out, weak("quorum", quorumWords(m), "bring the lost ones back, or replace them: sigma machine control"))
 	case m.Controls%2 == 0:

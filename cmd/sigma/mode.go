@@ -117,8 +117,9 @@ func (a *app) chmod(ctx context.Context, mode string, paths []string, recursive 
 		return err
 	}
 	var all []string
+	var x extent
 	for _, p := range paths {
-		if err := chmodTargets(ctx, c, p, recursive, &all); err != nil {
+		if err := chmodTargets(ctx, c, p, recursive, &x, &all); err != nil {
 			return err
 		}
 	}
@@ -132,16 +133,16 @@ func (a *app) chmod(ctx context.Context, mode string, paths []string, recursive 
 }
 
 // chmodTargets adds p, and what is below it, children first, so that a mode that forbids to list does not stand in the way.
-func chmodTargets(ctx context.Context, c sigma.Namespace, p string, recursive bool, all *[]string) error {
+func chmodTargets(ctx context.Context, c sigma.Namespace, p string, recursive bool, x *extent, all *[]string) error {
 	if recursive {
-		entries, err := c.ReadDir(ctx, p)
+		entries, err := x.readDir(ctx, c, p)
 		if k := sigma.KindOf(err); err != nil && !gone(err) && k != sigma.KindUnsupported {
 			return err
 		}
 		for _, e := range entries {
 			switch at := path.Join(p, e.Name); e.ID.Kind {
 			case sigma.KindDir:
-				if err := chmodTargets(ctx, c, at, true, all); err != nil {
+				if err := chmodTargets(ctx, c, at, true, x, all); err != nil {
 					return err
 				}
 			case sigma.KindFile:

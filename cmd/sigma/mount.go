@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -32,20 +33,21 @@ const mountReadyMax = 30 * time.Second
 const mountReadyFD = 3
 
 type mountOptions struct {
-	allowOther, readOnly bool
-	foreground, serve    bool
+	allowOther, readOnly, trustLinks bool
+	foreground, serve                bool
 }
 
 func newMountCommand(a *app) *cobra.Command {
 	var o mountOptions
 	cmd := &cobra.Command{
-		Use:   "mount [--allow-other] [--read-only] [-f] DIR [PATH]",
+		Use:   "mount [--allow-other] [--read-only] [--trust-links] [-f] DIR [PATH]",
 		Short: "Mount the realm's tree as a directory of this host",
 		Long: `Mount PATH of the realm (default /) on DIR, an empty directory of this host, so that any
 program can use its files. It runs in the background until "sigma unmount DIR".
 
 Files belong to who mounts, and only that user may use them unless --allow-other is
-given. Changes made elsewhere are seen within a second. Set-user-ID bits and devices do
+given. Links lead to places below DIR, or nowhere, whoever made them; with --trust-links
+they lead where they say on this host. Changes made elsewhere are seen within a second. Set-user-ID bits and devices do
 not count. It goes on when the system is restarted, and ends when that is away for a
 minute.`,
 		Example: `  sudo sigma mount /mnt/sigma
@@ -78,6 +80,7 @@ minute.`,
 	f := cmd.Flags()
 	f.BoolVar(&o.allowOther, "allow-other", false, "let other users of this host use it too, as the modes allow")
 	f.BoolVar(&o.readOnly, "read-only", false, "let nobody change anything through it")
+	f.BoolVar(&o.trustLinks, "trust-links", false, "show links as they were written, also where they lead to files of this host")
 	f.BoolVarP(&o.foreground, "foreground", "f", false, "do not go to the background; ^C unmounts")
 	f.BoolVar(&o.serve, "serve", false, "serve the kernel")
 	f.MarkHidden("serve")
@@ -139,6 +142,9 @@ func (a *app) again(dir, at string, o mountOptions, flag string) (*exec.Cmd, err
 	}
 	if o.readOnly {
 		args = append(args, "--read-only")
+	}
+	if o.trustLinks {
+		args = append(args, "--trust-links")
 	}
 	return exec.Command(self, append(args, "--", dir, at)...), nil
 }
@@ -215,7 +221,7 @@ func (a *app) keepMount(dir, at string, o mountOptions) error {
 	}
 	started := a.getenv(mountStarted) != ""
 	if !started {
-		cmd.Stderr = a.err
+		cmd.Stderr = raw(a.err)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
 	err = startMount(cmd)
@@ -248,14 +254,31 @@ func (a *app) keepMount(dir, at string, o mountOptions) error {
 	}
 }
 
+// mountMemory is the most memory in bytes that the server of a mount can have, whatever the trees are like that it shows: four
+// times what 131,072 inodes need. Beyond it the server ends, and its keeper unmounts.
+const mountMemory = 1 << 30
+
+// limitMemory sets that limit for this process; the collector works harder from half of it on.
+func limitMemory() error {
+	debug.SetMemoryLimit(mountMemory / 2)
+	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: mountMemory, Max: mountMemory}); err != nil {
+		return sigma.Wrap("sigma.mount", "", err)
+	}
+	return nil
+}
+
 // serveMount mounts and serves until somebody unmounts.
 func (a *app) serveMount(_ context.Context, dir, at string, o mountOptions) error {
+	if err := limitMemory(); err != nil {
+		tellStarter(err)
+		return err
+	}
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGTERM)
 	lost := make(chan struct{})
 	ctx, cancel := context.WithTimeout(context.Background(), mountReadyMax)
 	defer cancel()
-	m, err := mount.New(ctx, mount.Config{Dir: dir, Path: at, Source: "sigma:" + a.realm + ":" + at, AllowOther: o.allowOther, ReadOnly: o.readOnly,
+	m, err := mount.New(ctx, mount.Config{Dir: dir, Path: at, Source: "sigma:" + a.realm + ":" + at, AllowOther: o.allowOther, ReadOnly: o.readOnly, TrustLinks: o.trustLinks,
 		Connect: func(ctx context.Context) (*sdk.Client, error) { return a.connect(ctx) },
 		Lost:    func() { close(lost) }})
 	tellStarter(err)

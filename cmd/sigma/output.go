@@ -26,7 +26,7 @@ func (a *app) follow(ctx context.Context, c *sdk.Client, id sigma.ProcID) *strea
 	ctx, cancel := context.WithCancel(ctx)
 	o := &streams{cancel: cancel, broken: make(chan error, 2), ended: make(chan struct{}), done: make(chan struct{})}
 	copied := make(chan struct{}, 2)
-	for name, w := range map[string]io.Writer{"stdout": a.out, "stderr": a.err} {
+	for name, w := range map[string]io.Writer{"stdout": raw(a.out), "stderr": raw(a.err)} {
 		go func() {
 			defer func() { copied <- struct{}{} }()
 			c.WaitStart(ctx, id) // there are no files before; if it failed, there may be none at all

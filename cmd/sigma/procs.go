@@ -60,10 +60,10 @@ func (a *app) logs(ctx context.Context, o logsOptions, word string) error {
 	}
 	var tails []*tail
 	if o.stdout {
-		tails = append(tails, &tail{tree: c, path: procFile(ids[0], "stdout"), to: a.out})
+		tails = append(tails, &tail{tree: c, path: procFile(ids[0], "stdout"), to: raw(a.out)})
 	}
 	if o.stderr {
-		tails = append(tails, &tail{tree: c, path: procFile(ids[0], "stderr"), to: a.err})
+		tails = append(tails, &tail{tree: c, path: procFile(ids[0], "stderr"), to: raw(a.err)})
 	}
 	errs := make(chan error, len(tails))
 	for _, t := range tails {

@@ -39,7 +39,7 @@ const (
 )
 
 func (a *app) newProgress(title string, total int64, unit func(int64) string) progress {
-	m := &meter{title: title, total: total, unit: unit, out: a.err, start: time.Now(), width: terminalWidth(a.err)}
+	m := &meter{title: printable(title), total: total, unit: unit, out: raw(a.err), start: time.Now(), width: terminalWidth(a.err)}
 	m.last = m.start
 	if a.json {
 		m.out = io.Discard
@@ -50,7 +50,7 @@ func (a *app) newProgress(title string, total int64, unit func(int64) string) pr
 
 // terminalWidth gives the columns of the terminal that w is, or 0.
 func terminalWidth(w io.Writer) int {
-	f, ok := w.(*os.File)
+	f, ok := raw(w).(*os.File)
 	if !ok {
 		return 0
 	}

@@ -10,11 +10,11 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/hostdir"
 	"sigmaos.dev/sigma"
 )
 
@@ -49,6 +49,7 @@ A bucket has to exist: make it with "sigma mkdir /s3/NAME".`,
 
 // item is one local file to store.
 type item struct {
+	dir           *hostdir.Dir // below which local is; nil = local is what the user named
 	local, remote string
 	size          int64
 	perm          uint32
@@ -56,11 +57,14 @@ type item struct {
 
 // plan is what a put has to do.
 type plan struct {
+	base    string            // of a get: the local directory below which all is
+	open    []*hostdir.Dir    // of a put: the local directories that it reads
 	dirs    []string          // to make, parents first
 	perms   map[string]uint32 // of dirs
 	files   []item
 	bytes   int64
 	skipped int // what has no content of its own
+	extent  extent
 }
 
 // moving says how files are stored and fetched.
@@ -101,6 +105,11 @@ func (a *app) put(ctx context.Context, args []string, o moving) error {
 		return &sigma.Error{Op: "sigma.put", Path: to, Kind: sigma.KindNotDir, Msg: "is not a directory, and there are several files to store", Hint: "make it with: sigma mkdir -p " + to}
 	}
 	var p plan
+	defer func() {
+		for _, d := range p.open {
+			d.Close()
+		}
+	}()
 	for _, local := range args[:len(args)-1] {
 		if local == "-" {
 			if isDir || strings.HasSuffix(typed, "/") {
@@ -156,37 +165,39 @@ func (p *plan) add(local, remote string) error {
 	if err != nil {
 		return localError(err)
 	}
-	return filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return localError(err)
-		}
-		rel, err := filepath.Rel(root, name)
-		if err != nil {
-			return err
-		}
-		at := path.Join(remote, filepath.ToSlash(rel))
+	st, err := os.Stat(root)
+	if err != nil {
+		return localError(err)
+	}
+	if !st.IsDir() {
+		p.addFile(item{nil, root, remote, st.Size(), uint32(st.Mode().Perm())})
+		return nil
+	}
+	d, err := hostdir.Open(root)
+	if err != nil {
+		return localError(err)
+	}
+	p.open = append(p.open, d)
+	return localError(d.Walk(".", func(name string, st fs.FileInfo) error {
+		at := path.Join(remote, filepath.ToSlash(name))
 		if _, err := sigma.ParsePath(at); err != nil {
 			return err
 		}
 		switch {
-		case d.IsDir():
-			st, err := d.Info()
-			if err == nil {
-				p.addDir(at, uint32(st.Mode().Perm()))
-			}
-			return localError(err)
-		case !d.Type().IsRegular():
+		case st.IsDir():
+			p.addDir(at, uint32(st.Mode().Perm()))
+		case st.Mode().IsRegular():
+			p.addFile(item{d, name, at, st.Size(), uint32(st.Mode().Perm())})
+		default:
 			p.skipped++
-			return nil
 		}
-		st, err := d.Info()
-		if err != nil {
-			return localError(err)
-		}
-		p.files = append(p.files, item{name, at, st.Size(), uint32(st.Mode().Perm())})
-		p.bytes += st.Size()
 		return nil
-	})
+	}))
+}
+
+func (p *plan) addFile(it item) {
+	p.files = append(p.files, it)
+	p.bytes += it.size
 }
 
 func (a *app) carryOut(ctx context.Context, c sigma.Namespace, p plan) error {
@@ -245,7 +256,16 @@ func (a *app) sayMoved(what string, p plan, bytes int64, took time.Duration) err
 }
 
 func putFile(ctx context.Context, c sigma.Namespace, it item, bar progress) error {
-	f, err := os.OpenFile(it.local, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0) // it may have been replaced since it was planned
+	dir, name := it.dir, it.local
+	if dir == nil {
+		var err error
+		if dir, err = hostdir.Open(filepath.Dir(it.local)); err != nil {
+			return localError(err)
+		}
+		defer dir.Close()
+		name = filepath.Base(it.local)
+	}
+	f, err := dir.OpenFile(name)
 	if err != nil {
 		return localError(err)
 	}

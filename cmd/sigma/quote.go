@@ -18,11 +18,6 @@ func (a *app) shown(name string) string {
 	return name
 }
 
-// harmless says whether s is text without control characters.
-func harmless(s string) bool {
-	return strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) && r != ' ' }) < 0 && utf8.ValidString(s)
-}
-
 // needsQuotes says whether a shell would see more in s than a word.
 func needsQuotes(s string) bool {
 	return s == "" || strings.ContainsAny(s, " !\"$&'()*;<=>?[\\]^`{|}") || strings.ContainsAny(s[:1], "~#") || !harmless(s)
@@ -53,7 +48,7 @@ func shellQuoted(s string) string {
 	}
 	for len(s) > 0 {
 		r, n := utf8.DecodeRuneInString(s)
-		if r != utf8.RuneError && (unicode.IsPrint(r) || r == ' ') {
+		if r != utf8.RuneError && unicode.IsPrint(r) {
 			escape()
 			plain += s[:n]
 		} else {

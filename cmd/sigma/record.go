@@ -95,7 +95,7 @@ func (r *record) write(dir string) error {
 	if err != nil {
 		return sigma.Wrap("sigma.record", "", err)
 	}
-	return writeDurably(filepath.Join(dir, recordName), string(b)+"\n")
+	return writeWhole(filepath.Join(dir, recordName), string(b)+"\n", -1)
 }
 
 // isMember tells whether the machine of DATA has an identity in a system.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -27,8 +26,8 @@ const (
 // app is what all verbs share: the global flags, the streams, and the connection to a realm.
 type app struct {
 	in     io.Reader
-	out    io.Writer // answers; one JSON value with --json
-	err    io.Writer // errors, progress, remarks
+	out    io.Writer // answers; one JSON value with --json; a words
+	err    io.Writer // errors, progress, remarks; a words
 	getenv func(string) string
 
 	addr  string // path of the admin socket
@@ -104,11 +103,17 @@ func (a *app) printJSON(v any) error {
 	return enc.Encode(v)
 }
 
-// remark writes lines for people beside the answer. They may have names in them that tenants chose.
+// remark writes lines for people beside the answer. What tenants chose in its arguments makes no lines of its own.
 func (a *app) remark(format string, args ...any) {
-	for line := range strings.Lines(fmt.Sprintf(format, args...) + "\n") {
-		fmt.Fprintln(a.err, printable(strings.TrimSuffix(line, "\n")))
+	for i, x := range args {
+		switch x := x.(type) {
+		case string:
+			args[i] = printable(x)
+		case error:
+			args[i] = printable(x.Error())
+		}
 	}
+	fmt.Fprintf(a.err, format+"\n", args...)
 }
 
 // root makes the command tree.
@@ -232,6 +237,7 @@ func orElse(s, other string) string {
 // execute runs one command line and returns the exit code.
 func (a *app) execute(ctx context.Context, args []string) int {
 	a.signal = new(atomic.Int32)
+	a.out, a.err = &words{a, raw(a.out)}, &words{a, raw(a.err)}
 	root := a.root()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
@@ -254,6 +260,12 @@ func (a *app) execute(ctx context.Context, args []string) int {
 }
 
 func (a *app) printError(err error) {
+	if several, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range several.Unwrap() {
+			a.printError(e)
+		}
+		return
+	}
 	a.remark("sigma: %v", err)
 	if hint := sigma.HintOf(err); hint != "" {
 		a.remark("hint: %s", hint)

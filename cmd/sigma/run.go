@@ -193,9 +193,26 @@ func (a *app) run(ctx context.Context, o runOptions, args []string) error {
 		return withCode(startCode(sigma.KindOf(err)), err)
 	}
 	if o.detach {
-		return a.printID(ids[0])
+		if err := a.printID(ids[0]); err != nil || d.Class != sigma.LatencyCritical {
+			return err
+		}
+		return refused(ctx, c, ids[0])
 	}
 	return a.attend(ctx, c, ids[0], d.Name, in)
+}
+
+// refusedWait is how long run -d looks whether a latency-critical proc is refused, which happens at once where no machine could ever take it.
+const refusedWait = time.Second
+
+// refused is the reason why a proc cannot start, if that is known soon.
+func refused(ctx context.Context, c sigma.Procs, id sigma.ProcID) error {
+	look, cancel := context.WithTimeout(ctx, refusedWait)
+	defer cancel()
+	err := c.WaitStart(look, id)
+	if err == nil || look.Err() != nil && ctx.Err() == nil { // it runs, or waits
+		return nil
+	}
+	return withCode(startCode(sigma.KindOf(err)), err)
 }
 
 // machineOf is the machine that has the data at a path; none of no path. Data that is not there yet is to be made there.

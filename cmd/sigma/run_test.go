@@ -279,3 +279,28 @@ func TestFindProc(t *testing.T) {
 		}
 	}
 }
+
+// refusing is a system that answers all who wait for a start.
+type refusing struct {
+	sigma.Procs
+	err error
+}
+
+func (r refusing) WaitStart(ctx context.Context, _ sigma.ProcID) error {
+	if r.err == nil {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return r.err
+}
+
+// Goal: run -d of a proc that no machine can ever take fails with the code of a start that did; one that waits for room is no failure.
+func TestRefused(t *testing.T) {
+	err := refused(t.Context(), refusing{err: sigma.Errorf("lcsched", sigma.KindInvalid, "there is no machine with zone=none")}, "p")
+	if code := (&app{}).codeOf(err); code != startCode(sigma.KindInvalid) || !strings.Contains(err.Error(), "zone=none") {
+		t.Errorf("refused: code %d, %v", code, err)
+	}
+	if err := refused(t.Context(), refusing{}, "p"); err != nil {
+		t.Errorf("one that waits: %v", err)
+	}
+}

@@ -254,7 +254,7 @@ func (a *app) eachBucket(ctx context.Context, words []string, do func(c sigma.Na
 		if err := do(c, p); err != nil {
 			return err
 		}
-		fmt.Fprintln(a.out, path.Base(p))
+		fmt.Fprintln(a.out, a.shown(path.Base(p)))
 	}
 	return nil
 }

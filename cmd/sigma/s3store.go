@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -26,8 +25,6 @@ const (
 	authoritiesMax = 40 << 10
 	// storeAddressesMax is how many addresses of a store's host are noted; they are tried in turn.
 	storeAddressesMax = 16
-	// storesAskMax bounds how long stores are asked how they are.
-	storesAskMax = 15 * time.Second
 )
 
 // storeOptions say where objects are kept.
@@ -283,19 +280,22 @@ func (a *app) s3StoreLs(ctx context.Context, check bool) error {
 	return t.print()
 }
 
-// storesOf lists all stores.
-func storesOf(ctx context.Context, c interface {
+// storeLister lists the stores as JSON (sdk.Client).
+type storeLister interface {
 	Stores(ctx context.Context, after sigma.RealmID, ask bool) ([]byte, error)
-}, check bool) ([]store.Info, error) {
+}
+
+// storesOf lists all stores. With an error come those that were listed before it.
+func storesOf(ctx context.Context, c storeLister, check bool) ([]store.Info, error) {
 	all := []store.Info{}
 	for after := sigma.RealmID(""); ; {
 		text, err := c.Stores(ctx, after, check)
 		if err != nil {
-			return nil, err
+			return all, err
 		}
 		var page []store.Info
 		if err := json.Unmarshal(text, &page); err != nil {
-			return nil, &sigma.Error{Op: "sigma.storesOf", Kind: sigma.KindInvalid, Msg: "sigmaOS does not say which stores there are", Err: err}
+			return all, &sigma.Error{Op: "sigma.storesOf", Kind: sigma.KindInvalid, Msg: "sigmaOS does not say which stores there are", Err: err}
 		}
 		if len(page) == 0 || page[len(page)-1].Realm <= after {
 			return all, nil
@@ -305,21 +305,24 @@ func storesOf(ctx context.Context, c interface {
 }
 
 // storeFindings says how the object stores are, if a system runs and any is set.
-func (a *app) storeFindings(ctx context.Context) (out []finding) {
-	const check = "object store"
+func (a *app) storeFindings(ctx context.Context) []finding {
 	if _, err := os.Stat(a.socket()); err != nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, storesAskMax)
-	defer cancel()
 	c, err := a.connect(ctx)
 	if err != nil { // what is wrong with the system is said by others
 		return nil
 	}
 	defer c.Close()
+	return storeWords(ctx, c)
+}
+
+// storeWords judges the stores that c lists.
+func storeWords(ctx context.Context, c storeLister) (out []finding) {
+	const check = "object store"
 	list, err := storesOf(ctx, c, true)
 	if err != nil {
-		return []finding{weak(check, "not known: "+err.Error(), orElse(sigma.HintOf(err), "look at the log"))}
+		out = append(out, unknown(ctx, check, err))
 	}
 	for _, s := range list {
 		found := s.URL + " of the realm " + string(s.Realm)
@@ -334,7 +337,7 @@ func (a *app) storeFindings(ctx context.Context) (out []finding) {
 		if advice == "" || strings.Contains(advice, "doctor") {
 			advice = "is it up, and does HOST still have these addresses? sigma s3 store set looks them up again"
 		}
-		out = append(out, weak(check, found+": "+s.State, advice))
+		out = append(out, finding{check, findingDown, found + ": " + s.State, advice})
 	}
 	return out
 }

@@ -66,7 +66,7 @@ func (s *screen) draw(text string, width, height int) error {
 		if r := []rune(line); len(r) > width {
 			line = string(r[:width])
 		}
-		b.WriteString(line + "\x1b[K")
+		b.WriteString(printable(line) + "\x1b[K")
 	}
 	b.WriteString("\x1b[J")
 	_, err := io.WriteString(s.out, b.String())

@@ -208,7 +208,7 @@ func (a *app) serveClient(ctx context.Context, c net.Conn, g gate) error {
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	go func() {
 		select {
-		case <-s.Done(): // sigmad is gone: a client finds out at once, and connects again
+		case <-s.Lost(): // sigmad is gone: a client finds out at once, and connects again
 			cancel()
 		case <-ctx.Done():
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/hostdir"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -170,12 +171,11 @@ func (a *app) snapshotOnce(ctx context.Context, names sigma.Caller, file string,
 			names.Call(context.WithoutCancel(ctx), sigmap.CallSnapshotClose, payload, nil)
 		}
 	}()
-	out, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*~") // readable by its owner only: names may hold secrets
+	out, err := hostdir.Create(file, 0o600) // names may hold secrets
 	if err != nil {
 		return 0, 0, explainWrite(file, err)
 	}
-	defer os.Remove(out.Name())
-	defer out.Close()
+	defer out.Drop()
 	sum := &tailSum{sum: sha256.New()}
 	if size, err = a.copySnapshot(ctx, names, number, io.MultiWriter(out, sum)); err != nil {
 		return 0, 0, err
@@ -184,7 +184,7 @@ func (a *app) snapshotOnce(ctx context.Context, names sigma.Caller, file string,
 		return 0, 0, sigma.Errorf("sigma.snapshot", sigma.KindLost, "the snapshot's checksum is wrong")
 	}
 	if err = out.Sync(); err == nil {
-		err = os.Rename(out.Name(), file)
+		err = out.Commit()
 	}
 	if err != nil {
 		return 0, 0, explainWrite(file, err)
@@ -243,10 +243,11 @@ func (a *app) snapshotRestore(ctx context.Context, file string, replace bool) er
 		return err
 	}
 	dir = homeOf(dir)
-	keys, err := checkSnapshot(ctx, file)
+	in, err := os.Open(file)
 	if err != nil {
-		return err
+		return sigma.Wrap("sigma.snapshot", file, err)
 	}
+	defer in.Close()
 	if err := prepareData(dir); err != nil {
 		return err
 	}
@@ -255,7 +256,7 @@ func (a *app) snapshotRestore(ctx context.Context, file string, replace bool) er
 		return err
 	}
 	defer lock.Close()
-	size, err := putSnapshot(dir, file, replace)
+	keys, size, err := putSnapshot(ctx, dir, in, replace)
 	if err != nil {
 		return err
 	}
@@ -266,17 +267,13 @@ func (a *app) snapshotRestore(ctx context.Context, file string, replace bool) er
 	return nil
 }
 
-// checkSnapshot has named read the snapshot to its end.
-func checkSnapshot(ctx context.Context, file string) (keys uint64, err error) {
-	const op = "sigma.snapshot"
-	if _, err := os.Stat(file); err != nil {
-		return 0, sigma.Wrap(op, file, err)
-	}
+// checkSnapshot has named read to its end the file at path, a copy of the snapshot file.
+func checkSnapshot(ctx context.Context, path, file string) (keys uint64, err error) {
 	programs, err := findPrograms()
 	if err != nil {
 		return 0, err
 	}
-	cmd := exec.CommandContext(ctx, programs[namedName], "--check", file)
+	cmd := exec.CommandContext(ctx, programs[namedName], "--check", path)
 	var said strings.Builder
 	cmd.Stderr = &said
 	text, err := cmd.Output()
@@ -284,27 +281,27 @@ func checkSnapshot(ctx context.Context, file string) (keys uint64, err error) {
 		keys, err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	}
 	if err != nil {
-		return 0, &sigma.Error{Op: op, Path: file, Kind: sigma.KindInvalid, Msg: orElse(strings.TrimSpace(said.String()), err.Error()), Hint: "make snapshots with: sigma snapshot save FILE"}
+		return 0, &sigma.Error{Op: "sigma.snapshot", Path: file, Kind: sigma.KindInvalid, Msg: orElse(strings.TrimSpace(said.String()), err.Error()), Hint: "make snapshots with: sigma snapshot save FILE"}
 	}
 	return keys, nil
 }
 
-// putSnapshot gives named the snapshot for its next start. Who named is is known then.
-func putSnapshot(dir, file string, replace bool) (size int64, err error) {
+// putSnapshot gives named a copy of the snapshot for its next start. Who named is is known then. The copy is what is checked, since others may write to the file itself.
+func putSnapshot(ctx context.Context, dir string, in *os.File, replace bool) (keys uint64, size int64, err error) {
 	const op = "sigma.snapshot"
 	own := filepath.Join(dir, namedName)
 	if err := os.Mkdir(own, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return 0, explainWrite(own, err)
+		return 0, 0, explainWrite(own, err)
 	}
 	exists := func(name string) bool {
 		_, err := os.Lstat(name)
 		return err == nil
 	}
 	if exists(filepath.Join(own, "system")) {
-		return 0, &sigma.Error{Op: op, Path: own, Kind: sigma.KindUnsupported, Msg: "the names of this system are in an etcd that you run, into which sigmaOS restores nothing", Hint: "restore that etcd's own backup: etcdctl snapshot save, etcdutl snapshot restore; or begin a new system with a fresh --data DIR"}
+		return 0, 0, &sigma.Error{Op: op, Path: own, Kind: sigma.KindUnsupported, Msg: "the names of this system are in an etcd that you run, into which sigmaOS restores nothing", Hint: "restore that etcd's own backup: etcdctl snapshot save, etcdutl snapshot restore; or begin a new system with a fresh --data DIR"}
 	}
 	if exists(filepath.Join(own, "etcd")) && !replace {
-		return 0, &sigma.Error{Op: op, Path: own, Kind: sigma.KindExists, Msg: "has names already", Hint: "replace them, and keep them aside, with --replace; or choose a fresh --data DIR"}
+		return 0, 0, &sigma.Error{Op: op, Path: own, Kind: sigma.KindExists, Msg: "has names already", Hint: "replace them, and keep them aside, with --replace; or choose a fresh --data DIR"}
 	}
 	name := restoreName
 	if !exists(filepath.Join(dir, "machined", "authority")) {
@@ -312,31 +309,28 @@ func putSnapshot(dir, file string, replace bool) (size int64, err error) {
 	}
 	for _, former := range []string{restoreName, restoreFreshName} { // of a restore before that was not followed by a start
 		if err := os.Remove(filepath.Join(own, former)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return 0, explainWrite(own, err)
+			return 0, 0, explainWrite(own, err)
 		}
 	}
-	in, err := os.Open(file)
+	out, err := hostdir.Create(filepath.Join(own, name), 0o600)
 	if err != nil {
-		return 0, sigma.Wrap(op, file, err)
+		return 0, 0, explainWrite(own, err)
 	}
-	defer in.Close()
-	out, err := os.CreateTemp(own, name+".*~")
-	if err != nil {
-		return 0, explainWrite(own, err)
-	}
-	defer os.Remove(out.Name())
-	defer out.Close()
+	defer out.Drop()
 	if size, err = io.Copy(out, in); err == nil {
 		err = out.Chmod(0o644) // named's own user reads it; the directory keeps others out
 	}
 	if err == nil {
 		err = out.Sync()
 	}
-	if err == nil {
-		err = os.Rename(out.Name(), filepath.Join(own, name))
-	}
 	if err != nil {
-		return 0, explainWrite(own, err)
+		return 0, 0, explainWrite(own, err)
 	}
-	return size, nil
+	if keys, err = checkSnapshot(ctx, out.Name(), in.Name()); err != nil {
+		return 0, 0, err
+	}
+	if err = out.Commit(); err != nil {
+		return 0, 0, explainWrite(own, err)
+	}
+	return keys, size, nil
 }

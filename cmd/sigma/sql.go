@@ -77,7 +77,18 @@ A name is 1 to 63 of a-z, 0-9, _ and -, beginning with a letter or digit.`,
 	return cmd
 }
 
+// checkDatabase refuses what cannot be a database's name, and would be another path.
+func checkDatabase(name string) error {
+	if sigma.CheckName(name) == nil {
+		return nil
+	}
+	return usageError(nil, "use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter or digit", "%.80q is not a name of a database", name)
+}
+
 func (a *app) sqlCreate(ctx context.Context, name, url string, byURL bool) error {
+	if err := checkDatabase(name); err != nil {
+		return err
+	}
 	if url == "-" {
 		text, err := io.ReadAll(io.LimitReader(a.in, urlMax))
 		if err != nil {
@@ -218,6 +229,11 @@ that another server keeps is only forgotten: what is in it stays there.`,
 }
 
 func (a *app) sqlRm(ctx context.Context, names []string) error {
+	for _, n := range names {
+		if err := checkDatabase(n); err != nil {
+			return err
+		}
+	}
 	c, err := a.connect(ctx)
 	if err != nil {
 		return err
@@ -250,6 +266,9 @@ func (a *app) sqlRm(ctx context.Context, names []string) error {
 
 // sql runs the statements of in; whole says that all of it is one.
 func (a *app) sql(ctx context.Context, name string, in io.Reader, whole bool, o sqlOptions) error {
+	if err := checkDatabase(name); err != nil {
+		return err
+	}
 	c, err := a.connect(ctx)
 	if err != nil {
 		return err
@@ -266,7 +285,7 @@ func (a *app) sql(ctx context.Context, name string, in io.Reader, whole bool, o 
 	if err := f.Open(ctx, sigma.OpenReadWrite); err != nil {
 		return err
 	}
-	s := &sqlSession{a: a, o: o, ask: &database.Session{File: f}}
+	s := &sqlSession{a: a, o: o, path: databasesDir + "/" + name, ask: &database.Session{File: f}}
 	if whole {
 		text, err := io.ReadAll(in)
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,9 +25,10 @@ type sqlOptions struct {
 
 // sqlSession runs statements and prints their rows.
 type sqlSession struct {
-	a   *app
-	o   sqlOptions
-	ask *database.Session
+	a    *app
+	o    sqlOptions
+	path string // of the database
+	ask  *database.Session
 }
 
 // statementMax bounds a statement of standard input, so that a file that is none ends somewhere.
@@ -116,6 +118,9 @@ func (s *sqlSession) run(ctx context.Context, text string) error {
 // explain adds to an error what the engine said of it.
 func (s *sqlSession) explain(text string, e *query.Error) error {
 	out := *e.Err
+	if out.Path == "" {
+		out.Path = s.path
+	}
 	if e.Position > 0 && e.Position <= len([]rune(text))+1 {
 		before := string([]rune(strings.TrimLeft(text, " \t\r\n") + " ")[:e.Position-1])
 		out.Msg += fmt.Sprintf(" (line %d, character %d)", strings.Count(before, "\n")+1, len([]rune(before[strings.LastIndexByte(before, '\n')+1:]))+1)
@@ -146,7 +151,7 @@ func (s *sqlSession) print(answer *query.Answer) error {
 		return err
 	}
 	if end := answer.End(); end.Changed > 0 && !s.a.json && !s.o.csv {
-		s.a.remark("%d rows changed", end.Changed)
+		s.a.remark("%s changed", count(int(end.Changed), "row"))
 	}
 	return nil
 }
@@ -162,13 +167,22 @@ func (s *sqlSession) printer(names []string) (put func([]any) error, flush func(
 	case s.a.json:
 		return func(row []any) error { return s.printObject(names, row) }, func() error { return nil }
 	case s.o.csv:
-		w := csv.NewWriter(s.a.out)
+		w, terminal := csv.NewWriter(raw(s.a.out)), terminalWidth(s.a.out) > 0 // a program gets values as they are
+		if terminal {
+			names = slices.Clone(names)
+			for i := range names {
+				names[i] = printable(names[i])
+			}
+		}
 		w.Write(names)
 		return func(row []any) error {
 				cells := make([]string, len(row))
 				for i, v := range row {
 					if v != nil {
 						cells[i] = cell(v)
+					}
+					if terminal {
+						cells[i] = printable(cells[i])
 					}
 				}
 				return w.Write(cells)

@@ -3,10 +3,8 @@ package main
 import (
 	"fmt"
 	"io"
-	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 )
 
 // table prints columns for people. What tenants named is printed without control characters, which could play tricks on the terminal.
@@ -43,16 +41,6 @@ func (t *table) row(cells ...any) {
 }
 
 func (t *table) print() error { return t.out.Flush() }
-
-// printable replaces control characters.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r == unicode.ReplacementChar {
-			return '?'
-		}
-		return r
-	}, s)
-}
 
 // ago prints the time since t as people say it: "3s", "12m", "5h", "4d".
 func ago(t time.Time) string {

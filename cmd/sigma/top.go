@@ -82,7 +82,7 @@ func (a *app) top(ctx context.Context, o topOptions, realm sigma.RealmID) error 
 		return err
 	}
 	if !o.once && !a.json && a.getenv("TERM") != "dumb" {
-		if s := openScreen(a.in, a.out); s != nil {
+		if s := openScreen(a.in, raw(a.out)); s != nil {
 			defer s.close()
 			return t.live(ctx, s, first)
 		}

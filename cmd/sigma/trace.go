@@ -78,7 +78,7 @@ func (a *app) traceRecord(ctx context.Context, path string, length time.Duration
 			r.trace.Sizes = append(r.trace.Sizes, sim.Size{CPU: i.CPU, Memory: i.Memory})
 		}
 	}
-	out, end := a.out, func() error { return nil }
+	out, end := raw(a.out), func() error { return nil }
 	if path != "-" {
 		f, err := newWhole(path) // before the time is spent
 		if err != nil {

@@ -193,7 +193,7 @@ func (a *app) stay(b *booting, signals <-chan os.Signal) error {
 		return nil
 	}
 	if tail := lastLines(b.log, b.logFrom, 20); tail != "" {
-		a.remark("%s", tail)
+		fmt.Fprintln(a.err, tail)
 	}
 	return &sigma.Error{Op: "sigma.up", Kind: sigma.KindLost, Msg: fmt.Sprintf("sigmaOS ended unexpectedly (%v)", b.cmd.ProcessState),
 		Hint: "see " + filepath.Join(b.dir, logName) + "; start it again with: sigma up"}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"slices"
@@ -193,7 +194,18 @@ func (a *app) before(cmd *cobra.Command, args []string) error {
 		cmd.SetContext(ctx)
 	}
 	a.guestRealm(cmd)
-	return nil
+	return a.checkAddr()
+}
+
+// checkAddr refuses the address of another machine, which is not answered by sigma but by programs there.
+func (a *app) checkAddr() error {
+	if _, _, err := net.SplitHostPort(a.addr); err != nil || strings.Contains(a.addr, "/") {
+		return nil
+	}
+	if _, err := os.Lstat(a.addr); err == nil {
+		return nil
+	}
+	return usageError(nil, "run sigma on a machine of that system; to make this host one: sigma join "+a.addr, "--addr %.100s is HOST:PORT, and names a socket of this host", a.addr)
 }
 
 // addCommands registers every verb, in groups as help shows them.

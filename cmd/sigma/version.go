@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -38,17 +39,20 @@ func (a *app) version() error {
 	if v.Modified {
 		revision += " (modified)"
 	}
-	_, err := fmt.Fprintf(a.out, "sigma %s %s\n%s %s\n", v.Version, revision, v.Go, v.Platform)
+	_, err := fmt.Fprintf(a.out, "%s\n%s %s\n", strings.TrimSpace("sigma "+v.Version+" "+revision), v.Go, v.Platform)
 	return err
 }
 
+// unreleased is the version of what was built of sources that have none.
+const unreleased = "unreleased"
+
 func builtFrom() versionJSON {
-	v := versionJSON{Version: "(devel)", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	v := versionJSON{Version: unreleased, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return v
 	}
-	if info.Main.Version != "" {
+	if info.Main.Version != "" && info.Main.Version != "(devel)" {
 		v.Version = info.Main.Version
 	}
 	for _, s := range info.Settings {

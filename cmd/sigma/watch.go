@@ -123,7 +123,7 @@ func (x *changes) print(e eventJSON) error {
 func (x *changes) run(e eventJSON) error {
 	cmd := exec.CommandContext(x.ctx, x.o.command[0], x.o.command[1:]...)
 	cmd.Env = append(os.Environ(), "SIGMA_WATCH_EVENT="+e.Event, "SIGMA_WATCH_PATH="+e.Path, fmt.Sprint("SIGMA_WATCH_VERSION=", e.Version))
-	cmd.Stdout, cmd.Stderr = x.a.out, x.a.err
+	cmd.Stdout, cmd.Stderr = raw(x.a.out), raw(x.a.err)
 	err := cmd.Run()
 	var ended *exec.ExitError
 	if err == nil || errors.As(err, &ended) {
@@ -168,9 +168,9 @@ func (a *app) watch(ctx context.Context, paths []string, o watchOptions) error {
 	return untilLost(ctx, c, func(ctx context.Context) error { return a.watchAll(ctx, ws, o) })
 }
 
-// untilLost runs what would look on without an end, until it ends or the session does, which nothing brings back.
+// untilLost runs what would look on without an end, until it ends or the session does for good.
 func untilLost(ctx context.Context, c *sdk.Client, run func(context.Context) error) error {
-	lost := &sigma.Error{Op: "sigma.watch", Kind: sigma.KindLost, Msg: "the session with sigmaOS has ended", Hint: "sigmad was started again, or the credential is no longer good: try again"}
+	lost := &sigma.Error{Op: "sigma.watch", Kind: sigma.KindLost, Msg: "the session with sigmaOS has ended", Hint: "sigmaOS was stopped, or the credential is no longer good"}
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	over := make(chan struct{})

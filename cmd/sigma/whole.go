@@ -4,15 +4,16 @@ import (
 	"os"
 	"path/filepath"
 
-	"sigmaos.dev/sigma"
+	"sigmaos.dev/hostdir"
 )
 
-// whole is a local file that is written beside its place and put there when all of it is on the disk, so that who reads it, or finds it after a crash, has the old one or the new one. What is no regular file, as /dev/stdout, is written as it is.
+// whole is a local file that is put in its place when all of it is on the disk, so that who reads it, or finds it after a crash, has the old one or the new one. What is no regular file, as /dev/stdout, is written as it is.
 type whole struct {
 	*os.File
-	path string // its place; "" = it is there
+	beside *hostdir.File // nil = it is in its place
 }
 
+// newWhole begins a file that takes the place of what path leads to, with its mode.
 func newWhole(path string) (*whole, error) {
 	mode := os.FileMode(0o666)
 	if st, err := os.Stat(path); err == nil {
@@ -24,25 +25,51 @@ func newWhole(path string) (*whole, error) {
 			return nil, err
 		}
 	}
-	f, err := os.OpenFile(path+".new-"+string(sigma.NewProcID()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-	return &whole{f, path}, err
+	f, err := hostdir.Create(path, mode)
+	if err != nil {
+		return nil, err
+	}
+	return &whole{f.File, f}, nil
 }
 
 // end puts the file in its place. drop follows.
 func (w *whole) end() error {
-	if w.path == "" {
+	if w.beside == nil {
 		return w.Close()
 	}
 	if err := w.Sync(); err != nil {
 		return err
 	}
-	return os.Rename(w.Name(), w.path)
+	return w.beside.Commit()
 }
 
 // drop removes what end has not put in its place.
 func (w *whole) drop() {
-	w.Close()
-	if w.path != "" {
-		os.Remove(w.Name())
+	if w.beside == nil {
+		w.Close()
+		return
 	}
+	w.beside.Drop()
+}
+
+// writeWhole makes a small file, for its owner alone, that is there whole or not at all, also when the disk is full or the machine stops. A uid other than -1 owns it.
+func writeWhole(path, text string, uid int) error {
+	f, err := hostdir.Create(path, 0o600)
+	if err != nil {
+		return explainWrite(path, err)
+	}
+	defer f.Drop()
+	if _, err = f.WriteString(text); err == nil {
+		err = f.Chown(uid, uid)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err == nil {
+		err = f.Commit()
+	}
+	if err != nil {
+		return explainWrite(path, err)
+	}
+	return nil
 }

@@ -1,6 +1,6 @@
 // Package lite is SQLite for people who are not trusted: a driver of database/sql whose connections reach one file and nothing else, whatever the SQL says, and stop when they are told to.
 //
-// It promises that no statement opens another file (no ATTACH, VACUUM INTO, extension or temporary file), changes how the file is kept (PRAGMAs are an allow list), or makes it larger than Config.PagesMax, or takes more memory than Config.Memory; that a
+// It promises that no statement opens another file (no ATTACH, VACUUM INTO, extension or temporary file), changes how the file is kept (PRAGMAs are an allow list), or makes it larger than Config.PagesMax, or has SQLite take more memory than Config.HeapMax; that a
 // statement ends soon after its context, also while rows are read or a lock is waited for; and that values come out with the type they went in. One statement is run at a time; text after it is refused.
 //
 // It is a driver of its own on the C interface of modernc.org/sqlite, because that module's driver does not end a long step when a context does, hides whether a transaction is open and where in the text an error is, and converts values by
@@ -34,9 +34,19 @@ type Config struct {
 	Path     string
 	PagesMax int64         // of the file
 	HeapMax  int64         // bytes of memory that all connections of the process share
-	Memory   *Memory       // what the connection may have of it; nil = all
 	BusyMax  time.Duration // how long a lock of another connection is waited for
 }
+
+// countMemory makes SQLite count the memory it has, without which its limit does not hold. It must be called before the
+// first connection is opened.
+var countMemory = sync.OnceFunc(func() {
+	tls := libc.NewTLS()
+	defer tls.Close()
+	list := tls.Alloc(8)
+	defer tls.Free(8)
+	sqlite3.Xsqlite3_config(tls, sqlite3.SQLITE_CONFIG_MEMSTATUS, libc.VaList(list, int32(1)))
+	sqlite3.Xsqlite3_initialize(tls)
+})
 
 // Connector makes connections to one file; the file is made if it is missing. It implements driver.Connector.
 type Connector struct{ cfg Config }
@@ -97,9 +107,6 @@ func (c *Connector) Connect(ctx context.Context) (driver.Conn, error) {
 
 func (c *Conn) open() error {
 	countMemory()
-	if c.cfg.Memory != nil {
-		memories.byTLS.Store(c.tls, c.cfg.Memory)
-	}
 	path, err := libc.CString(c.cfg.Path)
 	if err != nil {
 		return err
@@ -120,7 +127,7 @@ func (c *Conn) open() error {
 	return nil
 }
 
-// prepareFile says how the file is kept, before statements are watched. Temporary tables are in memory, so that there are no other files; what they and sorting take is bounded by Memory and HeapMax.
+// prepareFile says how the file is kept, before statements are watched. Temporary tables are in memory, so that there are no other files; what they and sorting take is bounded by HeapMax.
 func (c *Conn) prepareFile(ctx context.Context) error {
 	pragmas := []string{"synchronous=full", "temp_store=memory", "trusted_schema=off", "foreign_keys=on", "journal_size_limit=16777216", fmt.Sprintf("cache_size=-%d", cacheKiB),
 		fmt.Sprintf("max_page_count=%d", c.cfg.PagesMax), fmt.Sprintf("hard_heap_limit=%d", c.cfg.HeapMax)}
@@ -162,7 +169,6 @@ func (c *Conn) Close() error {
 	}
 	connections.Delete(c.id)
 	if c.tls != nil {
-		memories.byTLS.Delete(c.tls)
 		c.tls.Close()
 		c.tls = nil
 	}

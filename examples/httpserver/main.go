@@ -81,10 +81,11 @@ func run(ctx context.Context, dir string) error {
 	if err := c.Started(ctx); err != nil {
 		return err
 	}
-	if err := server.Serve(l); !errors.Is(err, net.ErrClosed) { // who had dialled before has been accepted
+	patient := &patient{Listener: l}
+	if err := server.Serve(patient); !errors.Is(err, net.ErrClosed) { // who had dialled before has been accepted
 		return err
 	}
-	if err := errors.Join(<-left, end(ctx, server, &open)); err != nil {
+	if err := errors.Join(<-left, end(ctx, server, &open, &patient.open)); err != nil {
 		return err
 	}
 	return c.Exited(ctx, sigma.Status{Code: sigma.StatusOK})
@@ -93,13 +94,14 @@ func run(ctx context.Context, dir string) error {
 const (
 	// straggling is how long a connection may take to bring its next request.
 	straggling = 3 * time.Second
-	// idle is how long a connection that brings none lasts. It and the second that net/http gives HTTP/2 clients to hear that a connection ends are over before straggling is: Shutdown closes idle connections without a word, and a request that a client begins on one at that moment fails.
+	// idle is how long a connection that brings none lasts. That is over before straggling is: Shutdown closes idle connections
+	// of HTTP/1 without a word, and a request that a client begins on one at that moment fails.
 	idle = 1500 * time.Millisecond
 )
 
 // end shuts the server down, whose answers close their connections by now. Shutdown alone drops a request that it has not begun to handle, such as the first one of a client that connected just before; so connections are first
 // given the time to end with the request that comes next.
-func end(ctx context.Context, server *http.Server, open *sync.WaitGroup) error {
+func end(ctx context.Context, server *http.Server, open, patient *sync.WaitGroup) error {
 	ended := make(chan struct{})
 	go func() {
 		open.Wait()
@@ -109,7 +111,50 @@ func end(ctx context.Context, server *http.Server, open *sync.WaitGroup) error {
 	case <-ended:
 	case <-time.After(straggling):
 	}
-	return server.Shutdown(ctx)
+	err := server.Shutdown(ctx)
+	patient.Wait()
+	return err
+}
+
+// patient is a listener whose connections end when both sides have: net/http closes an HTTP/2 connection a second after it has
+// told the client so, and a client that has not heard it by then would fail to write its next request. Now the client reads
+// the announcement and the end, in this order, and makes the request anew on another connection.
+type patient struct {
+	net.Listener
+	open sync.WaitGroup // connections
+}
+
+// patienceMax is how long a client may take to end its side.
+const patienceMax = 10 * time.Second
+
+func (l *patient) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	l.open.Add(1)
+	p := &patientConn{Conn: c}
+	p.drain = sync.OnceFunc(func() {
+		go func() {
+			defer l.open.Done()
+			defer c.Close()
+			c.SetReadDeadline(time.Now().Add(patienceMax))
+			io.Copy(io.Discard, c)
+		}()
+	})
+	return p, nil
+}
+
+type patientConn struct {
+	net.Conn
+	drain func() // reads what still comes, and closes the connection
+}
+
+// Close ends what the server says.
+func (c *patientConn) Close() error {
+	err := c.Conn.(interface{ CloseWrite() error }).CloseWrite()
+	c.drain()
+	return err
 }
 
 // echo takes the connection over, as websocket libraries do, and sends back what comes until the client has closed its half.

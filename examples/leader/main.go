@@ -6,6 +6,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -35,11 +36,14 @@ func run(ctx context.Context, path string, dirs []string, ttl time.Duration, stu
 		return err
 	}
 	defer c.Close()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	go func() { // evicted, it lets another one lead at once
-		c.WaitEvict(ctx)
-		cancel()
+		err := c.WaitEvict(ctx)
+		if err == nil {
+			err = errEvicted
+		}
+		cancel(err)
 	}()
 	for {
 		l, err := c.Campaign(ctx, sdk.Election{Path: path, Data: []byte(c.Info().Principal.Proc), TTL: ttl, Fenced: dirs})
@@ -61,10 +65,16 @@ func run(ctx context.Context, path string, dirs []string, ttl time.Duration, stu
 	}
 }
 
+// errEvicted says that the proc was asked to go.
+var errEvicted = errors.New("evicted")
+
 // orEvicted is nil if the proc was asked to go, whatever that interrupted.
 func orEvicted(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, errEvicted):
 		return nil
+	case cause != nil:
+		return cause
 	}
 	return err
 }
@@ -77,10 +87,13 @@ func lead(ctx context.Context, c *sdk.Client, l *sdk.Leadership, dirs []string, 
 		for _, dir := range dirs {
 			for what, change := range work {
 				err := change(ctx, c, dir)
-				if sigma.KindOf(err) == sigma.KindStale && err != nil {
+				switch kind := sigma.KindOf(err); {
+				case err == nil:
+				case kind == sigma.KindStale:
 					fmt.Printf("%s: %s: %v\n", dir, what, err)
 					refused++
-				} else if err != nil {
+				case kind == sigma.KindLost || kind.Retryable(): // a server is being started again: the next round makes the change
+				default:
 					return refused, fmt.Errorf("%s: %s: %w", dir, what, err)
 				}
 			}

@@ -332,7 +332,7 @@ func (s *System) PID(name string) int {
 		return pid
 	}
 	_, _, rootless := RootlessUIDs()
-	program, _, _ := strings.Cut(name, "-") // besched-2 runs besched
+	program := name[:strings.IndexAny(name+"-", "-/")] // besched-2 runs besched, dbd/r dbd
 	for _, p := range s.processes() {
 		if (p.name == name || p.name == program) && (p.cgroup == "rest/launcher/sigmad" || strings.HasPrefix(p.cgroup+"/", "rest/system/"+name+"/") || p.cgroup == "" && rootless) {
 			return p.pid

@@ -81,6 +81,54 @@ func inSynctest(f *ast.File, pos token.Pos) bool {
 	return in
 }
 
+// hostPaths are the files of cmd/sigma that change what is at a path of the host, and why nobody else can have put it there.
+var hostPaths = map[string]string{
+	"cmd/sigma/data.go":        "DATA and its log, in a directory of this user's",
+	"cmd/sigma/join.go":        "directories of DATA, removed without following links",
+	"cmd/sigma/realmsocket.go": "a socket right below DATA, which is this user's",
+	"cmd/sigma/rootless.go":    "control groups",
+}
+
+// CheckHost finds where cmd/sigma, which is run as root, changes or walks the host's files by path.
+func CheckHost(t *Tree) []Finding {
+	byPath := map[string][]string{
+		"os":            {"Create", "CreateTemp", "WriteFile", "Rename", "Chmod", "Chown", "Lchown", "Chtimes", "Truncate", "Link", "Symlink", "CopyFS", "RemoveAll"},
+		"path/filepath": {"Walk", "WalkDir"},
+	}
+	var found []Finding
+	t.eachFile(func(p *Package, f *File) {
+		if f.Test || p.Dir != "cmd/sigma" || hostPaths[f.Name] != "" {
+			return
+		}
+		for pkg, names := range byPath {
+			calls(f.AST, pkg, func(name string, pos token.Pos) {
+				if slices.Contains(names, name) {
+					found = append(found, Finding{"host", f.Name, t.line(pos), name + " goes by a path that another user of the host may change meanwhile: use package hostdir"})
+				}
+			})
+		}
+	})
+	return found
+}
+
+// CheckPassing finds code outside inflight that sends file descriptors, and so descriptors that nobody counts.
+func CheckPassing(t *Tree) []Finding {
+	var found []Finding
+	t.eachFile(func(p *Package, f *File) {
+		if f.Test || within(p.Dir, "inflight", "test") {
+			return
+		}
+		for _, pkg := range []string{"syscall", "golang.org/x/sys/unix", Module + "/nowait"} {
+			calls(f.AST, pkg, func(name string, pos token.Pos) {
+				if name == "UnixRights" || name == "Sendmsg" {
+					found = append(found, Finding{"passing", f.Name, t.line(pos), name + " outside inflight: descriptors that are sent uncounted can fill the kernel's limit, and stop every realm; use an inflight.Parcel"})
+				}
+			})
+		}
+	})
+	return found
+}
+
 // CheckSizes finds files and functions that nobody can hold in mind.
 func CheckSizes(t *Tree) []Finding {
 	var found []Finding

@@ -24,6 +24,8 @@ var rules = []struct {
 	{"exit", CheckExits},
 	{"state", CheckState},
 	{"sleep", CheckSleeps},
+	{"host", CheckHost},
+	{"passing", CheckPassing},
 	{"clock", CheckClock},
 	{"size", CheckSizes},
 	{"task", CheckTasks},

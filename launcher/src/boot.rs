@@ -5,7 +5,7 @@ use crate::error::{Errno, Error};
 use crate::fuse::Fuse;
 use crate::plan::{self, Bounds, Plan};
 use crate::sys;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::{File, Permissions};
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -142,8 +142,8 @@ fn open_data(config: &Config) -> sys::Result<OwnedFd> {
     if data.metadata()?.uid() != 0 { Err(Errno(libc::EPERM)) } else { Ok(data.into()) }
 }
 
-/// Makes a program's directory and gives it to its owner; returns it as O_PATH.
-fn own_directory(data: &OwnedFd, name: &CString, uid: u32, gid: u32, mode: u32) -> sys::Result<OwnedFd> {
+/// Makes a program's directory and gives it to its owner; returns it as O_PATH. Never follows a link.
+pub fn own_directory(data: &OwnedFd, name: &CStr, uid: u32, gid: u32, mode: u32) -> sys::Result<OwnedFd> {
     match sys::mkdirat(data.as_raw_fd(), name, 0o700) {
         Ok(()) | Err(Errno(libc::EEXIST)) => {}
         Err(errno) => return Err(errno),

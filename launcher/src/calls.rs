@@ -27,11 +27,14 @@ const fn when(any: &'static [&'static [Test]]) -> Rule {
     Rule::When(any, NEVER)
 }
 
+/// Pages of another size come from a pool that the whole machine shares: a proc takes none of them.
+const SMALL_PAGES: Rule = Rule::When(&[&[Masked(3, MAP_HUGETLB as u32, 0)]], Verdict::Errno(EINVAL));
+
 /// What both profiles need: memory, threads, signals, time, and descriptors already held.
 const COMMON: &[Entry] = &[
     // Memory: allocators, stacks of threads, just-in-time compilers.
     (SYS_brk, EVER),
-    (SYS_mmap, EVER),
+    (SYS_mmap, SMALL_PAGES),
     (SYS_munmap, EVER),
     (SYS_mprotect, EVER),
     (SYS_madvise, EVER),
@@ -56,8 +59,9 @@ const COMMON: &[Entry] = &[
     (SYS_exit_group, EVER),
     (SYS_wait4, EVER),
     (SYS_waitid, EVER),
-    // Once, the program itself: by descriptor, so that no path and no other file can be meant.
-    (SYS_execveat, when(&[&[Is(0, PROGRAM_FD as u32), Is(4, AT_EMPTY_PATH as u32)]])),
+    // Once, and by the launcher's code only: the key stands in a register that the kernel does not read. The number
+    // of the descriptor alone would not do, since a program can put any other file there, as one made by memfd_create.
+    (SYS_execveat, when(&[&[Is(0, PROGRAM_FD as u32), Is(4, AT_EMPTY_PATH as u32), Key(5)]])),
     // Process groups and sessions: setpgid reaches no further than one's own children.
     (SYS_getpgrp, EVER),
     (SYS_setpgid, EVER),
@@ -273,8 +277,10 @@ const LINUX: &[Entry] = &[
     (SYS_truncate, ABSENT),
     (SYS_utimensat, ABSENT),
     (SYS_statfs, ABSENT),
-    // Memory as a file: shared between the processes of a proc, charged to it, and never executable (Landlock).
-    (SYS_memfd_create, EVER),
+    // Memory as a file: shared between the processes of a proc, charged to it. Landlock does not
+    // know such files; that they are never executed is the rule of execveat above. Huge
+    // pages come from a pool that the whole machine shares.
+    (SYS_memfd_create, Rule::When(&[&[Masked(1, MFD_HUGETLB, 0)]], Verdict::Errno(EINVAL))),
     // Its size. Of a passed file that may be written the content is the proc's to destroy anyway.
     (SYS_ftruncate, EVER),
     // Bytes between descriptors already held.

@@ -26,6 +26,8 @@ pub struct Launch<'a> {
     pub plan: &'a Plan,
     /// By which init's status record is known.
     pub key: u64,
+    /// What the filter asks execveat for.
+    pub secret: u64,
     pub program: Program<'a>,
     pub data: Option<OwnedFd>,
     pub null: RawFd,
@@ -107,13 +109,13 @@ fn become_program(launch: &Launch, init: i32, report: &mut RawFd) -> Result<Infa
     if !weaken.has(Weaken::SECCOMP) {
         sys::seccomp(launch.filter).map_err(Error::Seccomp)?;
     }
-    execute(*report, &launch.program.argv, &launch.program.envp)
+    execute(*report, &launch.program.argv, &launch.program.envp, launch.secret)
 }
 
-fn execute(report: RawFd, argv: &Pointers, envp: &Pointers) -> Result<Infallible, Error> {
+fn execute(report: RawFd, argv: &Pointers, envp: &Pointers, secret: u64) -> Result<Infallible, Error> {
     let contained = Report::Contained(sys::monotonic_ns()).encode();
     sys::write(report, &contained).map_err(Error::Exec)?;
-    Err(Error::Exec(sys::exec(PROGRAM_FD, argv, envp)))
+    Err(Error::Exec(sys::exec(PROGRAM_FD, argv, envp, secret)))
 }
 
 /// Moves the passed descriptors to their targets and closes everything else.

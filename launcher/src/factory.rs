@@ -164,7 +164,7 @@ impl Factory {
         let program = Program { file, argv: Pointers::new(&plan.argv), envp: Pointers::new(&plan.envp), fds };
         let filter = self.filter_of(plan.profile);
         let (init_filter, abi, null) = (&self.init_filter, self.abi, self.null.as_raw_fd());
-        let launch = Launch { plan, key, program, data, null, report, filter, init_filter, abi };
+        let launch = Launch { plan, key, secret: self.secret, program, data, null, report, filter, init_filter, abi };
         init::run(&launch, &common, entered)
     }
 

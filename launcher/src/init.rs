@@ -1,6 +1,7 @@
 //! PID 1 of a process tree with a PID namespace of its own (a system program's, a weakened start's): enters the namespaces, forks the program's process, gives up every right, reaps
 //! orphans, reports the program's status and ends, upon which the kernel kills the rest.
 
+use crate::boot::own_directory;
 use crate::cgroup::Entry;
 use crate::child::{self, Launch, Report};
 use crate::error::{Errno, Error};
@@ -107,6 +108,12 @@ fn enter_root(launch: &Launch, templates: &Templates) -> Result<(), Error> {
     }
     match (launch.plan.profile, &launch.data) {
         (Profile::System, Some(data)) => {
+            let data = match &launch.plan.subdir {
+                Some(name) => {
+                    &own_directory(data, name, launch.plan.uid, launch.plan.gid, 0o700).map_err(Error::Data)?
+                }
+                None => data,
+            };
             // A copy of a mount can be taken only in the namespace it lies in, hence before leaving it.
             let tree = namespaces::data_tree(data.as_raw_fd()).map_err(Error::DataTree)?;
             namespaces::enter_system_root(templates, &tree).map_err(Error::Mounts)

@@ -72,6 +72,7 @@ impl Purpose {
             gid: self.gid,
             group: self.group.clone(),
             leaf: String::new(),
+            subdir: None,
             limits: Limits { pids: self.pids, ..limits.clone() },
             nofile: self.nofile,
             targets: Vec::new(),

@@ -71,6 +71,8 @@ pub struct Plan {
     /// The cgroup's path below the instance's, without the leaf.
     pub group: String,
     pub leaf: String,
+    /// Below the data directory; made for `uid` if it is missing. Profile system only.
+    pub subdir: Option<CString>,
     pub limits: Limits,
     pub nofile: u32,
     pub targets: Vec<i32>,
@@ -137,6 +139,7 @@ pub fn plan(start: Start, bounds: Bounds) -> Result<Plan, Error> {
         gid: start.gid,
         group,
         leaf: start.id.to_string(),
+        subdir: check_subdir(profile, start.subdir)?,
         limits: Limits {
             pids: or_default(start.pids_max, PIDS_DEFAULT),
             memory: (start.memory_max != 0).then_some(start.memory_max),
@@ -172,6 +175,7 @@ pub fn sigmad(bounds: Bounds, index: u32, targets: Vec<i32>, binfs: Option<i32>,
         gid: bounds.base + 1 + index,
         group: crate::boot::GROUP.into(),
         leaf: "sigmad".into(),
+        subdir: None,
         limits: Limits { pids: PIDS_DEFAULT, memory: None, cpu_shares: SHARES_DEFAULT },
         // sigmad holds sockets of every proc of the machine.
         nofile: NOFILE_LIMIT,
@@ -216,6 +220,17 @@ fn check_ids(profile: Profile, uid: u32, gid: u32, bounds: Bounds) -> Result<(),
         Profile::System => programs.contains(&uid) && (programs.contains(&gid) || procs.contains(&gid)),
     };
     if legal { Ok(()) } else { refuse(libc::ERANGE) }
+}
+
+/// One path element of `[a-z0-9-]{1,63}`, so neither `..` nor a path; or none.
+fn check_subdir(profile: Profile, subdir: Vec<u8>) -> Result<Option<CString>, Error> {
+    if subdir.is_empty() {
+        return Ok(None);
+    }
+    if profile != Profile::System || subdir.contains(&b'/') || check_group(&subdir).is_err() {
+        return refuse(libc::EINVAL);
+    }
+    CString::new(subdir).map(Some).or_else(|_| refuse(libc::EINVAL))
 }
 
 pub fn check_group(group: &[u8]) -> Result<String, Error> {

@@ -26,12 +26,15 @@ const BOUNDS: Bounds = Bounds { base: 0x4010_0000, uids: UIDS, weaken: true };
 /// of behaviour; REWRITE=1 writes the file anew.
 #[test]
 fn plans_are_as_recorded() {
-    let cases: [(&str, Change); 9] = [
+    let cases: [(&str, Change); 10] = [
         ("a proc", |_| ()),
         ("zeroes stand for defaults", |s| {
             (s.pids_max, s.memory_max, s.cpu_shares, s.nofile) = (0, 0, 0, 0);
         }),
         ("a system program", |s| (s.profile, s.uid, s.gid) = (1, BOUNDS.base + 2, BOUNDS.base + 2)),
+        ("a system program in a directory of its own", |s| {
+            (s.profile, s.uid, s.gid, s.subdir) = (1, BOUNDS.base + 2, BOUNDS.base + 2, b"r1".to_vec());
+        }),
         ("shares are kept within the kernel's range", |s| s.cpu_shares = u32::MAX),
         ("weakened", |s| s.weaken = 1 | 2 | 128),
         ("the last uid", |s| s.uid = BOUNDS.base + UIDS - 1),
@@ -54,7 +57,7 @@ fn plans_are_as_recorded() {
 
 #[test]
 fn unlawful_starts_are_refused() {
-    let cases: [(&str, Change, i32); 17] = [
+    let cases: [(&str, Change, i32); 20] = [
         ("unknown profile", |s| s.profile = 3, libc::EINVAL),
         ("sigmad's own id", |s| s.id = SIGMAD_ID, libc::EINVAL),
         ("root", |s| (s.profile, s.uid, s.gid) = (1, 0, BOUNDS.base + 2), libc::ERANGE),
@@ -68,6 +71,17 @@ fn unlawful_starts_are_refused() {
         ("an absolute path", |s| s.group = b"/a".to_vec(), libc::EINVAL),
         ("no group", |s| s.group.clear(), libc::EINVAL),
         ("five elements", |s| s.group = b"a/b/c/d/e".to_vec(), libc::EINVAL),
+        (
+            "a path below the data directory",
+            |s| (s.profile, s.uid, s.gid, s.subdir) = (1, BOUNDS.base + 2, BOUNDS.base + 2, b"a/b".to_vec()),
+            libc::EINVAL,
+        ),
+        (
+            "the directory above the data",
+            |s| (s.profile, s.uid, s.gid, s.subdir) = (1, BOUNDS.base + 2, BOUNDS.base + 2, b"..".to_vec()),
+            libc::EINVAL,
+        ),
+        ("a data directory for a proc", |s| s.subdir = b"a".to_vec(), libc::EINVAL),
         ("the launcher's own group", |s| s.group = b"rest/launcher/x".to_vec(), libc::EINVAL),
         ("the launcher's own group itself", |s| s.group = b"rest/launcher".to_vec(), libc::EINVAL),
         ("no argv", |s| s.argv.clear(), libc::EINVAL),

@@ -31,6 +31,8 @@ pub struct Start {
     pub nofile: u32,
     pub targets: Vec<u32>,
     pub group: Vec<u8>,
+    /// Directory below the data directory, or empty: all of the data directory. Profile system only.
+    pub subdir: Vec<u8>,
     pub argv: Vec<Vec<u8>>,
     pub envp: Vec<Vec<u8>>,
 }
@@ -209,7 +211,8 @@ fn decode_start(r: &mut Reader) -> Result<Start, Error> {
         nofile: r.u32()?,
         ..Start::default()
     };
-    let (argc, envc, nfds, group_len) = (r.u16()?, r.u16()?, r.u16()?, r.u16()?);
+    let (argc, envc, nfds) = (r.u16()?, r.u16()?, r.u16()?);
+    let (group_len, subdir_len) = (r.u16()?, r.u16()?);
     if nfds as usize > FDS_MAX {
         return Err(Error::Malformed("too many descriptors"));
     }
@@ -217,6 +220,7 @@ fn decode_start(r: &mut Reader) -> Result<Start, Error> {
         start.targets.push(r.u32()?);
     }
     start.group = r.bytes(group_len as usize)?.to_vec();
+    start.subdir = r.bytes(subdir_len as usize)?.to_vec();
     start.argv = r.strings(argc)?;
     start.envp = r.strings(envc)?;
     Ok(start)
@@ -339,12 +343,13 @@ mod tests {
         m.extend(1_000_000u64.to_le_bytes()); // memory_max
         m.extend(512u32.to_le_bytes()); // cpu_shares
         m.extend(256u32.to_le_bytes()); // nofile
-        for count in [1u16, 2, 2, 10] {
+        for count in [1u16, 2, 2, 10, 2] {
             m.extend(count.to_le_bytes());
         }
         m.extend(1u32.to_le_bytes());
         m.extend(3u32.to_le_bytes());
         m.extend(b"default/be");
+        m.extend(b"d1");
         for s in [&b"hello"[..], b"A=1", b""] {
             m.extend((s.len() as u32).to_le_bytes());
             m.extend(s);
@@ -367,6 +372,7 @@ mod tests {
             nofile: 256,
             targets: vec![1, 3],
             group: b"default/be".to_vec(),
+            subdir: b"d1".to_vec(),
             argv: vec![b"hello".to_vec()],
             envp: vec![b"A=1".to_vec(), vec![]],
         });

@@ -177,7 +177,7 @@ impl Work {
         self.place_descriptors().map_err(Error::Descriptors)?;
         landlock::restrict_by(RULES_FD).map_err(Error::Landlock)?;
         *contained = sys::monotonic_ns();
-        Err(Error::Exec(sys::exec(PROGRAM_FD, argv, envp)))
+        Err(Error::Exec(sys::exec(PROGRAM_FD, argv, envp, seed.secret)))
     }
 
     /// Puts the START's descriptors where they belong: the ruleset, the program, the targets'. They came under the

@@ -458,12 +458,13 @@ pub fn seccomp(program: &[libc::sock_filter]) -> Result<()> {
     unsafe { call(libc::SYS_seccomp, args) }.map(drop)
 }
 
-/// Replaces the process by the program behind `fd`; returns only on failure.
-pub fn exec(fd: RawFd, argv: &Pointers, envp: &Pointers) -> Errno {
-    let args = [fd as usize, c"".as_ptr() as usize, argv.0.as_ptr() as usize, envp.0.as_ptr() as usize];
-    let args = [args[0], args[1], args[2], args[3], libc::AT_EMPTY_PATH as usize];
+/// Replaces the process by the program behind `fd`; returns only on failure. `key` goes where only a system call
+/// filter looks.
+pub fn exec(fd: RawFd, argv: &Pointers, envp: &Pointers, key: u64) -> Errno {
+    let empty = c"".as_ptr();
+    let (argv, envp) = (argv.0.as_ptr(), envp.0.as_ptr());
     // SAFETY: both vectors end with a null pointer and point to strings their owner keeps alive.
-    match unsafe { call(libc::SYS_execveat, args) } {
+    match check(unsafe { libc::syscall(libc::SYS_execveat, fd, empty, argv, envp, libc::AT_EMPTY_PATH, key) }) {
         Ok(_) => Errno(libc::EIO),
         Err(errno) => errno,
     }

@@ -40,18 +40,56 @@ func table(t *testing.T, p programs) (acts map[string]act, controls map[int][]st
 	return acts, controls
 }
 
-// attackByCalls runs the table of testdata/attempts: all of it as an ordinary proc, then each with what its line says taken off.
+// attackByCalls runs the table of testdata/attempts in each profile that a tenant can choose.
 func attackByCalls(ctx context.Context, t *testing.T, s *score, p programs, plain, weak *arena) {
+	attackAs(ctx, t, s, p, plain, weak, sigma.ProfileSigma)
+	attackAs(ctx, t, s, p, plain, weak, sigma.ProfileLinux)
+}
+
+// linuxGrants are the acts that the profile linux permits and the profile sigma does not: they reach nothing but what the
+// proc has itself, and unmodified programs make them (docs/reference/isolation.md).
+var linuxGrants = map[string]bool{
+	"getcwd": true, "chdir ..": true, "fstatfs of a passed descriptor": true, "inotify_init": true, "renameat2": true,
+	"linkat of a passed descriptor": true, "unlinkat": true, "rmdir": true, "truncate": true, "chmod": true, "utimensat": true,
+	"ftruncate of a passed descriptor": true, "umask": true, "memfd_create": true, "set its own affinity": true,
+	"lock its memory": true, "prctl PR_SET_NO_NEW_PRIVS": true, "prctl PR_SET_CHILD_SUBREAPER": true, "execve of nothing": true,
+	"execve of an empty path": true, "readahead": true, "prctl PR_SET_TIMERSLACK": true, "personality query": true,
+	"sendfile": true, "copy_file_range": true, "signalfd": true, "timerfd_create": true, "membarrier": true,
+	"fcntl F_SETPIPE_SZ": true, "fcntl F_ADD_SEALS": true,
+}
+
+// attackAs runs the table of testdata/attempts in one profile: all of it as an ordinary proc, then each with what its line
+// says taken off.
+func attackAs(ctx context.Context, t *testing.T, s *score, p programs, plain, weak *arena, profile sigma.Profile) {
 	acts, controls := table(t, p)
-	out, _ := plain.run(ctx, t, sigma.Descriptor{Program: plain.attack, Args: []string{"run"}, Env: plain.env(t, everything)})
+	named := func(name string) act {
+		a := acts[name]
+		if profile == sigma.ProfileLinux {
+			a.name += " (profile linux)"
+		}
+		return a
+	}
+	out, _ := plain.run(ctx, t, sigma.Descriptor{Program: plain.attack, Args: []string{"run"}, Env: plain.env(t, everything), Profile: profile})
 	results := lines(t, out)
 	if len(results) != len(acts) {
 		t.Errorf("got %d results of %d acts; the last is %v", len(results), len(acts), results[max(0, len(results)-1):])
 	}
 	for _, l := range results {
-		s.tried(t, acts[l.name], l.result != "blocked", l.result+" "+l.detail)
+		if profile == sigma.ProfileLinux && linuxGrants[l.name] {
+			if l.result != "SUCCEEDED" {
+				t.Errorf("the profile linux is said to grant %q, which was %s %s", l.name, l.result, l.detail)
+			}
+			continue
+		}
+		s.tried(t, named(l.name), l.result != "blocked", l.result+" "+l.detail)
 	}
 	for bits, names := range controls {
+		if profile == sigma.ProfileLinux {
+			names = slices.DeleteFunc(names, func(name string) bool { return linuxGrants[name] })
+		}
+		if len(names) == 0 {
+			continue
+		}
 		args := append([]string{"run"}, names...)
 		switch bits {
 		case noControl:
@@ -59,14 +97,14 @@ func attackByCalls(ctx context.Context, t *testing.T, s *score, p programs, plai
 		case outside:
 			out = runOutside(t, p, args...)
 		default:
-			out, _ = weak.run(ctx, t, sigma.Descriptor{Program: weak.attack, Args: args, Env: weak.env(t, bits)})
+			out, _ = weak.run(ctx, t, sigma.Descriptor{Program: weak.attack, Args: args, Env: weak.env(t, bits), Profile: profile})
 		}
 		results := lines(t, out)
 		if len(results) != len(names) {
 			t.Errorf("got %d results of the %d controls with %d taken off", len(results), len(names), bits)
 		}
 		for _, l := range results {
-			s.control(t, acts[l.name], l.result == "SUCCEEDED", fmt.Sprintf("%s %s, with %d taken off", l.result, l.detail, bits))
+			s.control(t, named(l.name), l.result == "SUCCEEDED", fmt.Sprintf("%s %s, with %d taken off", l.result, l.detail, bits))
 		}
 	}
 }

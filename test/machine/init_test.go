@@ -97,6 +97,15 @@ func TestPaperInitdStartsRegisteredProcsAgain(t *testing.T) {
 	} else if last := log[len(log)-1]; last.Proc != fourth || last.Ended != nil {
 		t.Errorf("the last in the log is %+v", last)
 	}
+	for _, again := range [][]string{{"init", "restart", "web"}, {"init", "add", "--replace", "web", path, "leave"}} {
+		s.Must(t, again...)
+		if fourth = registered(t, s, "web", fourth); registrations(t, s)["web"].State != "running" {
+			t.Errorf("after %v: %+v", again, registrations(t, s)["web"])
+		}
+	}
+	s.Must(t, "init", "rm", "web")
+	s.Must(t, "init", "add", "web", path, "leave") // while the old one may still run
+	fourth = registered(t, s, "web", fourth)
 	s.Must(t, "init", "rm", "web", "once")
 	testenv.Eventually(t, "the registrations are gone", func() error {
 		if rs := registrations(t, s); len(rs) != 0 {

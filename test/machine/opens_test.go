@@ -26,7 +26,7 @@ func TestOpenWithoutEnd(t *testing.T) {
 		}
 	}
 	before := map[string]int{}
-	daemons := []string{"sigmad", "named", "s3d", "dbd"}
+	daemons := []string{"sigmad", "named", "s3d", "dbd/opener"}
 	must(x.Mkdir(x.ctx, "/db/opened", 0o777))
 	must(other.Mkdir(other.ctx, "/db/opener-other", 0o777))
 	t.Cleanup(func() { other.s.CLI(t, "rm", "-r", "/db/opener-other") })

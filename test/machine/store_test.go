@@ -16,6 +16,21 @@ import (
 	"sigmaos.dev/sigma"
 )
 
+// doctorSays checks what sigma doctor says of a realm's store, and that it fails unless the store answers.
+func doctorSays(t *testing.T, s *testenv.System, realm, says string) {
+	t.Helper()
+	out, _, code := s.CLI(t, "doctor")
+	if down := says != "answers"; down && code != 1 {
+		t.Errorf("sigma doctor ends with %d while a store is down", code)
+	}
+	for l := range strings.Lines(out) {
+		if strings.Contains(l, "object store") && strings.Contains(l, realm) && strings.Contains(l, says) {
+			return
+		}
+	}
+	t.Errorf("sigma doctor does not say %q of the store:\n%s", says, out)
+}
+
 // Goal: a realm's objects can be in a store of S3's kind, its programs too; nobody is told the keys, another realm has none of it, and a store that is down is its realm's trouble alone.
 func TestObjectStore(t *testing.T) {
 	s := shared.Get(t)
@@ -87,21 +102,13 @@ func TestObjectStore(t *testing.T) {
 	}
 	whereSecret(t, s.DataDir)
 
-	doctor := func(says string) {
-		t.Helper()
-		out, _, _ := s.CLI(t, "doctor")
-		for l := range strings.Lines(out) {
-			if strings.Contains(l, "object store") && strings.Contains(l, realm) && strings.Contains(l, says) {
-				return
-			}
-		}
-		t.Errorf("sigma doctor does not say %q of the store:\n%s", says, out)
-	}
+	doctor := func(says string) { t.Helper(); doctorSays(t, s, realm, says) }
 	doctor("answers")
 	srv.Freeze()
 	if got := in("s3", "store", "ls", "--check"); !strings.Contains(got, "did not answer") {
 		t.Errorf("of a store that hangs:\n%s", got)
 	}
+	doctor("did not answer")
 	srv.Thaw()
 	srv.Stop()
 	doctor("cannot be reached")

@@ -50,7 +50,12 @@ func TestFiles(t *testing.T) {
 	refused("rename of a file over a directory", os.Rename(at("f"), at("d")), syscall.EEXIST)
 	refused("RENAME_NOREPLACE", unix.Renameat2(unix.AT_FDCWD, at("d/x"), unix.AT_FDCWD, at("f"), unix.RENAME_NOREPLACE), syscall.EEXIST)
 	refused("a name of 256 bytes", os.WriteFile(at(strings.Repeat("n", 256)), nil, 0o600), syscall.ENAMETOOLONG)
-	refused("a hard link", os.Link(at("f"), at("g")), syscall.EOPNOTSUPP)
+	refused("a hard link", os.Link(at("f"), at("g")), syscall.EPERM)
+	refused("a FIFO", unix.Mkfifo(at("g"), 0o600), syscall.EPERM)
+	must(t, unix.Mknod(at("g"), unix.S_IFREG|0o640, 0))
+	if st, err := os.Stat(at("g")); err != nil || st.Mode() != 0o640 {
+		t.Errorf("mknod of a file made %v, %v", st, err)
+	}
 	refused("a rename to another server", os.Rename(at("f"), filepath.Join(top, "elsewhere")), syscall.EXDEV)
 	refused("making a machine's directory", os.Mkdir(filepath.Join(top, "ux/m99"), 0o700), syscall.EACCES)
 	refused("chown", os.Chown(at("f"), 12345, -1), syscall.EPERM)
@@ -71,7 +76,11 @@ func TestFiles(t *testing.T) {
 
 	when := time.Unix(1_300_000_000, 123_456_789)
 	must(t, os.Chtimes(at("f"), when, when))
+	before := changeTime(t, at("f"))
 	must(t, os.Chmod(at("f"), 0o751))
+	if !changeTime(t, at("f")).After(before) {
+		t.Error("chmod does not move the time of change")
+	}
 	st, err := os.Stat(at("f"))
 	must(t, err)
 	if !st.ModTime().Equal(when) || st.Mode() != 0o751 {
@@ -95,13 +104,17 @@ func TestLinks(t *testing.T) {
 	top, work := mounted(t, s)
 	must(t, os.WriteFile(filepath.Join(work, "f"), []byte("here"), 0o644))
 	must(t, os.Mkdir(filepath.Join(work, "d"), 0o755))
-	for link, target := range map[string]string{"same": "f", "d/up": "../f", "whole": filepath.Join(work, "f")} {
-		must(t, os.Symlink(target, filepath.Join(work, link)))
-		if got, err := os.ReadFile(filepath.Join(work, link)); err != nil || string(got) != "here" {
-			t.Errorf("%s -> %s: %q, %v", link, target, got, err)
+	for _, c := range []struct{ link, target, reads string }{
+		{"same", "f", "f"},
+		{"d/up", "../f", filepath.Join(work, "f")}, // the kernel is not told to climb
+		{"whole", filepath.Join(work, "f"), filepath.Join(work, "f")},
+	} {
+		must(t, os.Symlink(c.target, filepath.Join(work, c.link)))
+		if got, err := os.ReadFile(filepath.Join(work, c.link)); err != nil || string(got) != "here" {
+			t.Errorf("%s -> %s: %q, %v", c.link, c.target, got, err)
 		}
-		if got, err := os.Readlink(filepath.Join(work, link)); err != nil || got != target {
-			t.Errorf("%s reads as %q, %v, want %q", link, got, err, target)
+		if got, err := os.Readlink(filepath.Join(work, c.link)); err != nil || got != c.reads {
+			t.Errorf("%s reads as %q, %v, want %q", c.link, got, err, c.reads)
 		}
 	}
 	must(t, os.Symlink("/etc/passwd", filepath.Join(work, "out")))
@@ -114,6 +127,35 @@ func TestLinks(t *testing.T) {
 	}
 	if got := s.Must(t, "cat", "/ux/~local/"+t.Name()+"/whole"); got != "here" {
 		t.Errorf("in the realm the link leads to %q", got)
+	}
+}
+
+// Where links are trusted tar and rsync take them out as they were put in.
+func TestTrustedLinks(t *testing.T) {
+	need(t, "tar", "rsync")
+	s := shared.Get(t)
+	top := mountAt(t, s, filepath.Join(t.TempDir(), "m"), "--trust-links")
+	work := filepath.Join(top, "ux/~local", t.Name())
+	t.Cleanup(func() { s.CLI(t, "rm", "-r", "/ux/~local/"+t.Name()) })
+	src := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(src, "d"), 0o755))
+	must(t, os.WriteFile(filepath.Join(src, "f"), []byte("text"), 0o644))
+	for link, target := range map[string]string{"same": "f", "d/up": "../f", "whole": "/etc/passwd", "inside": filepath.Join(work, "f"), "away": "../../../x", "round": "d/../d/../f"} {
+		must(t, os.Symlink(target, filepath.Join(src, link)))
+	}
+	run(t, src, "rsync", "-aJ", src+"/", work) // but for links' times, which are not kept
+	if got, err := os.Readlink(filepath.Join(work, "whole")); got != "/etc/passwd" {
+		t.Errorf("the link reads as %q, %v", got, err)
+	}
+	if out := run(t, src, "rsync", "-aJ", "-n", "-i", "--checksum", "--delete", src+"/", work); out != "" {
+		t.Errorf("what is there differs: %s", out)
+	}
+	back := t.TempDir()
+	run(t, src, "tar", "cf", filepath.Join(back, "tar"), "-C", work, ".")
+	must(t, os.Mkdir(filepath.Join(back, "out"), 0o755))
+	run(t, src, "tar", "xf", filepath.Join(back, "tar"), "-C", filepath.Join(back, "out"))
+	if out := run(t, src, "rsync", "-aJ", "-n", "-i", "--checksum", "--delete", src+"/", filepath.Join(back, "out")); out != "" {
+		t.Errorf("what came back by tar differs: %s", out)
 	}
 }
 
@@ -307,4 +349,74 @@ func TestOrdinaryUser(t *testing.T) {
 		t.Skip("skipped: this is the ordinary user")
 	}
 	testenv.Rootless(t, "^Test(LargeFile|Links|LocksAndMaps|SQLite|KilledMount)$", "")
+}
+
+func changeTime(t *testing.T, name string) time.Time {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Stat(name, &st))
+	return time.Unix(st.Ctim.Unix())
+}
+
+// A file that is removed, or replaced, while it is open is a file for those who have it open,
+// wherever it was.
+func TestRemovedWhileOpen(t *testing.T) {
+	s := shared.Get(t)
+	top, scratch := mounted(t, s)
+	objects, _ := bucket(t)
+	names := filepath.Join(top, t.Name())
+	must(t, os.Mkdir(names, 0o755))
+	t.Cleanup(func() { s.CLI(t, "rm", "-r", "/"+t.Name()) })
+	for _, dir := range []string{scratch, names, objects} {
+		t.Run(strings.Split(strings.TrimPrefix(dir, top), "/")[1], func(t *testing.T) { removedWhileOpen(t, dir, dir == objects) })
+	}
+}
+
+func removedWhileOpen(t *testing.T, dir string, object bool) {
+	at := func(name string) string { return filepath.Join(dir, name) }
+	f, err := os.OpenFile(at("f"), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
+	must(t, err)
+	defer f.Close()
+	_, err = f.WriteString("hello")
+	must(t, err)
+	must(t, os.Remove(at("f")))
+	_, err = f.WriteString(" more")
+	must(t, err)
+	buf := make([]byte, 100)
+	if n, err := f.ReadAt(buf, 0); string(buf[:n]) != "hello more" {
+		t.Errorf("read %q, %v", buf[:n], err)
+	}
+	if off, err := unix.Seek(int(f.Fd()), 0, unix.SEEK_HOLE); off != 10 || err != nil {
+		t.Errorf("the hole is at %d, %v", off, err)
+	}
+	if !object { // an object has no attributes, and one that was never published is nobody's but its writer's
+		must(t, f.Chmod(0o600))
+		must(t, unix.Futimes(int(f.Fd()), []unix.Timeval{{Sec: 1}, {Sec: 2}}))
+		again, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+		if err != nil || string(again) != "hello more" {
+			t.Errorf("opened again: %q, %v", again, err)
+		}
+	}
+	must(t, f.Sync())
+	must(t, f.Truncate(3))
+	var st unix.Stat_t
+	must(t, unix.Fstat(int(f.Fd()), &st))
+	if st.Size != 3 || st.Nlink != 0 || !object && (st.Mode&0o777 != 0o600) {
+		t.Errorf("fstat: %+v, want 3 bytes, no link and mode 0600", st)
+	}
+	var fs unix.Statfs_t
+	must(t, unix.Fstatfs(int(f.Fd()), &fs))
+
+	must(t, os.WriteFile(at("old"), []byte("old"), 0o644))
+	must(t, os.WriteFile(at("new"), []byte("new"), 0o644))
+	r, err := os.Open(at("old"))
+	must(t, err)
+	defer r.Close()
+	must(t, os.Rename(at("new"), at("old")))
+	if got, err := io.ReadAll(r); err != nil || string(got) != "old" {
+		t.Errorf("who has what was replaced reads %q, %v", got, err)
+	}
+	if got, err := os.ReadFile(at("old")); err != nil || string(got) != "new" {
+		t.Errorf("what replaced it is %q, %v", got, err)
+	}
 }

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"sigmaos.dev/internal/testenv"
 )
 
@@ -56,6 +58,13 @@ func TestKilledMount(t *testing.T) {
 	f, err := os.Open(name)
 	must(t, err)
 	defer f.Close()
+	for _, pid := range processes(t, dir, "--serve") {
+		var limit unix.Rlimit
+		must(t, unix.Prlimit(pid, unix.RLIMIT_DATA, nil, &limit))
+		if limit.Max > 1<<30 {
+			t.Errorf("the server of a mount may have %d bytes of memory, want 1 GiB at most", limit.Max)
+		}
+	}
 	signal(t, dir, "--serve", syscall.SIGKILL)
 	testenv.Eventually(t, "the keeper unmounts", func() error {
 		if isMounted(dir) || len(processes(t, dir, "--foreground")) > 0 {

@@ -41,8 +41,14 @@ func mounted(t *testing.T, s *testenv.System) (top, work string) {
 // mountAt mounts the default realm on a directory that it makes, until the test ends.
 func mountAt(t *testing.T, s *testenv.System, dir string, args ...string) string {
 	t.Helper()
+	return mountPath(t, s, dir, "/", args...)
+}
+
+// mountPath mounts a path of the default realm so.
+func mountPath(t *testing.T, s *testenv.System, dir, path string, args ...string) string {
+	t.Helper()
 	must(t, os.MkdirAll(dir, 0o755))
-	s.Must(t, append(append([]string{"mount"}, args...), dir)...)
+	s.Must(t, append(append([]string{"mount"}, args...), dir, path)...)
 	t.Cleanup(func() { s.CLI(t, "unmount", "--lazy", dir) })
 	return dir
 }

@@ -89,7 +89,7 @@ func binDir(t *testing.T) string {
 
 // killBoth stops the first mapper of the job that it meets, so that it cannot finish, waits until another one has finished if there are several, and kills it and the coordinator. It returns how many it killed.
 func killBoth(ctx context.Context, c *sdk.Client, id string, maps int) (killed int) {
-	held := 0
+	held, begun := 0, false
 	for ctx.Err() == nil {
 		mappers, coordinators := processes(id)
 		if held == 0 && len(mappers) > 0 && syscall.Kill(mappers[0], syscall.SIGSTOP) == nil {
@@ -99,9 +99,11 @@ func killBoth(ctx context.Context, c *sdk.Client, id string, maps int) (killed i
 			held = 0
 		}
 		finished, _ := c.ReadDir(ctx, "/mr/"+id+"/out")
-		if _, err := c.Stat(ctx, "/mr/"+id+"/result"); err == nil {
+		_, err := c.Stat(ctx, "/mr/"+id+"/job")
+		if begun && sigma.KindOf(err) == sigma.KindNotFound { // it has ended
 			return killed
 		}
+		begun = begun || err == nil
 		if held == 0 || len(coordinators) == 0 || maps > 1 && len(finished) == 0 {
 			continue
 		}

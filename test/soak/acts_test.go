@@ -198,7 +198,8 @@ func (x *soak) mayCrash() bool {
 	return true
 }
 
-// crashSigmad kills sigmad. What ran goes on; what was queued or being started is gone; the connection breaks, and those who wait must ask again.
+// crashSigmad kills sigmad. What ran goes on; what was queued or being started is gone. The waits of a client go on with the
+// next sigmad until the client is closed; those of another client begin anew.
 func (x *soak) crashSigmad() {
 	if !x.mayCrash() {
 		return
@@ -208,9 +209,6 @@ func (x *soak) crashSigmad() {
 	x.dying = true
 	old := x.s.PID("sigmad")
 	x.s.Kill9(x.t, "sigmad")
-	x.answered()
-	x.dying, x.ending = false, false
-	clear(x.killed)
 	testenv.Eventually(x.t, "another sigmad answers", func() error {
 		if pid := x.s.PID("sigmad"); pid == 0 || pid == old {
 			return fmt.Errorf("sigmad is %d", pid)
@@ -223,6 +221,9 @@ func (x *soak) crashSigmad() {
 		}
 		return err
 	})
+	x.answered()
+	x.dying, x.ending = false, false
+	clear(x.killed)
 	list, err := x.c.List(x.ctx, true)
 	if err != nil {
 		x.t.Fatalf("list procs after the death of sigmad: %v", err)
@@ -280,6 +281,7 @@ func (x *soak) die(name string) {
 	x.dying = true
 	x.s.Kill9(x.t, name)
 	x.answered()
+	x.c.Close() // or it would go on with the next system
 	x.dying = false
 	clear(x.live)
 	clear(x.ended)

@@ -57,7 +57,7 @@ impl Start<'_> {
         m.extend(self.memory_max.to_le_bytes());
         m.extend(1024u32.to_le_bytes());
         m.extend(self.nofile.to_le_bytes());
-        for count in [self.argv.len(), self.envp.len(), self.targets.len(), self.group.len()] {
+        for count in [self.argv.len(), self.envp.len(), self.targets.len(), self.group.len(), 0] {
             m.extend((count as u16).to_le_bytes());
         }
         self.targets.iter().for_each(|target| m.extend(target.to_le_bytes()));

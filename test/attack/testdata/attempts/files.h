@@ -146,4 +146,5 @@ A("fcntl F_OFD_SETLK", SECCOMP, R(0), lock(F_OFD_SETLK))
 
 G("programs that may run", "make a file in memory")
 A("memfd_create", SECCOMP, R(0), memfd_create("attack", 0))
+A("memfd_create of huge pages", SECCOMP, R(0), memfd_create("attack", MFD_HUGETLB))
 A("memfd_secret", SECCOMP, R(ENOSYS), syscall(SYS_memfd_secret, 0))

@@ -121,6 +121,7 @@ A("setrlimit", SECCOMP, R(0), ({ struct rlimit l; getrlimit(RLIMIT_STACK, &l); s
 
 G("memory of the machine", "lock memory")
 A("lock its memory", SECCOMP, R(0), mlock(tiny, 1))
+A("map huge pages", SECCOMP, R(0, ENOMEM), mmap(NULL, 2 << 20, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0) == MAP_FAILED ? -1 : 0)
 A("lock all memory", SECCOMP | CAPS, R(0), mlockall(MCL_CURRENT))
 
 G("memory of the machine", "choose where memory lies")

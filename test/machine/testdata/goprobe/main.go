@@ -542,15 +542,28 @@ func survive(ctx context.Context, c *sdk.Client, args []string) error {
 	appended := make(chan error)
 	go func() { appended <- appendLines(appending, c, "/appended") }()
 	fmt.Println("child", ids[0])
-	st, err := c.WaitExit(ctx, ids[0])
-	fmt.Println("wait", sigma.KindOf(err))
+	ended := make(chan error)
+	go func() {
+		st, err := c.WaitExit(ctx, ids[0])
+		if err == nil && st.ExitCode != 3 {
+			err = fmt.Errorf("the child ended with %+v", st)
+		}
+		ended <- err
+	}()
+	noticed := make(chan error, 1)
+	go func() { noticed <- c.WaitEvict(ctx) }()
 	fmt.Println("accept", sigma.KindOf(<-accepted))
 	_, err = held.Write([]byte("x"))
 	fmt.Println("write", sigma.KindOf(err))
-	if st, err = c.WaitExit(ctx, ids[0]); err != nil {
+	if err := <-ended; err != nil {
 		return err
 	}
-	fmt.Println("child ended", st.ExitCode)
+	fmt.Println("child ended")
+	select {
+	case err := <-noticed:
+		return fmt.Errorf("it was told to go: %w", err)
+	default:
+	}
 	stop()
 	if err := <-appended; err != nil {
 		return err

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// What sigma prints has names and messages in it that tenants chose. All of it goes through a words, so that no control character of theirs reaches a terminal. Only
+// what files and procs hold goes around it, and the pictures that sigma draws itself: see raw.
+
+// words is a writer that takes lines of text, or of JSON, and passes on what can be printed.
+type words struct {
+	a  *app // its flag --json says what is written
+	to io.Writer
+}
+
+// Write writes whole characters.
+func (w *words) Write(p []byte) (int, error) {
+	text := string(p)
+	if strings.IndexFunc(text, func(r rune) bool { return !passes(r) }) >= 0 || !utf8.ValidString(text) {
+		text = w.clean(text)
+	}
+	_, err := io.WriteString(w.to, text)
+	return len(p), err
+}
+
+// clean replaces what cannot be printed, in JSON by escapes that mean the same.
+func (w *words) clean(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		switch {
+		case passes(r):
+			b.WriteRune(r)
+		case !w.a.json:
+			b.WriteByte('?')
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return b.String()
+}
+
+// passes says whether a character is printed, or moves the cursor only to where lines and tables go on.
+func passes(r rune) bool { return r == '\n' || r == '\t' || unicode.IsPrint(r) }
+
+// raw is where a words leads. For what files and procs hold, which goes out as it is, and for what moves the cursor.
+func raw(w io.Writer) io.Writer {
+	if to, ok := w.(*words); ok {
+		return to.to
+	}
+	return w
+}
+
+// printable replaces what is no printable character, also ends of lines, so that a tenant's text stays one line.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// harmless says whether s is text without control characters.
+func harmless(s string) bool {
+	return strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0 && utf8.ValidString(s)
+}

@@ -1,0 +1,142 @@
+package sdk
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"sigmaos.dev/namespace"
+	"sigmaos.dev/sigma"
+)
+
+const (
+	// leaseOfMember is how long the name of a member outlives the sigmad that kept it; the name of a proc that ends goes at once.
+	leaseOfMember = 10 * time.Second
+	// renewMember is the time between renewals of a member's lease.
+	renewMember = leaseOfMember / 3
+	// rejoinPause is the time between attempts to become a member again.
+	rejoinPause = leaseOfMember / 40
+)
+
+// Join publishes e under the proc's id in the directory dir. Join makes dir, and what leads to dir, if they are missing. The proc is a member from then on until leave is called or the proc ends.
+//
+// A member that stands still for longer than its lease of 10 s, or that cannot reach the names for that long, loses its name: clients go to the other members. Join publishes the endpoint again as soon as the proc runs and
+// reaches the names again, within half a second as a rule. The program need not do anything for that, and is not told.
+//
+// leave ends the membership and returns when the name is gone. A server that goes in good order leaves, and then shuts down: clients that found it before are served, no others come. leave may be called again after it failed.
+// Errors of Join: KindPermission, if the proc's view lets it not write to dir, and those of MkdirAll, Lease and Publish.
+func (c *Client) Join(ctx context.Context, dir string, e sigma.Endpoint) (leave func(context.Context) error, err error) {
+	leases, ok := c.root.(sigma.Leaser)
+	if !ok {
+		return nil, sigma.Errorf("sdk.Join", sigma.KindUnsupported, "this tree grants no leases")
+	}
+	m := &membership{tree: c.Tree, leases: leases, done: c.session.Done(), dir: dir, endpoint: e, ended: make(chan struct{})}
+	return m.join(ctx)
+}
+
+// membership keeps an endpoint published in a directory under a lease, and publishes it again under another lease when that one has ended.
+type membership struct {
+	tree     *namespace.Tree
+	leases   sigma.Leaser
+	done     <-chan struct{} // closed when the session to the names' server ends for good
+	dir      string
+	endpoint sigma.Endpoint
+
+	lease sigma.LeaseID // 0 = it is no member now; of keep until ended is closed
+	ended chan struct{}
+}
+
+// join is Join.
+func (m *membership) join(ctx context.Context) (leave func(context.Context) error, err error) {
+	if err := m.enter(ctx); err != nil {
+		return nil, err
+	}
+	keeping, stop := context.WithCancel(context.WithoutCancel(ctx))
+	go m.keep(keeping)
+	return func(ctx context.Context) error {
+		stop()
+		<-m.ended
+		return m.leave(ctx)
+	}, nil
+}
+
+func (m *membership) path() string {
+	return strings.TrimSuffix(m.dir, "/") + "/" + string(m.endpoint.Proc)
+}
+
+// enter publishes the endpoint under a new lease. A file that is there already becomes the new lease's.
+func (m *membership) enter(ctx context.Context) error {
+	if err := m.tree.MkdirAll(ctx, m.dir, 0o755); err != nil {
+		return err
+	}
+	id, err := m.leases.Lease(ctx, leaseOfMember)
+	if err != nil {
+		return err
+	}
+	if _, err := m.tree.Put(ctx, m.path(), []byte(m.endpoint.String()), sigma.PutOptions{Kind: sigma.KindEndpoint, Lease: id}); err != nil {
+		m.leases.Revoke(context.WithoutCancel(ctx), id) // with the file, should it have been made after all
+		return err
+	}
+	m.lease = id
+	return nil
+}
+
+// keep renews the lease, and becomes a member again when it has ended, until ctx ends.
+func (m *membership) keep(ctx context.Context) {
+	defer close(m.ended)
+	for pause := renewMember; ; {
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		case <-m.done:
+		}
+		timer.Stop()
+		if ctx.Err() != nil || sessionEnded(m.done) {
+			return
+		}
+		within, cancel := context.WithTimeout(ctx, leaseOfMember)
+		err := m.renew(within)
+		cancel()
+		if pause = renewMember; err != nil {
+			pause = rejoinPause
+		}
+	}
+}
+
+// renew renews the lease. If the lease has ended, which its server alone decides, the proc becomes a member again under another.
+func (m *membership) renew(ctx context.Context) error {
+	if m.lease != 0 {
+		err := m.leases.Renew(ctx, m.lease)
+		if err == nil || sigma.KindOf(err) != sigma.KindNotFound {
+			return err
+		}
+		m.lease = 0
+	}
+	return m.enter(ctx)
+}
+
+// leave ends the lease, and with it the file. A sigmad that was started again may not know the lease as this proc's: then the file is removed by its path.
+func (m *membership) leave(ctx context.Context) error {
+	var err error
+	if m.lease != 0 {
+		err = m.leases.Revoke(ctx, m.lease)
+	}
+	if m.lease == 0 || err != nil && sigma.KindOf(err) == sigma.KindNotFound {
+		err = m.tree.Remove(ctx, m.path())
+	}
+	if err != nil && sigma.KindOf(err) == sigma.KindNotFound {
+		return nil
+	}
+	return sigma.Wrap("sdk.Join", m.dir, err)
+}
+
+// sessionEnded reports whether done is closed; nil is a session that never ends.
+func sessionEnded(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}
