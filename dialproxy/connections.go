@@ -330,11 +330,41 @@ func (x *Proxy) Withdraw(by sigma.Principal, e sigma.Endpoint) error {
 	case l != nil && l.endpoint != e:
 		return sigma.Errorf("dialproxy.Revoke", sigma.KindNotFound, "there is no such endpoint")
 	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	if l != nil {
-		x.close(l)
+		x.closeLocked(l)
 	}
+	x.forbidLocked(e)
 	return nil
 }
+
+// forbidLocked has nobody listen again at an endpoint. Of a proc that had more taken back than are remembered that is true of all.
+func (x *Proxy) forbidLocked(e sigma.Endpoint) {
+	if !isOf(e.ID, e.Proc) { // nobody can
+		return
+	}
+	of := x.forbidden[e.Proc]
+	if of == nil {
+		of = map[sigma.EndpointID]bool{}
+		x.forbidden[e.Proc] = of
+	}
+	if len(of) < ListenersMax {
+		of[e.ID] = true
+	} else {
+		of[allOfThem] = true
+	}
+}
+
+// Forget forgets which endpoints of a proc that is gone were taken back.
+func (x *Proxy) Forget(id sigma.ProcID) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.forbidden, id)
+}
+
+// allOfThem, among endpoints that are forbidden, is no endpoint's id.
+const allOfThem sigma.EndpointID = ""
 
 // Events are the latest things that happened to connections, oldest first.
 func (x *Proxy) Events(match func(*Connection) bool) (out []Event) {

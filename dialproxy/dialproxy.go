@@ -10,8 +10,10 @@
 package dialproxy
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/base64"
 	"os"
 	"slices"
@@ -40,9 +42,10 @@ type Proxy struct {
 	passed  *inflight.Account
 
 	mu        sync.Mutex
-	listeners map[sigma.EndpointID]*listener // mu
-	owned     map[sigma.ProcID]int           // mu; listeners per proc
-	waiting   map[sigma.RealmID]int          // mu; connections that wait, by who dialled
+	listeners map[sigma.EndpointID]*listener             // mu
+	owned     map[sigma.ProcID]int                       // mu; listeners per proc
+	forbidden map[sigma.ProcID]map[sigma.EndpointID]bool // mu; endpoints of procs that live, which were taken back
+	waiting   map[sigma.RealmID]int                      // mu; connections that wait, by who dialled
 	rings     rings
 	pools     pools
 	pushes    pushes
@@ -78,7 +81,7 @@ type arrival struct {
 
 // New makes a machine's proxy. passed counts the descriptors that it sends to listeners.
 func New(machine sigma.MachineID, passed *inflight.Account) *Proxy {
-	x := &Proxy{machine: machine, passed: passed, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}}, conns: newTable(),
+	x := &Proxy{machine: machine, passed: passed, listeners: map[sigma.EndpointID]*listener{}, owned: map[sigma.ProcID]int{}, forbidden: map[sigma.ProcID]map[sigma.EndpointID]bool{}, waiting: map[sigma.RealmID]int{}, rings: rings{all: map[uint64]*shared{}, of: map[sigma.ProcID]map[uint64]bool{}, warm: map[sigma.ProcID]int{}, used: map[sigma.RealmID]int{}}, conns: newTable(),
 		pools: pools{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]map[*listener]*pool{}, away: map[sigma.ProcID]map[sigma.EndpointID]*pool{}, linger: lineLinger, ending: map[dialler]int{}}, pushes: pushes{of: map[sigma.RealmID]int{}, from: map[sigma.ProcID]int{}}}
 	rand.Read(x.rings.key[:])
 	return x
@@ -86,26 +89,68 @@ func New(machine sigma.MachineID, passed *inflight.Account) *Proxy {
 
 // Listen makes an endpoint of proc p. public endpoints may be dialled from every realm; only the kernel's callers can ask for that.
 func (x *Proxy) Listen(p sigma.Principal, form sigma.ConnForm, public bool) (sigma.Endpoint, error) {
-	if p.Proc == "" {
-		return sigma.Endpoint{}, &sigma.Error{Op: "dialproxy.Listen", Kind: sigma.KindPermission, Msg: "only procs can listen"}
+	return x.listen(p, newID(p.Proc), form, public, false)
+}
+
+// ListenAgain listens at an endpoint that an earlier sigmad made for p, so that the texts of it that are about stay good. KindPermission: the endpoint is not p's, or was taken back.
+func (x *Proxy) ListenAgain(p sigma.Principal, id sigma.EndpointID, form sigma.ConnForm, public bool) (sigma.Endpoint, error) {
+	if p.Proc == "" || !isOf(id, p.Proc) {
+		return sigma.Endpoint{}, &sigma.Error{Op: "dialproxy.ListenAgain", Kind: sigma.KindPermission, Msg: "the endpoint is not one of this proc"}
 	}
-	if form != sigma.FormStream && form != sigma.FormTree {
-		return sigma.Endpoint{}, sigma.Errorf("dialproxy.Listen", sigma.KindInvalid, "%.20q is not a form of endpoint", string(form))
+	return x.listen(p, id, form, public, true)
+}
+
+func (x *Proxy) listen(p sigma.Principal, id sigma.EndpointID, form sigma.ConnForm, public, again bool) (sigma.Endpoint, error) {
+	const op = "dialproxy.Listen"
+	none := sigma.Endpoint{}
+	switch {
+	case p.Proc == "":
+		return none, &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: "only procs can listen"}
+	case form != sigma.FormStream && form != sigma.FormTree:
+		return none, sigma.Errorf(op, sigma.KindInvalid, "%.20q is not a form of endpoint", string(form))
 	}
-	var id [16]byte
-	rand.Read(id[:])
 	l := &listener{public: public, waiting: make(chan arrival, BacklogMax), closed: make(chan struct{}), from: map[sigma.RealmID]int{}, pools: map[dialler]*pool{},
-		endpoint: sigma.Endpoint{Realm: p.Realm, Machine: x.machine, Proc: p.Proc, ID: sigma.EndpointID(base64.RawURLEncoding.EncodeToString(id[:])), Form: form}}
+		endpoint: sigma.Endpoint{Realm: p.Realm, Machine: x.machine, Proc: p.Proc, ID: id, Form: form}}
 	l.passing = &inflight.Queue{}
 	l.passing.Charge(x.passed, p.Realm, p.Proc)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.owned[p.Proc] >= ListenersMax {
-		return sigma.Endpoint{}, sigma.Errorf("dialproxy.Listen", sigma.KindBusy, "a proc can have %d listeners", ListenersMax)
+	switch {
+	case x.owned[p.Proc] >= ListenersMax:
+		return none, sigma.Errorf(op, sigma.KindBusy, "a proc can have %d listeners", ListenersMax)
+	case x.listeners[id] != nil:
+		return none, sigma.Errorf(op, sigma.KindExists, "the proc listens at the endpoint")
+	case again && (x.forbidden[p.Proc][id] || x.forbidden[p.Proc][allOfThem]):
+		return none, &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: "the endpoint was taken back", Hint: "listen at a new one, and publish it"}
 	}
 	x.owned[p.Proc]++
-	x.listeners[l.endpoint.ID] = l
+	x.listeners[id] = l
 	return l.endpoint, nil
+}
+
+// An EndpointID has 80 random bits, so that nobody guesses it, and 48 bits of a hash of them and its proc: so no proc can listen at another's.
+const (
+	idRandom = 10
+	idBytes  = 16
+)
+
+// newID makes the id of an endpoint of a proc.
+func newID(proc sigma.ProcID) sigma.EndpointID {
+	id := make([]byte, idRandom, idBytes)
+	rand.Read(id)
+	return sigma.EndpointID(base64.RawURLEncoding.EncodeToString(sealed(id, proc)))
+}
+
+// sealed appends the hash to random bits.
+func sealed(random []byte, proc sigma.ProcID) []byte {
+	sum := sha256.Sum256(append(random[:idRandom:idRandom], proc...))
+	return append(random[:idRandom:idRandom], sum[:idBytes-idRandom]...)
+}
+
+// isOf reports whether an endpoint's id was made for a proc.
+func isOf(id sigma.EndpointID, proc sigma.ProcID) bool {
+	b, err := base64.RawURLEncoding.Strict().DecodeString(string(id))
+	return err == nil && len(b) == idBytes && bytes.Equal(b, sealed(b, proc)) && base64.RawURLEncoding.EncodeToString(b) == string(id) // the decoder skips line ends
 }
 
 // mine finds a listener that p may accept from and close.
@@ -438,6 +483,7 @@ func (x *Proxy) CloseProc(id sigma.ProcID) {
 	x.closePools(id)
 	x.CloseListeners(id)
 	x.closeConnections(id) // now none can come at its listeners any more
+	x.Forget(id)
 }
 
 // CloseListeners ends all listeners of a proc, with those who wait there: of one that is to be killed before it dies, so that who dials it meanwhile goes elsewhere and loses nothing.

@@ -50,6 +50,57 @@ func TestConnect(t *testing.T) {
 	}
 }
 
+// A proc listens again at its own endpoint, with the text as it was. Nobody else can, nor it at one that was taken back, of which a bounded number is remembered while it lives.
+func TestListenAgain(t *testing.T) {
+	before := newProxy("m")
+	e, over := listen(t, before, server, false), listen(t, before, server, false)
+	x := newProxy("m") // of the next sigmad
+	for _, p := range []sigma.Principal{client, other, {Realm: "a", Machine: "m"}} {
+		if got, err := x.ListenAgain(p, e.ID, sigma.FormStream, false); sigma.KindOf(err) != sigma.KindPermission {
+			t.Errorf("%v listens at another's endpoint: %v, %v", p, got, err)
+		}
+	}
+	for _, id := range []sigma.EndpointID{"x", e.ID + "\n", e.ID[:21] + "\n", "AAAAAAAAAAAAAAAAAAAAAA"} {
+		if got, err := x.ListenAgain(server, id, sigma.FormStream, false); sigma.KindOf(err) != sigma.KindPermission {
+			t.Errorf("%q: %v, %v", id, got, err)
+		}
+	}
+	if again, err := x.ListenAgain(server, e.ID, sigma.FormStream, false); err != nil || again != e {
+		t.Fatalf("got %v, %v, want %v", again, err, e)
+	}
+	if _, err := x.ListenAgain(server, e.ID, sigma.FormStream, false); sigma.KindOf(err) != sigma.KindExists {
+		t.Errorf("twice: %v", err)
+	}
+	conn, _, err := x.Dial(client, e)
+	if err != nil {
+		t.Fatalf("by the text of before: %v", err)
+	}
+	conn.Close()
+	for _, taken := range []sigma.Endpoint{e, over} {
+		if err := x.Withdraw(server, taken); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := x.ListenAgain(server, taken.ID, sigma.FormStream, false); sigma.KindOf(err) != sigma.KindPermission {
+			t.Errorf("at one that was taken back: %v", err)
+		}
+	}
+	for range 2 * ListenersMax {
+		if err := x.Withdraw(server, listen(t, x, server, false)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(x.forbidden["server"]); n > ListenersMax+1 {
+		t.Errorf("%d are remembered", n)
+	}
+	if _, err := x.ListenAgain(server, newID("server"), sigma.FormStream, false); sigma.KindOf(err) != sigma.KindPermission {
+		t.Errorf("after too many were taken back: %v", err)
+	}
+	x.CloseProc("server")
+	if len(x.forbidden) != 0 {
+		t.Errorf("%d procs that are gone are remembered", len(x.forbidden))
+	}
+}
+
 // Who may not connect is refused whatever they know; who dials nobody is told so.
 func TestRefused(t *testing.T) {
 	x := newProxy("m")

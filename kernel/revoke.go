@@ -45,6 +45,9 @@ func (k *Kernel) revoke(ctx context.Context, by sigma.Principal, e sigma.Endpoin
 		return err
 	}
 	k.shut(ctx, k.proxy.Revoke("revoked", func(c *dialproxy.Connection) bool { return c.Endpoint == e }))
+	if k.launchOf(e.Realm, e.Proc) == 0 { // or what Withdraw remembers would stay
+		k.proxy.Forget(e.Proc)
+	}
 	return nil
 }
 

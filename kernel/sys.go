@@ -386,11 +386,23 @@ func (r *root) listenCall(_ context.Context, payload []byte) ([]byte, []*os.File
 	who.Realm = r.realm
 	var form sigma.ConnForm
 	var pushed bool
-	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Str((*string)(&form)); c.Last(func() { c.Bool(&pushed) }) }); err != nil {
+	var again sigma.EndpointID
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) {
+		c.Str((*string)(&form))
+		c.Last(func() { c.Bool(&pushed) })
+		c.Last(func() { c.Str((*string)(&again)) })
+	}); err != nil {
 		return nil, nil, err
 	}
 	s := k.service(who)
-	e, err := k.proxy.Listen(who, form, s != nil && ofRealms(s.name))
+	public := s != nil && ofRealms(s.name)
+	var e sigma.Endpoint
+	var err error
+	if again != "" {
+		e, err = k.proxy.ListenAgain(who, again, form, public)
+	} else {
+		e, err = k.proxy.Listen(who, form, public)
+	}
 	if err != nil {
 		return nil, nil, err
 	}

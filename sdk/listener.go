@@ -35,17 +35,21 @@ const heldMost = 4 * sigmap.PoolMost
 // hearMost is how much of one line is heard before others have their turn: all that can have begun of what is held and of the next batch. The epoll tells of the rest again.
 const hearMost = 2 * sigmap.PoolMost
 
+// The next sigmad knows no listeners. Who accepts finds out that sigmad has died, and listens again at the same endpoint (docs/adr/0040): texts of it that are about stay good.
+
 type listener struct {
 	c        *Client
 	endpoint sigma.Endpoint
 	ctx      context.Context
 	cancel   context.CancelFunc
+	epoch    atomic.Uint32 // of the session in which the listener was made; written with turn
 
 	wait *os.File        // the epoll; nil if sigmad gave no socket
 	raw  syscall.RawConn // of it
 	look func(uintptr) bool
 
 	turn  chan struct{} // held by who accepts, for what follows
+	ended bool          // turn; sigmad, which lives, has ended the listener
 	queue []arrived     // turn; that has come and was not accepted
 	sock  int           // turn; sigmad's socket; -1 = it has ended
 	lines map[int]*line // turn; by descriptor
@@ -78,22 +82,12 @@ type line struct {
 	part  []byte             // of one, that came of a number
 }
 
-// Listen implements sigma.Endpoints.
+// Listen implements sigma.Endpoints. The listener outlives sigmad while somebody accepts.
 func (c *Client) Listen(ctx context.Context, form sigma.ConnForm) (sigma.Listener, error) {
 	l := &listener{c: c, turn: make(chan struct{}, 1), sock: -1, lines: map[int]*line{}, pools: map[uint64]*line{}}
-	pushed := true
-	reply, files, err := c.call(ctx, sigmap.FileEndpoints, sigmap.CallListen, func(e *sigmap.Coder) { e.Str((*string)(&form)); e.Bool(&pushed) })
-	if err != nil {
+	l.endpoint.Form = form
+	if err := l.listen(ctx); err != nil {
 		return nil, err
-	}
-	defer session.CloseFiles(files)
-	if err := sigmap.Parse(reply, func(d *sigmap.Coder) { d.Endpoint(&l.endpoint) }); err != nil {
-		return nil, err
-	}
-	if len(files) == 1 {
-		if err := l.watch(files[0]); err != nil {
-			return nil, err
-		}
 	}
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if l.wait != nil {
@@ -102,25 +96,104 @@ func (c *Client) Listen(ctx context.Context, form sigma.ConnForm) (sigma.Listene
 	return l, nil
 }
 
+// listen asks for a listener at a new endpoint, or again at the one that there is: once more if sigmad dies meanwhile.
+func (l *listener) listen(ctx context.Context) error {
+	pushed := l.endpoint.ID == "" || l.wait != nil
+	for {
+		epoch := l.c.session.Epoch()
+		reply, files, err := l.c.call(ctx, sigmap.FileEndpoints, sigmap.CallListen, func(e *sigmap.Coder) {
+			e.Str((*string)(&l.endpoint.Form))
+			e.Bool(&pushed)
+			e.Str((*string)(&l.endpoint.ID))
+		})
+		switch kind := sigma.KindOf(err); {
+		case err == nil:
+		case kind == sigma.KindLost && l.c.session.Epoch() != epoch:
+			continue
+		case kind == sigma.KindExists && l.tell() == nil: // of a request whose answer was lost
+			l.tell() // who waits there, too
+			continue
+		}
+		if err == nil {
+			err = sigmap.Parse(reply, func(d *sigmap.Coder) { d.Endpoint(&l.endpoint) })
+		}
+		if err == nil && len(files) == 1 {
+			err = l.watch(files[0])
+		}
+		session.CloseFiles(files)
+		l.epoch.Store(epoch)
+		return err
+	}
+}
+
+// again is asked by who could not accept in a life of the listener. It reports whether there may be something to accept after all: what is under way to a listener that has ended, or what comes after the proc listens again with another
+// sigmad. If the proc cannot listen again, err becomes why.
+func (l *listener) again(life uint32, err *error) bool {
+	l.turn <- struct{}{}
+	defer func() { <-l.turn }()
+	switch {
+	case l.epoch.Load() != life: // another goroutine listened again
+		return true
+	case l.ctx.Err() != nil || l.isClosed():
+		return false
+	case l.ended:
+		return false
+	case l.c.session.Epoch() == life:
+		l.ended = true
+		return true
+	}
+	l.dropAll()
+	if lerr := l.listen(l.ctx); lerr != nil {
+		*err = &sigma.Error{Op: "sdk.Accept", Kind: sigma.KindOf(lerr), Msg: "sigmad died, and the proc cannot listen at its endpoint again", Hint: sigma.HintOf(lerr), Err: lerr}
+		return false
+	}
+	if l.isClosed() { // just now, when no sigmad knew it
+		l.tell()
+	}
+	return true
+}
+
+func (l *listener) isClosed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.closed
+}
+
 // watch begins to wait for what comes on the socket, of which it makes a duplicate that Go's own poller does not know.
 func (l *listener) watch(socket *os.File) error {
+	err := l.prepare()
+	if err != nil {
+		return err
+	}
+	fd, err := duplicate(socket)
+	if err != nil {
+		return sigma.Wrap("sdk.Listen", "", err)
+	}
+	if err := l.add(fd); err != nil {
+		nowait.Close(fd)
+		return sigma.Wrap("sdk.Listen", "", err)
+	}
+	l.sock = fd
+	return nil
+}
+
+// prepare makes the epoll, once.
+func (l *listener) prepare() error {
 	const op = "sdk.Listen"
+	if l.wait != nil {
+		return nil
+	}
 	epoll, err := syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
 	if err != nil {
 		return sigma.Wrap(op, "", os.NewSyscallError("epoll_create1", err))
 	}
 	nowait.SetNonblock(epoll) // so that os waits for it
-	l.wait = os.NewFile(uintptr(epoll), "arrivals")
-	if l.raw, err = l.wait.SyscallConn(); err == nil {
-		l.sock, err = duplicate(socket)
-	}
-	if err == nil {
-		err = l.add(l.sock)
-	}
-	if err != nil {
-		l.wait.Close()
+	wait := os.NewFile(uintptr(epoll), "arrivals")
+	if l.raw, err = wait.SyscallConn(); err != nil {
+		wait.Close()
 		return sigma.Wrap(op, "", err)
 	}
+	l.wait = wait
 	l.look, l.oob, l.buf = l.onReady, make([]byte, syscall.CmsgSpace(4*session.FilesMax)), make([]byte, sigmap.ArrivalMax)
 	return nil
 }
@@ -162,16 +235,14 @@ func (l *listener) Accept() (net.Conn, error) {
 }
 
 func (l *listener) AcceptFrom(ctx context.Context) (net.Conn, sigma.Principal, error) {
-	var a arrived
-	err := errEnded
-	if l.wait != nil {
-		a, err = l.next(ctx)
-	}
-	if err == errEnded { // or sigmad gave no socket; it says why
-		a, err = l.ask(ctx)
-	}
-	if err != nil {
-		return nil, sigma.Principal{}, l.acceptError(ctx, err)
+	life := l.epoch.Load()
+	a, err := l.arrival(ctx)
+	for err != nil {
+		if ctx.Err() != nil || !l.again(life, &err) {
+			return nil, sigma.Principal{}, l.acceptError(ctx, err)
+		}
+		life = l.epoch.Load()
+		a, err = l.arrival(ctx)
 	}
 	if a.far {
 		c, err := l.c.farStream(a.files[0], ring.Accepted, EndpointAddr{l.endpoint}, CallerAddr{a.from})
@@ -179,6 +250,16 @@ func (l *listener) AcceptFrom(ctx context.Context) (net.Conn, sigma.Principal, e
 	}
 	c, err := l.c.streamOf(l.endpoint.Form, a.files, ring.Accepted, a.ticket, EndpointAddr{l.endpoint}, CallerAddr{a.from})
 	return c, a.from, err
+}
+
+// arrival waits for one on the listener's socket, or has sigmad answer if there is none; of a listener that has ended sigmad says why.
+func (l *listener) arrival(ctx context.Context) (a arrived, err error) {
+	if l.wait != nil {
+		if a, err = l.next(ctx); err != errEnded {
+			return a, err
+		}
+	}
+	return l.ask(ctx)
 }
 
 // ask has sigmad answer when somebody dials.
@@ -218,6 +299,8 @@ func (l *listener) next(ctx context.Context) (a arrived, err error) {
 			return a, nil
 		case ctx.Err() != nil:
 			return a, sigma.Wrap(op, "", ctx.Err())
+		case l.sock < 0 && !l.ended && !l.isClosed(): // sigmad has died, perhaps
+			return a, errEnded
 		case l.sock < 0 && l.late.Load():
 			l.dropAll()
 			return a, errEnded
@@ -445,17 +528,21 @@ func (l *listener) end() {
 		l.hear(of, math.MaxInt)
 		l.drop(of)
 	}
-	if len(l.lines) > 0 {
+	l.late.Store(false)
+	if life := l.epoch.Load(); len(l.lines) > 0 {
 		time.AfterFunc(lineMax, func() {
-			l.late.Store(true)
-			l.wait.SetReadDeadline(time.Now())
+			if l.epoch.Load() == life {
+				l.late.Store(true)
+				l.wait.SetReadDeadline(time.Now())
+			}
 		})
 	}
 }
 
-// dropAll ends what there still is.
+// dropAll ends what there still is, after what has been said.
 func (l *listener) dropAll() {
 	for _, of := range l.lines {
+		l.hear(of, hearMost)
 		l.drop(of)
 	}
 }
@@ -509,6 +596,9 @@ func (l *listener) Close() error {
 	defer l.mu.Unlock()
 	if err != nil { // sigmad has forgotten it, or is gone
 		l.cancel()
+		if l.c.session.Epoch() != l.epoch.Load() { // with it the listener
+			return nil
+		}
 		return err
 	}
 	l.over = time.AfterFunc(drainMax, func() {

@@ -223,7 +223,7 @@ func (c *Client) Close() {
 // Done is closed when the connection has ended for good: by Close, or because sigmaOS was stopped, the realm removed or the credential revoked. It stays open when sigmad dies and is started again (Lost).
 func (c *Client) Done() <-chan struct{} { return c.session.Done() }
 
-// Lost is closed when the sigmad that the Client speaks to now is gone. Files and listeners that were opened with it cannot be used any more; the Client goes on with the next sigmad, for which Lost gives another channel.
+// Lost is closed when the sigmad that the Client speaks to now is gone. Files that were opened with it cannot be used any more; the Client goes on with the next sigmad, for which Lost gives another channel.
 func (c *Client) Lost() <-chan struct{} { return c.session.Lost() }
 
 // Info tells who the program is: its realm, its proc (empty outside) and machine.

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// EndpointID is an unguessable 128-bit number, in text.
+// EndpointID is a number of 128 bits, in text: 80 nobody can guess, the others say whose it is, so that a proc can listen there again when sigmad was started again.
 type EndpointID string
 
 // Endpoint is a capability to connect to one listener of one proc (001 §3.2). It is made by the machine, published as a file of KindEndpoint, and useless in another realm.
@@ -56,7 +56,7 @@ func notProcLetter(c rune) bool { return (c < 'a' || c > 'z') && (c < '0' || c >
 
 // Endpoints is how a proc listens and connects (001 Table 1: NewSigmaEP, Accept, Dial, CloseEP). Safe for concurrent use.
 type Endpoints interface {
-	// Listen makes an endpoint of the calling proc. Closing the listener, or the proc's end, ends the endpoint.
+	// Listen makes an endpoint of the calling proc. Closing the listener, or the proc's end, ends the endpoint. While the proc accepts, the listener outlives sigmad.
 	Listen(ctx context.Context, form ConnForm) (Listener, error)
 	// Dial connects to e. KindPermission if e belongs to another realm, KindUnavailable if its listener is gone or its queue is full.
 	Dial(ctx context.Context, e Endpoint) (net.Conn, error)

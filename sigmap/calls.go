@@ -17,8 +17,9 @@ import (
 //	                caps       ProcID -> Caps (provider, and a proc about itself)
 //	/sys/self       started    - -> -                          exited      Status -> -
 //	                wait-evict - -> -                          info        - -> Info
-//	/sys/endpoints  listen     form, pushed -> Endpoint        accept      EndpointID -> Principal + socket
-//	                           (pushed: + a socket, on which an Arrival comes for each accept that would be)
+//	/sys/endpoints  listen     form, pushed, again -> Endpoint accept      EndpointID -> Principal + socket
+//	                           (pushed: + a socket, on which an Arrival comes for each accept that would be; again: the
+//	                           EndpointID that an earlier sigmad made for the proc, to listen there again)
 //	                dial       Endpoint -> - + socket          close       EndpointID -> -
 //	                pool       PoolAsk -> PoolGrant + sockets
 //	                dial-stream machine, service -> - + socket (of the system's services only: to the same service of another machine)

@@ -64,7 +64,7 @@ func same(t *testing.T, before, after []sigma.ProcInfo) {
 }
 
 // Procs outlive sigmad: they are the same afterwards, with the same processes; who waits for them is answered; what they write is stored; and those that use the SDK get errors for
-// what was under way, and go on.
+// what was under way, and go on: also listeners, at the same endpoints.
 func TestKillSigmad(t *testing.T) {
 	s := testenv.Boot(t, testenv.Options{})
 	ctx := testContext(t)
@@ -130,6 +130,7 @@ func TestKillSigmad(t *testing.T) {
 		if round > 0 {
 			break
 		}
+		dialled(ctx, t, c, "/survives")
 		if err := c.Evict(ctx, child, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -137,7 +138,7 @@ func TestKillSigmad(t *testing.T) {
 			t.Errorf("the parent: %v", err)
 		}
 		text, _, err := c.Get(ctx, "/proc/"+string(parent)+"/stdout")
-		if want := "accept lost\nwrite lost\nchild ended\n"; string(text) != want || err != nil {
+		if want := "accept <nil>\nwrite lost\nchild ended\n"; string(text) != want || err != nil {
 			t.Errorf("the parent wrote %q, %v, want %q", text, err, want)
 		}
 		if text, _, err := c.Get(ctx, "/survived"); string(text) != "yes" || err != nil {
@@ -160,6 +161,18 @@ func TestKillSigmad(t *testing.T) {
 	if st, err := c.WaitExit(ctx, sleeps); err != nil || st.ExitCode != 137 {
 		t.Errorf("one that is killed: %+v, %v", st, err)
 	}
+}
+
+// dialled waits until somebody listens again at an endpoint that was published before.
+func dialled(ctx context.Context, t *testing.T, c *sdk.Client, path string) {
+	t.Helper()
+	testenv.Eventually(t, "the parent's listener is there again", func() error {
+		conn, err := c.DialPath(ctx, path)
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
 }
 
 // survived waits for the proc that tells so.

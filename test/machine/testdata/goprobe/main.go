@@ -535,8 +535,11 @@ func survive(ctx context.Context, c *sdk.Client, args []string) error {
 	if err != nil {
 		return err
 	}
+	if err := c.Publish(ctx, "/survives", l.Endpoint(), 0); err != nil {
+		return err
+	}
 	accepted := make(chan error)
-	go func() { _, err := l.Accept(); accepted <- err }()
+	go func() { _, err := l.Accept(); accepted <- err }() // of who dials after sigmad has died
 	appending, stop := context.WithCancel(ctx)
 	defer stop()
 	appended := make(chan error)
@@ -552,7 +555,7 @@ func survive(ctx context.Context, c *sdk.Client, args []string) error {
 	}()
 	noticed := make(chan error, 1)
 	go func() { noticed <- c.WaitEvict(ctx) }()
-	fmt.Println("accept", sigma.KindOf(<-accepted))
+	fmt.Println("accept", <-accepted)
 	_, err = held.Write([]byte("x"))
 	fmt.Println("write", sigma.KindOf(err))
 	if err := <-ended; err != nil {
@@ -569,9 +572,6 @@ func survive(ctx context.Context, c *sdk.Client, args []string) error {
 		return err
 	}
 	if _, err := c.Put(ctx, "/survived", []byte("yes"), sigma.PutOptions{}); err != nil {
-		return err
-	}
-	if l, err = c.Listen(ctx, sigma.FormStream); err != nil {
 		return err
 	}
 	if err := l.Close(); err != nil {
