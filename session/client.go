@@ -47,7 +47,7 @@ type Client struct {
 	nextTag uint16             // mu
 	nextFid uint32             // mu
 	freeFid []uint32           // mu
-	broken  error              // mu; why no more requests can be made
+	broken  *sigma.Error       // mu; why no more requests can be made
 	asked   int                // mu; requests that were put in line since a reply came
 	resets                     // reset.go
 }
@@ -79,6 +79,31 @@ var errAbandoned = errors.New("the server did not confirm the cancellation")
 
 // Abandoned reports whether err is that of a request whose caller gave up and whose fate the server did not tell in time: it may have taken effect.
 func Abandoned(err error) bool { return errors.Is(err, errAbandoned) }
+
+// unsent marks the error of a request that was not sent: the server, or the one that it was for, had gone before.
+type unsent struct{ err error }
+
+func (u *unsent) Error() string {
+	if u.err == nil {
+		return "the request was not sent"
+	}
+	return u.err.Error()
+}
+
+func (u *unsent) Unwrap() error { return u.err }
+
+// notSent is err, why a session or what was open ended, for a request that came later.
+func notSent(err *sigma.Error) error {
+	e := *err
+	e.Err = &unsent{err.Err}
+	return &e
+}
+
+// Unsent reports whether err is that of a request that was not sent, so that it has taken no effect.
+func Unsent(err error) bool {
+	var u *unsent
+	return errors.As(err, &u)
+}
 
 // Dial negotiates the version over conn and starts the session. It owns conn from now on.
 func Dial(ctx context.Context, conn Conn) (*Client, error) { return dial(ctx, conn, false, nil) }
@@ -506,7 +531,7 @@ func (c *Client) sendAlone(ctx context.Context, w *waiter, buf []byte, files []*
 // enterLocked gives a request its tag.
 func (c *Client) enterLocked(w *waiter, buf []byte, version bool) (tag uint16, err error) {
 	if c.broken != nil {
-		return 0, c.broken
+		return 0, notSent(c.broken)
 	}
 	if len(c.pending) >= pendingMax {
 		return 0, sigma.Errorf("session.send", sigma.KindBusy, "%d requests are in flight on one session", pendingMax)

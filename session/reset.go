@@ -62,8 +62,8 @@ func (c *Client) Epoch() uint32 {
 	return c.epoch
 }
 
-func errReset() error {
-	return &sigma.Error{Op: "session.Client", Kind: sigma.KindLost, Msg: "sigmad died; whether the request took effect is not known", Hint: "open files and listeners again"}
+func errReset() *sigma.Error {
+	return &sigma.Error{Op: "session.Client", Kind: sigma.KindLost, Msg: "sigmad died; whether the request took effect is not known", Hint: "open files again"}
 }
 
 func (c *Client) attachedAs(fid uint32, name string) {
@@ -226,7 +226,7 @@ func (c *Client) lockUsable(ctx context.Context, epoch uint32) error {
 
 func (c *Client) currentLocked(epoch uint32) error {
 	if epoch != anyEpoch && epoch != c.epoch {
-		return errReset()
+		return notSent(&sigma.Error{Op: "session.Client", Kind: sigma.KindLost, Msg: "sigmad died, and what was open with it", Hint: "open it again"})
 	}
 	return nil
 }

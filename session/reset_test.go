@@ -92,6 +92,9 @@ func testReset(t *testing.T, early bool) {
 		if err := <-lost; sigma.KindOf(err) != sigma.KindLost {
 			t.Errorf("round %d: a handle of the dead server's: %v", round, err)
 		}
+		if _, err := dir.Stat(t.Context()); sigma.KindOf(err) != sigma.KindLost || !session.Unsent(err) {
+			t.Errorf("round %d: a handle of a server that is known to be dead: %v", round, err)
+		}
 		cancel() // if it began only at the new server
 		if err := <-watching; err == nil {
 			t.Errorf("round %d: the watch ended well", round)

@@ -238,13 +238,13 @@ func TestBrokenServer(t *testing.T) {
 				t.Errorf("got %v, want lost", err)
 			}
 			for range n {
-				if err := <-errs; sigma.KindOf(err) != sigma.KindLost {
+				if err := <-errs; sigma.KindOf(err) != sigma.KindLost || session.Unsent(err) {
 					t.Errorf("a waiter got %v, want lost", err)
 				}
 			}
 			<-c.Done()
-			if _, err := root.Stat(t.Context()); sigma.KindOf(err) != sigma.KindLost {
-				t.Errorf("afterwards: got %v, want lost", err)
+			if _, err := root.Stat(t.Context()); sigma.KindOf(err) != sigma.KindLost || !session.Unsent(sigma.Wrap("test", "/x", err)) {
+				t.Errorf("afterwards: got %v, want lost before it was sent", err)
 			}
 		})
 	}

@@ -18,6 +18,7 @@ import (
 	"math"
 
 	"sigmaos.dev/db/query"
+	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -154,6 +155,12 @@ func (c *conn) ask(ctx context.Context, r *query.Request) (*query.Answer, error)
 // note takes an error for what it says about the connection.
 func (c *conn) note(err error) error {
 	if err == nil || err == io.EOF {
+		return err
+	}
+	if session.Unsent(err) {
+		if c.broken = true; !c.begun {
+			return driver.ErrBadConn // the engine heard nothing: another connection will do
+		}
 		return err
 	}
 	var said *query.Error

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sdk/database"
 	"sigmaos.dev/sigma"
 )
@@ -59,21 +60,8 @@ func TestShop(t *testing.T) {
 		t.Errorf("an endless statement: got %d, %v", n, err)
 	}
 
-	// dbd dies in a transaction: it is lost, and nothing of it counts.
-	tx, err := pool.BeginTx(ctx, nil)
-	if err != nil {
+	if err := killDBD(ctx, t, s, pool); err != nil {
 		t.Fatal(err)
-	}
-	if _, err := tx.ExecContext(ctx, "update sales set number = 1000"); err != nil {
-		t.Fatal(err)
-	}
-	s.Kill9(t, "dbd")
-	_, err = tx.ExecContext(ctx, "update sales set number = 2000")
-	if err == nil {
-		t.Error("a transaction went on at a dbd that is dead")
-	}
-	if err := tx.Commit(); err == nil {
-		t.Error("a transaction was committed at a dbd that is dead")
 	}
 	if n := count(); n != 15 {
 		t.Errorf("got %d pears after dbd was killed, want 15", n)
@@ -112,4 +100,29 @@ func TestShop(t *testing.T) {
 	if err := pool.QueryRowContext(ctx, "select number from sales where fruit = 'none'").Scan(&n); !errors.Is(err, sql.ErrNoRows) {
 		t.Errorf("got %v, want no rows", err)
 	}
+}
+
+// killDBD kills dbd in a transaction: it is lost, and nothing of it counts. The pool's other session was idle, and nobody notices that it has ended.
+func killDBD(ctx context.Context, t *testing.T, s *testenv.System, pool *sql.DB) error {
+	t.Helper()
+	idle, err := pool.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	tx, err := pool.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	idle.Close()
+	if _, err := tx.ExecContext(ctx, "update sales set number = 1000"); err != nil {
+		return err
+	}
+	s.Kill9(t, "dbd")
+	if _, err := tx.ExecContext(ctx, "update sales set number = 2000"); err == nil {
+		return errors.New("a transaction went on at a dbd that is dead")
+	}
+	if err := tx.Commit(); err == nil {
+		return errors.New("a transaction was committed at a dbd that is dead")
+	}
+	return nil
 }
