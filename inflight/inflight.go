@@ -402,22 +402,32 @@ func (q *Queue) settleLocked() {
 	q.give(n, len(q.records) > 0)
 }
 
-// Close closes the socket, once nothing more is sent. What is unread then stays in flight until the
-// reader receives it or ends: so the Queue only shuts the socket down, which shows the reader the end
-// behind what is there, goes on counting, and closes it later.
+// Close closes the socket. What is unread then stays in flight until the reader receives it or ends:
+// so the Queue only shuts the socket down, which shows the reader the end behind what is there, goes
+// on counting, and closes it later.
 func (q *Queue) Close(socket io.Closer) error {
+	if q.linger(socket) {
+		return nil
+	}
+	// Without q.mu: the socket's Close waits for senders that use it, and these wait for q.mu.
+	return socket.Close()
+}
+
+// linger shuts the socket down and leaves its end to Account.look. It returns false if the socket is
+// to be closed now: nothing in it is unread, or it is not counted for an Account.
+func (q *Queue) linger(socket io.Closer) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closer != nil {
-		return nil
+		return true
 	}
 	if q.settleLocked(); q.a == nil || len(q.records) == 0 {
-		return socket.Close()
+		return false
 	}
 	var failed error
 	err := q.socket.Control(func(fd uintptr) { failed = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
 	if err != nil || failed != nil && failed != unix.ENOTCONN {
-		return socket.Close() // it was closed by somebody else
+		return false // it was closed by somebody else
 	}
 	q.closer = socket
 	q.a.mu.Lock()
@@ -426,7 +436,7 @@ func (q *Queue) Close(socket io.Closer) error {
 	if q.a.looks == nil {
 		q.a.looks = time.AfterFunc(lingerEvery, q.a.look)
 	}
-	return nil
+	return true
 }
 
 // look closes sockets that were read, or whose reader is gone, since Queue.Close. It runs every second
@@ -457,12 +467,15 @@ func (a *Account) closeLingering(all bool) {
 	a.mu.Unlock()
 	for _, q := range queues {
 		q.mu.Lock()
-		if q.settleLocked(); all || len(q.records) == 0 {
-			q.closer.Close()
-			a.mu.Lock()
-			delete(a.lingering, q)
-			a.mu.Unlock()
-		}
+		q.settleLocked()
+		over := all || len(q.records) == 0
 		q.mu.Unlock()
+		if !over {
+			continue
+		}
+		q.closer.Close() // without q.mu, as in Queue.Close; closer is not changed any more
+		a.mu.Lock()
+		delete(a.lingering, q)
+		a.mu.Unlock()
 	}
 }

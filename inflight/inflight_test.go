@@ -285,3 +285,43 @@ func TestAlone(t *testing.T) {
 		t.Errorf("%d after all was read", n)
 	}
 }
+
+// closing is a socket that tells when its Close was called.
+type closing struct {
+	*os.File
+	begun chan bool
+}
+
+func (c closing) Close() error {
+	close(c.begun)
+	return c.File.Close()
+}
+
+// Goal: a socket can be closed while it is used for sending. Its Close waits for the sender, which needs the lock of the Queue.
+func TestCloseWhileSending(t *testing.T) {
+	r := newReader(t, nil, "r", "p")
+	if err := r.send(1); err != nil { // so that Write takes the lock
+		t.Fatal(err)
+	}
+	socket := closing{r.ours, make(chan bool)}
+	inUse, sent, closed := make(chan bool), make(chan error), make(chan error)
+	go func() {
+		sent <- r.q.socket.Control(func(fd uintptr) {
+			close(inUse)
+			<-socket.begun
+			r.q.Write(int(fd), []byte("x"))
+		})
+	}()
+	<-inUse
+	go func() { closed <- r.q.Close(socket) }()
+	for _, done := range []chan error{sent, closed} {
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("a sender and Close wait for each other")
+		}
+	}
+}

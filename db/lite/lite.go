@@ -49,12 +49,17 @@ var countMemory = sync.OnceFunc(func() {
 })
 
 // Connector makes connections to one file; the file is made if it is missing. It implements driver.Connector.
-type Connector struct{ cfg Config }
+type Connector struct {
+	cfg Config
+	// preparing is held while a connection says how the file is kept. SQLite refuses a second connection
+	// that turns a new file to its write-ahead log at the same time, and asks no busy handler.
+	preparing sync.Mutex
+}
 
 var _ driver.Connector = (*Connector)(nil)
 
 // New makes a Connector. Nothing is opened.
-func New(cfg Config) *Connector { return &Connector{cfg} }
+func New(cfg Config) *Connector { return &Connector{cfg: cfg} }
 
 // Driver implements driver.Connector.
 func (c *Connector) Driver() driver.Driver { return noDriver{} }
@@ -97,7 +102,10 @@ func (c *Connector) Connect(ctx context.Context) (driver.Conn, error) {
 		conn.Close()
 		return nil, err
 	}
-	if err := conn.prepareFile(ctx); err != nil {
+	c.preparing.Lock()
+	err := conn.prepareFile(ctx)
+	c.preparing.Unlock()
+	if err != nil {
 		conn.Close()
 		return nil, err
 	}
