@@ -159,6 +159,9 @@ func withPath(err error, path string) error {
 	err = sigma.Wrap("namespace", path, err)
 	if e, ok := err.(*sigma.Error); ok {
 		e.Path = path
+		if path == "/" && e.Kind == sigma.KindLost && e.Msg != "" { // of the whole system, and no fault of the path
+			e.Path = ""
+		}
 	}
 	return err
 }

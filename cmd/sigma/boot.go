@@ -242,7 +242,7 @@ func (a *app) awaitReady(b *booting, r *record, tell func(format string, args ..
 	}
 	b.stop(stopTimeout)
 	freeUplink(b.dir)
-	if tail := lastLines(b.log, b.logFrom, 20); tail != "" {
+	if tail := lastLines(b.log, b.logFrom, 20); tail != "" && !hasHint(text) {
 		for line := range strings.SplitSeq(tail, "\n") {
 			tell("%s", line)
 		}
@@ -250,12 +250,20 @@ func (a *app) awaitReady(b *booting, r *record, tell func(format string, args ..
 	return notReady(b, r, strings.TrimPrefix(text, "error: "), now)
 }
 
+// hasHint reports whether what sigmad said last has a hint, behind a tab: then the log tells no more.
+func hasHint(text string) bool { return strings.Contains(text, "\t") }
+
 // notReady is the error of a start that ended with why while the machine waited for something.
 func notReady(b *booting, r *record, why string, w waiting) error {
+	why, hint, is := strings.Cut(why, "\t")
 	e := &sigma.Error{Op: "sigma.up", Kind: sigma.KindUnavailable, Msg: "sigmaOS did not start: " + why,
 		Hint: "see " + filepath.Join(b.dir, logName) + "; what this machine lacks is told by: sigma doctor"}
 	if b.joining {
 		e.Msg = "this machine did not join: " + why
+	}
+	if is {
+		e.Hint = hint
+		return e
 	}
 	if w.what == "" || !strings.HasPrefix(why, "not ready") {
 		return e

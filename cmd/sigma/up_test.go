@@ -191,6 +191,10 @@ func TestUpWaitsInVain(t *testing.T) {
 			t.Errorf("%q: %+v", c.behave, got)
 		}
 	}
+	w := newWorld(t, "error: the token is used up\tmake another with: sigma token")
+	if got := w.run("up", "--detach", "--machine", "m1"); got.code != 1 || got.err != "sigma: sigmaOS did not start: the token is used up\nhint: make another with: sigma token\n" {
+		t.Errorf("what sigmad explains: %+v", got)
+	}
 	err := notReady(&booting{}, &record{Machine: "m9", Role: roleOrdinary}, "not ready after 1m0s", waiting{"m2, m2 does not answer", true})
 	if hint := sigma.HintOf(err); strings.Contains(hint, "restore") || !strings.Contains(hint, "reaches them") {
 		t.Errorf("hint of a machine that is no control machine: %q", hint)

@@ -136,7 +136,7 @@ func run(log *slog.Logger) error {
 	if err := k.Run(ctx); err != nil {
 		text := "error: " + err.Error()
 		if hint := sigma.HintOf(err); hint != "" { // of the system that this machine would join, for one
-			text += " (" + hint + ")"
+			text += "\t" + hint
 		}
 		say(text)
 		return err

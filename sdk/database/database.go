@@ -67,7 +67,7 @@ func (c connector) Connect(ctx context.Context) (driver.Conn, error) {
 		f.Close()
 		return nil, sigma.Wrap("database.Connect", c.path, err)
 	}
-	return &conn{Session: Session{File: f}}, nil
+	return &conn{Session: Session{File: f}, path: c.path}, nil
 }
 
 // Session asks a database by an open session file.
@@ -131,8 +131,9 @@ func (s *stream) Read(p []byte) (int, error) {
 // conn is a connection of the pool.
 type conn struct {
 	Session
-	broken bool // it is of no use any more
-	begun  bool // a transaction
+	path   string // of the database, for errors
+	broken bool   // it is of no use any more
+	begun  bool   // a transaction
 }
 
 var (
@@ -152,28 +153,26 @@ func (c *conn) ask(ctx context.Context, r *query.Request) (*query.Answer, error)
 	return a, c.note(err)
 }
 
-// note takes an error for what it says about the connection.
+// note takes an error for what it says about the connection, and has it name the database.
 func (c *conn) note(err error) error {
 	if err == nil || err == io.EOF {
 		return err
 	}
-	if session.Unsent(err) {
-		if c.broken = true; !c.begun {
-			return driver.ErrBadConn // the engine heard nothing: another connection will do
-		}
-		return err
-	}
 	var said *query.Error
-	if !errors.As(err, &said) || said.Err.Kind == sigma.KindLost { // the session itself failed, or its database's connection
-		c.broken = true
-		return err
-	}
-	if said.Code == query.CodeOver {
+	switch is := errors.As(err, &said); {
+	case session.Unsent(err), is && said.Code == query.CodeOver:
 		if c.broken = true; !c.begun {
 			return driver.ErrBadConn // the engine heard nothing: another connection will do
 		}
+	case !is, said.Err.Kind == sigma.KindLost: // the session itself failed, or its database's connection
+		c.broken = true
 	}
-	return err
+	if said == nil {
+		return sigma.Wrap("database", c.path, err)
+	}
+	named := *said
+	named.Err = sigma.Wrap("database", c.path, said.Err).(*sigma.Error)
+	return &named
 }
 
 // all asks what has no rows.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,6 +50,10 @@ func TestShop(t *testing.T) {
 	}
 	if n := count(); n != 15 {
 		t.Errorf("got %d pears, want 15", n)
+	}
+
+	if _, err := pool.ExecContext(ctx, "selct 1"); err == nil || !strings.HasPrefix(err.Error(), "/db/shop: ") {
+		t.Errorf("an error that names no database: %v", err)
 	}
 
 	// A statement ends with its context.
