@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"maps"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,50 +20,41 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// lcbeBench: what does a latency-critical server notice of best-effort work that takes all the rest of its machine (001 §6.4, Fig 11), and does that work get the rest? The server has requests that arrive at random whether or not it
-// has done the last (open loop), each of 1 ms of processor time, 400 a second; it reserves one core. Beside it, four processes for each core compute, or write and read files. Arms: solo (sigmaOS, nothing beside it); ours; shares: the
-// same two programs in two plain cgroups, with the weights that k8s would give (1024 for the core, 2 for the rest), which is what 001 does; docker, with the same by --cpu-shares. In a full run also each way that the kernel has
-// to let one cgroup yield to another, from which ADR 21 chose. Each arm's group outweighs whatever else the host does. Arms take turns, with the same arrivals, and the latencies of all turns of an arm are one
-// sample: the 99th percentile of a turn alone is its fourth slowest request or so, and two arms of the same kind differed by a half. How single turns compare is beside it. Expected: within 1.15 of solo for ours; docker as shares.
+// lcbeBench: what does a latency-critical (LC) service notice of best-effort (BE) work that takes all the rest of its machine (001 §6.4, Fig 11), and how much does that work get done? The service is two procs (programs/service): one makes calls over an
+// endpoint at random times whether or not those before are answered (open loop), 400 a second; the other computes for 1 ms for each, and for each third reads a name and a file of 4 KiB first. Beside them four processes for each core compute, or write and
+// read files of 256 KiB. The same program is in all arms: solo and ours are procs of sigmaOS, with nothing and with that work beside them; plain_solo and shares are ordinary processes in two cgroups, with the weights that k8s would give (1024
+// for the core, 2 for the rest), which is what 001 does, with a UNIX socket and files of the host; docker is as shares, by --cpu-shares. Each arm's group outweighs whatever else the host does. Arms take turns, with the same arrivals, and the latencies of all
+// turns of an arm are one sample: the 99th percentile of a turn alone is its fourth slowest call or so. Best-effort work is compared in operations and bytes a second, and in processor time. A realm's file costs more than a host's: there is a
+// protocol, and another process, between; so fewer operations are to be expected when files are written. Expected: within 1.15 of its own solo for ours.
 func lcbeBench() Bench {
-	return Bench{Name: "lc-be", Question: "what does a latency-critical server notice of best-effort work beside it?", Parts: []string{"compute", "io"},
-		Metrics: []string{"lc_p50_ms", "lc_p99_ms", "lc_p99_of_solo", "be_of_what_lc_leaves", "io_lc_p50_ms", "io_lc_p99_ms", "io_lc_p99_of_solo", "io_be_of_what_lc_leaves", "yield_cpu"}, run: runLCBE}
+	b := Bench{Name: "lc-be", Question: "what does a latency-critical service notice of best-effort work beside it?", Parts: []string{"compute", "files"}, run: runLCBE}
+	for _, prefix := range []string{"", "io_"} {
+		for _, m := range []string{"lc_p50_ms", "lc_p99_ms", "lc_p99_of_solo", "be_of_what_lc_leaves", "be_ops_per_s"} {
+			b.Metrics = append(b.Metrics, prefix+m)
+		}
+	}
+	b.Metrics = append(b.Metrics, "io_be_bytes_per_s", "yield_cpu")
+	return b
 }
 
 const (
-	lcbeRate    = 400  // requests a second
+	lcbeRate    = 400  // calls a second
 	lcbeWork    = 1000 // µs of each
-	lcbeThreads = 4
-	lcbeCores   = 1000 // that the server reserves
+	lcbeServer  = 1000 // that the server reserves
+	lcbeCaller  = 250
+	lcbeShares  = 1024 // of what is latency-critical, where there are only shares
+	lcbeLeast   = 2    // of what is not
+	lcbeRunning = 300 * time.Millisecond
+	lcbeDelay   = 2 * time.Second // until calls are made in a container
 )
 
-// yielding is a way to let one cgroup yield to another.
-type yielding struct {
-	name   string
-	lc, be int  // shares
-	idle   bool // the class of the one that yields
-	slice  int  // ns, of the server
-	quota  bool // a loop takes processor time away from the one that yields while the other waits
-}
-
-// yieldings are what there is to choose from.
-var yieldings = [...]yielding{
-	{name: "equal", lc: 1024, be: 1024},
-	{name: "slice", lc: 1024, be: 1024, slice: 100000},
-	{name: "idle", lc: 1024, be: 1024, idle: true},
-	{name: "idle+slice", lc: 1024, be: 1024, idle: true, slice: 100000},
-	{name: "weights", lc: 16384, be: 2},
-	{name: "weights+slice", lc: 16384, be: 2, slice: 100000},
-	{name: "weights+quota", lc: 16384, be: 2, quota: true},
-	{name: "weights+idle", lc: 16384, be: 2, idle: true},
-	{name: "weights+idle+quota", lc: 16384, be: 2, idle: true, quota: true},
-}
-
-// served is what came of one run of the server.
+// served is what came of one run of the service.
 type served struct {
-	latency []float64     // ms
-	cpu, be time.Duration // processor time of it, and of the work beside it
-	left    time.Duration // that the machine had beside the server and what is no part of the arm
+	begin, end int64         // ns of the wall clock
+	latency    []float64     // ms
+	cpu, be    time.Duration // processor time of both its processes, and of the work beside them
+	left       time.Duration // that the machine had beside the service and what is no part of the arm
+	ops, bytes float64       // of the work beside it, a second
 }
 
 // lcbe is one run of the bench.
@@ -68,39 +62,37 @@ type lcbe struct {
 	r               *Run
 	s               *system
 	group           string // of s
-	local           string // the C program
-	program, filer  string // of procs: it, and the one in Go
+	local, program  string // programs/service, and where it is in the realm
 	plain           hostGroup
 	docker          *dockerd
 	each            time.Duration
 	block           int
-	latency, p99    map[string][]float64
-	share           map[string][]float64
+	of              map[string]*lcbeArm
 	containers      int
 	bestEffortProcs int
 }
 
+// lcbeArm is what came of all blocks of an arm.
+type lcbeArm struct{ latency, p99, share, ops, bytes []float64 }
+
 func runLCBE(ctx context.Context, r *Run) (err error) {
-	a := &lcbe{r: r, each: 5 * time.Second, latency: map[string][]float64{}, p99: map[string][]float64{}, share: map[string][]float64{}, bestEffortProcs: 4 * runtime.NumCPU()}
+	a := &lcbe{r: r, each: 5 * time.Second, of: map[string]*lcbeArm{}, bestEffortProcs: 4 * runtime.NumCPU()}
 	blocks := 7
 	if r.Quick {
 		blocks, a.each = 5, time.Second
 	}
-	if a.local, err = r.buildShare(ctx); err != nil {
+	a.local = filepath.Join(r.dir, "service")
+	if err := r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", a.local, "./bench/programs/service"); err != nil {
 		return err
 	}
-	filer := filepath.Join(r.dir, "besteffort")
-	if err := r.make(ctx, "go", "build", "-trimpath", "-o", filer, "./bench/programs/besteffort"); err != nil {
+	if err := os.MkdirAll(a.files(), 0o755); err != nil {
 		return err
 	}
 	if a.s, err = r.boot(ctx); err != nil {
 		return err
 	}
 	defer a.s.down()
-	if a.program, err = a.s.install(ctx, a.local, "share"); err != nil {
-		return err
-	}
-	if a.filer, err = a.s.install(ctx, filer, "besteffort"); err != nil {
+	if a.program, err = a.s.install(ctx, a.local, "service"); err != nil {
 		return err
 	}
 	if err := a.s.MkdirAll(ctx, "/s3/load", 0o755); err != nil {
@@ -116,7 +108,14 @@ func runLCBE(ctx context.Context, r *Run) (err error) {
 		return err
 	}
 	defer a.plain.remove()
-	if a.docker, err = r.startDocker(ctx, a.local); err != nil {
+	for group, shares := range map[string]int{"lc": lcbeShares, "be": lcbeLeast} {
+		if err := weigh(a.plain.name+"/"+group, shares); err != nil {
+			return err
+		}
+	}
+	if r.Quick {
+		r.note("NO docker arm in a quick run: containers take seconds to start beside the work")
+	} else if a.docker, err = r.startDocker(ctx, a.local); err != nil {
 		r.note("NO docker arm: %v", err)
 	} else {
 		defer a.docker.stop()
@@ -133,37 +132,35 @@ func runLCBE(ctx context.Context, r *Run) (err error) {
 	return a.printPrice(ctx)
 }
 
+// files is the directory of plain processes and containers.
+func (a *lcbe) files() string { return filepath.Join(a.r.dir, "files") }
+
 // arms are what each block runs.
 func (a *lcbe) arms(ctx context.Context) (all []func() error) {
-	arm := func(name string, run func() (served, error)) {
-		if only := a.r.Only; only != "" && name != "solo" && strings.HasPrefix(name, "io ") != (only == "io") {
-			return
-		}
+	arm := func(name string, run func(kind string) (served, error), kind string) {
 		all = append(all, func() error {
-			got, err := run()
+			got, err := run(kind)
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
 			return a.note(name, got)
 		})
 	}
-	shares := yielding{name: "shares", lc: 1024, be: 2}
-	arm("solo", func() (served, error) { a.block++; return a.ours(ctx, "") })
-	arm("ours", func() (served, error) { return a.ours(ctx, "be") })
-	arm("shares", func() (served, error) { return a.inGroups(ctx, shares, "be") })
-	if a.docker != nil {
-		arm("docker", func() (served, error) { return a.inContainers(ctx, "be") })
-	}
-	arm("io ours", func() (served, error) { return a.ours(ctx, "io") })
-	arm("io shares", func() (served, error) { return a.inGroups(ctx, shares, "io") })
-	if a.docker != nil {
-		arm("io docker", func() (served, error) { return a.inContainers(ctx, "io") })
-	}
-	if a.r.Quick {
-		return all
-	}
-	for _, y := range yieldings {
-		arm("yield "+y.name, func() (served, error) { return a.inGroups(ctx, y, "be") })
+	ours := func(kind string) (served, error) { return a.ours(ctx, kind) }
+	plain := func(kind string) (served, error) { return a.inGroups(ctx, kind) }
+	contained := func(kind string) (served, error) { return a.inContainers(ctx, kind) }
+	arm("solo", func(kind string) (served, error) { a.block++; return ours(kind) }, "")
+	arm("plain_solo", plain, "")
+	for _, kind := range []string{"compute", "files"} {
+		if a.r.Only != "" && a.r.Only != kind {
+			continue
+		}
+		prefix := map[string]string{"files": "io "}[kind]
+		arm(prefix+"ours", ours, kind)
+		arm(prefix+"shares", plain, kind)
+		if a.docker != nil {
+			arm(prefix+"docker", contained, kind)
+		}
 	}
 	return all
 }
@@ -171,197 +168,299 @@ func (a *lcbe) arms(ctx context.Context) (all []func() error) {
 // note keeps what came of an arm.
 func (a *lcbe) note(name string, got served) error {
 	if len(got.latency) < 10 {
-		return fmt.Errorf("%s: only %d requests", name, len(got.latency))
+		return fmt.Errorf("%s: only %d calls", name, len(got.latency))
 	}
 	for _, ms := range got.latency {
 		a.r.sample(name, "ms", ms)
 	}
-	a.latency[name] = append(a.latency[name], got.latency...)
-	a.p99[name] = append(a.p99[name], quantile(got.latency, 0.99))
-	a.share[name] = append(a.share[name], a.r.sample(name, "be_share", float64(got.be)/float64(max(1, got.left))))
+	if a.of[name] == nil {
+		a.of[name] = &lcbeArm{}
+	}
+	arm := a.of[name]
+	arm.latency = append(arm.latency, got.latency...)
+	arm.p99 = append(arm.p99, quantile(got.latency, 0.99))
+	arm.share = append(arm.share, a.r.sample(name, "be_share", float64(got.be)/float64(max(1, got.left))))
+	arm.ops = append(arm.ops, a.r.sample(name, "be_ops_per_s", got.ops))
+	arm.bytes = append(arm.bytes, a.r.sample(name, "be_bytes_per_s", got.bytes))
 	return nil
 }
 
-// server are the arguments of the server.
-func (a *lcbe) server(slice int) []string {
-	return []string{"lc", fmt.Sprint(a.each.Seconds()), strconv.Itoa(lcbeRate), strconv.Itoa(lcbeWork), strconv.Itoa(lcbeThreads), strconv.Itoa(a.block), strconv.Itoa(slice)}
+// caller and work give arguments of programs/service.
+func (a *lcbe) caller(place string, delay time.Duration) []string {
+	return []string{"call", place, fmt.Sprint(delay.Seconds()), fmt.Sprint(a.each.Seconds()), strconv.Itoa(lcbeRate), strconv.Itoa(lcbeWork), strconv.Itoa(a.block)}
 }
 
-// load is for how long those beside the server work at most.
-func (a *lcbe) load() string { return fmt.Sprint((a.each + 5*time.Second).Seconds()) }
+func (a *lcbe) work(kind, place string, processes int) []string {
+	return []string{kind, place, fmt.Sprint((a.each + time.Minute).Seconds()), strconv.Itoa(processes)} // at most
+}
 
-// measure runs the server beside what has been started. All of the arm is in group. What LC leaves is what the machine has without the server, and without what runs outside of the arm.
-func (a *lcbe) measure(run func() ([]byte, error), group string, be func() time.Duration) (got served, err error) {
-	time.Sleep(100 * time.Millisecond) // they begin
+// measure runs the caller beside what has been started. All of the arm is in group, and the work in be. What LC leaves is what the machine has without the service, and without what runs outside of the arm.
+func (a *lcbe) measure(call func() ([]byte, error), group string, be func() time.Duration) (got served, err error) {
+	time.Sleep(lcbeRunning) // they begin
 	others := func() time.Duration { return busy() - groupCPU(group) }
 	began, before, outside := time.Now(), be(), others()
-	out, err := run()
+	out, err := call()
 	wall := time.Since(began)
 	got.be, outside = be()-before, others()-outside
 	if err != nil {
 		return got, err
 	}
-	defer func() { got.left = time.Duration(runtime.NumCPU())*wall - got.cpu - outside }()
-	for i, f := range strings.Fields(string(out)) {
-		v, err := strconv.ParseFloat(f, 64)
-		if err != nil {
-			return got, fmt.Errorf("the server printed %.100q", out)
-		}
-		if i == 0 {
+	f := strings.Fields(string(out))
+	if len(f) < 3 {
+		return got, fmt.Errorf("the caller printed %.100q", out)
+	}
+	for i, text := range f {
+		v, err := strconv.ParseFloat(text, 64)
+		switch {
+		case err != nil:
+			return got, fmt.Errorf("the caller printed %.100q", out)
+		case i == 0:
+			got.begin = int64(v)
+		case i == 1:
+			got.end = int64(v)
+		case i == 2:
 			got.cpu = time.Duration(v * float64(time.Second))
-		} else {
+		default:
 			got.latency = append(got.latency, v)
 		}
 	}
+	got.left = time.Duration(runtime.NumCPU())*wall - got.cpu - outside
 	return got, nil
 }
 
-// ours runs server and best-effort work as procs; kind "" is no work.
-func (a *lcbe) ours(ctx context.Context, kind string) (served, error) {
-	var ds []sigma.Descriptor
-	used := func() time.Duration { return groupCPU(a.group + "/rest/be") }
-	for i := range a.bestEffortProcs {
-		switch kind {
-		case "be":
-			ds = append(ds, sigma.Descriptor{Program: a.program, Args: []string{"be", a.load(), "1"}, Memory: 16 * sigma.MiB})
-		case "io":
-			ds = append(ds, sigma.Descriptor{Program: a.filer, Args: []string{a.load(), []string{"/ux/~local", "/s3/load"}[i%2]}})
+// did counts what best-effort work, which printed this, has done while calls were made.
+func (s *served) did(printed []byte) {
+	type point struct{ at, ops, bytes float64 }
+	all := map[string][]point{} // of each process
+	for line := range strings.Lines(string(printed)) {
+		var pid string
+		var p point
+		if n, _ := fmt.Sscan(line, &pid, &p.at, &p.ops, &p.bytes); n == 4 {
+			all[pid] = append(all[pid], p)
 		}
 	}
-	if kind == "io" { // what daemons do for it is its work too
-		used = func() time.Duration {
-			return groupCPU(a.group + "/rest")
+	// between two points it went on evenly, before the first and after the last it did nothing
+	until := func(points []point, at float64) point {
+		i := sort.Search(len(points), func(i int) bool { return points[i].at > at })
+		if i == 0 || i == len(points) {
+			return points[min(i, len(points)-1)]
 		}
+		p, q := points[i-1], points[i]
+		part := (at - p.at) / (q.at - p.at)
+		return point{at, p.ops + part*(q.ops-p.ops), p.bytes + part*(q.bytes-p.bytes)}
 	}
+	over := float64(s.end-s.begin) / 1e9
+	for _, points := range all {
+		from, to := until(points, float64(s.begin)), until(points, float64(s.end))
+		s.ops += (to.ops - from.ops) / over
+		s.bytes += (to.bytes - from.bytes) / over
+	}
+}
+
+// ours runs service and best-effort work as procs; kind "" is no work.
+func (a *lcbe) ours(ctx context.Context, kind string) (got served, err error) {
 	var ids []sigma.ProcID
-	defer func() {
+	end := func() {
 		for _, id := range ids {
 			a.s.Kill(ctx, id)
 		}
 		for _, id := range ids {
 			a.s.WaitExit(ctx, id)
 		}
-	}()
-	for _, d := range ds {
+	}
+	defer end()
+	start := func(d sigma.Descriptor) error {
+		d.Program = a.program
 		one, err := a.s.Spawn(ctx, d)
-		if err != nil {
-			return served{}, err
+		if err == nil {
+			ids = append(ids, one...)
+			err = a.s.WaitStart(ctx, one[0])
 		}
-		ids = append(ids, one...)
+		return err
 	}
-	for _, id := range ids {
-		if err := a.s.WaitStart(ctx, id); err != nil {
-			return served{}, err
+	const objects = "sigma:/s3/load"
+	if err := start(sigma.Descriptor{Args: []string{"serve", objects}, Class: sigma.LatencyCritical, CPU: lcbeServer}); err != nil {
+		return got, err
+	}
+	for i := range a.bestEffortProcs {
+		if kind == "" {
+			break
+		}
+		if err := start(sigma.Descriptor{Args: a.work(kind, []string{"sigma:/ux/~local", objects}[i%2], 1), Memory: 64 * sigma.MiB}); err != nil {
+			return got, err
 		}
 	}
-	return a.measure(func() ([]byte, error) {
-		return a.s.output(ctx, sigma.Descriptor{Program: a.program, Args: a.server(0), Class: sigma.LatencyCritical, CPU: lcbeCores})
+	used := func() time.Duration { return groupCPU(a.group + "/rest/be") }
+	if kind == "files" { // what daemons do for it is its work too
+		used = func() time.Duration { return groupCPU(a.group + "/rest") }
+	}
+	got, err = a.measure(func() ([]byte, error) {
+		return a.s.output(ctx, sigma.Descriptor{Program: a.program, Args: a.caller(objects, 0), Class: sigma.LatencyCritical, CPU: lcbeCaller})
 	}, a.group, used)
+	if err != nil {
+		return got, err
+	}
+	all := ids[1:]
+	end()
+	ids = nil
+	var printed []byte
+	for _, id := range all {
+		text, _, err := a.s.Get(ctx, "/proc/"+string(id)+"/stdout")
+		if err != nil {
+			return got, err
+		}
+		for line := range bytes.Lines(text) { // procs may have equal pids
+			printed = append(append(append(printed, id...), ':'), line...)
+		}
+	}
+	got.did(printed)
+	return got, nil
 }
 
 // inGroups runs both as ordinary processes in two cgroups.
-func (a *lcbe) inGroups(ctx context.Context, y yielding, kind string) (got served, err error) {
-	lc, be := a.plain.name+"/lc", a.plain.name+"/be"
-	if err := idle(be, false); err != nil && y.idle {
-		return got, err
-	}
-	for group, shares := range map[string]int{lc: y.lc, be: y.be} {
-		if err := weigh(group, shares); err != nil {
-			return got, err
-		}
-	}
-	if y.idle {
-		if err := idle(be, true); err != nil {
-			return got, err
-		}
-	}
+func (a *lcbe) inGroups(ctx context.Context, kind string) (got served, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer cancel()
-	load := a.plain.command(ctx, "be", a.local, kind, a.load(), strconv.Itoa(a.bestEffortProcs), a.r.dir)
-	if err := load.Start(); err != nil {
+	var printed bytes.Buffer
+	start := func(child string, out io.Writer, args ...string) error {
+		cmd := a.plain.command(ctx, child, append([]string{a.local}, args...)...)
+		cmd.Stdout = out
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		all.Go(func() { cmd.Wait() })
+		return nil
+	}
+	if err := start("lc", nil, "serve", a.files()); err != nil {
 		return got, err
 	}
-	all.Go(func() { load.Wait() })
-	if y.quota {
-		all.Go(func() { quotaLoop(ctx, lc, be) })
+	if kind != "" {
+		if err := start("be", &printed, a.work(kind, a.files(), a.bestEffortProcs)...); err != nil {
+			return got, err
+		}
 	}
-	return a.measure(func() ([]byte, error) {
-		return a.plain.command(ctx, "lc", append([]string{a.local}, a.server(y.slice)...)...).Output()
-	}, a.plain.name, func() time.Duration { return groupCPU(be) })
+	got, err = a.measure(func() ([]byte, error) {
+		return a.plain.command(ctx, "lc", append([]string{a.local}, a.caller(a.files(), 0)...)...).Output()
+	}, a.plain.name, func() time.Duration { return groupCPU(a.plain.name + "/be") })
+	cancel()
+	all.Wait()
+	got.did(printed.Bytes())
+	return got, err
 }
 
-// quotaLoop lowers what be may use while threads of lc wait for a processor, and raises it while they do not.
-func quotaLoop(ctx context.Context, lc, be string) {
-	path := cpuFile(be, "cpu.cfs_quota_us")
-	if path == "" {
-		path = cpuFile(be, "cpu.max")
+// inContainers runs all as docker containers.
+func (a *lcbe) inContainers(ctx context.Context, kind string) (got served, err error) {
+	a.containers++
+	docker := func(args ...string) *exec.Cmd {
+		args = a.docker.command(args...)
+		return exec.CommandContext(ctx, args[0], args[1:]...)
 	}
-	defer writeQuota(path, -1)
-	most := 10000 * runtime.NumCPU()
-	quota, waited := most, time.Duration(0)
-	for {
-		select {
-		case <-time.After(5 * time.Millisecond):
-		case <-ctx.Done():
-			return
-		}
-		now := runDelay(lc)
-		if now-waited > 500*time.Microsecond {
-			quota = max(1000, quota/2)
-		} else {
-			quota = min(most, quota+most/20)
-		}
-		waited = now
-		writeQuota(path, quota)
+	run := func(shares int, args ...string) []string {
+		return append([]string{"run", "--network", "none", "--cpu-shares", strconv.Itoa(shares), "--volume", a.files() + ":/files"}, args...)
 	}
+	start := func(role string, shares int, args ...string) (name string, err error) {
+		name = fmt.Sprintf("%s-%d", role, a.containers)
+		out, err := docker(run(shares, append([]string{"--detach", "--name", name, dockerImage, "/start"}, args...)...)...).CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("%w: %.200s", err, bytes.TrimSpace(out))
+		}
+		return name, err
+	}
+	server, err := start("server", lcbeShares, "serve", "/files")
+	defer func() { docker("rm", "--force", server).Run() }()
+	if err != nil {
+		return got, err
+	}
+	args := append(run(lcbeShares, "--rm", dockerImage, "/start"), a.caller("/files", lcbeDelay)...)
+	called := make(chan struct{})
+	var out []byte
+	var failed error
+	go func() {
+		defer close(called)
+		out, failed = docker(args...).Output()
+	}()
+	defer func() { <-called }()
+	time.Sleep(lcbeDelay / 2) // beside best-effort work it takes up to 10 s until a container has started
+	work, err := start("work", lcbeLeast, a.work(kind, "/files", a.bestEffortProcs)...)
+	defer func() { docker("rm", "--force", work).Run() }()
+	if err != nil {
+		return got, err
+	}
+	containers := func() time.Duration { return groupCPU(a.docker.group + "/containers") }
+	got, err = a.measure(func() ([]byte, error) { <-called; return out, failed }, a.docker.group, containers)
+	if err != nil {
+		return got, err
+	}
+	got.be -= got.cpu
+	printed, err := docker("logs", work).Output()
+	got.did(printed)
+	return got, err
+}
+
+// solo is what an arm is compared with: the same service with nothing beside it.
+func (a *lcbe) solo(name string) string {
+	if strings.HasSuffix(name, "ours") || name == "solo" {
+		return "solo"
+	}
+	return "plain_solo"
 }
 
 // ofSolo is how many times solo's 99th percentile that of an arm is, over all blocks.
 func (a *lcbe) ofSolo(name string) float64 {
-	return quantile(a.latency[name], 0.99) / quantile(a.latency["solo"], 0.99)
+	return quantile(a.of[name].latency, 0.99) / quantile(a.of[a.solo(name)].latency, 0.99)
 }
 
 // print puts out ours beside each peer.
 func (a *lcbe) print() error {
-	for _, name := range slices.Sorted(maps.Keys(a.latency)) { // the table of ADR 21
-		all := a.latency[name]
-		a.r.note("%-24s p50 %.2f p99 %.2f ms, %.2f of solo's (blocks: %.2f ms, %.2f to %.2f; %.2f of solo's), best effort had %.2f of what it left", name, median(all), quantile(all, 0.99), a.ofSolo(name), median(a.p99[name]), quantile(a.p99[name], 0),
-			quantile(a.p99[name], 1), median(ratios(a.p99[name], a.p99["solo"])), median(a.share[name]))
+	for _, name := range slices.Sorted(maps.Keys(a.of)) {
+		arm := a.of[name]
+		a.r.note("%-12s p50 %.2f p99 %.2f ms, %.2f of solo's (blocks: %.2f ms, %.2f to %.2f; %.2f of solo's), best effort had %.2f of what it left, did %.0f operations and %.1f MB a second", name, median(arm.latency), quantile(arm.latency, 0.99),
+			a.ofSolo(name), median(arm.p99), quantile(arm.p99, 0), quantile(arm.p99, 1), median(ratios(arm.p99, a.of[a.solo(name)].p99)), median(arm.share), median(arm.ops), median(arm.bytes)/1e6)
 	}
-	for _, kind := range []string{"", "io "} {
-		metric, ours := strings.ReplaceAll(kind, " ", "_"), kind+"ours"
-		if a.latency[ours] == nil { // it was not asked for
+	for _, prefix := range []string{"", "io "} {
+		if a.of[prefix+"ours"] == nil { // it was not asked for
 			continue
 		}
-		figures := map[string]func(name string) float64{
-			"lc_p50_ms": func(name string) float64 { return median(a.latency[name]) },
-			"lc_p99_ms": func(name string) float64 { return quantile(a.latency[name], 0.99) },
-		}
-		for _, peer := range []string{"solo", kind + "shares", kind + "docker"} {
-			if a.latency[peer] == nil {
+		for _, peer := range []string{"shares", "docker"} {
+			if a.of[prefix+peer] == nil {
 				continue
 			}
-			for _, name := range slices.Sorted(maps.Keys(figures)) {
-				l := Line{Metric: metric + name, Unit: "ms", Ours: figures[name](ours), Peer: strings.TrimPrefix(peer, kind), Theirs: pointer(figures[name](peer)), N: len(a.latency[ours])}
-				l.Ratio = pointer(*l.Theirs / l.Ours)
+			for _, f := range a.figures(prefix) {
+				l := Line{Metric: strings.ReplaceAll(prefix, " ", "_") + f.metric, Unit: f.unit, Ours: f.of(prefix + "ours"), Peer: peer, Theirs: pointer(f.of(prefix + peer)), N: len(a.of[prefix+"ours"].latency)}
+				l.Ratio = pointer(l.Ours / *l.Theirs)
+				if f.less {
+					l.Ratio = pointer(*l.Theirs / l.Ours)
+				}
 				if err := a.r.print(l); err != nil {
 					return err
 				}
 			}
-			if peer == "solo" {
-				continue
-			}
-			if err := a.r.print(Line{Metric: metric + "lc_p99_of_solo", Unit: "1", Ours: a.ofSolo(ours), Peer: strings.TrimPrefix(peer, kind), Theirs: pointer(a.ofSolo(peer)), N: len(a.latency[ours])}); err != nil {
-				return err
-			}
-		}
-		if err := a.r.print(Line{Metric: metric + "be_of_what_lc_leaves", Unit: "1", Ours: median(a.share[ours]), Peer: "shares", Theirs: pointer(median(a.share[kind+"shares"])), N: len(a.share[ours])}); err != nil {
-			return err
 		}
 	}
 	return nil
+}
+
+// lcbeFigure is one that is printed of an arm.
+type lcbeFigure struct {
+	metric, unit string
+	less         bool // is better
+	of           func(arm string) float64
+}
+
+func (a *lcbe) figures(prefix string) []lcbeFigure {
+	all := []lcbeFigure{
+		{"lc_p50_ms", "ms", true, func(arm string) float64 { return median(a.of[arm].latency) }},
+		{"lc_p99_ms", "ms", true, func(arm string) float64 { return quantile(a.of[arm].latency, 0.99) }},
+		{"lc_p99_of_solo", "1", true, a.ofSolo},
+		{"be_of_what_lc_leaves", "1", false, func(arm string) float64 { return median(a.of[arm].share) }},
+		{"be_ops_per_s", "1/s", false, func(arm string) float64 { return median(a.of[arm].ops) }},
+	}
+	if prefix != "" {
+		all = append(all, lcbeFigure{"be_bytes_per_s", "B/s", false, func(arm string) float64 { return median(a.of[arm].bytes) }})
+	}
+	return all
 }
 
 // printPrice tells which part of a processor the launcher's loop has taken while it looked every few milliseconds.
@@ -377,25 +476,11 @@ func (a *lcbe) printPrice(ctx context.Context) error {
 	}
 	looks, pushes, cpu := figure("looks_total"), figure("pushes_total"), figure("cpu_seconds_total")
 	a.r.note("the launcher looked %.0f times, for %.1f us each, and pushed best-effort work aside after %.0f", looks, cpu/max(1, looks)*1e6, pushes)
-	arms := len(a.p99["ours"]) + len(a.p99["io ours"]) // in which both compute
-	return a.r.print(Line{Metric: "yield_cpu", Unit: "1", Ours: cpu / (float64(arms) * a.each.Seconds()), N: int(looks)})
-}
-
-// inContainers runs both as docker containers.
-func (a *lcbe) inContainers(ctx context.Context, kind string) (got served, err error) {
-	a.containers++
-	name := fmt.Sprintf("be-%d", a.containers)
-	start := a.docker.command("run", "--detach", "--name", name, "--network", "none", "--cpu-shares", "2", dockerImage, "/start", kind, a.load(), strconv.Itoa(a.bestEffortProcs), "/")
-	if out, err := exec.CommandContext(ctx, start[0], start[1:]...).CombinedOutput(); err != nil {
-		return got, fmt.Errorf("%w: %.200s", err, bytes.TrimSpace(out))
+	arms := 0 // in which both compute
+	for _, name := range []string{"ours", "io ours"} {
+		if arm := a.of[name]; arm != nil {
+			arms += len(arm.p99)
+		}
 	}
-	defer func() {
-		stop := a.docker.command("rm", "--force", name)
-		exec.CommandContext(ctx, stop[0], stop[1:]...).Run()
-	}()
-	containers := func() time.Duration { return groupCPU(a.docker.group + "/containers") }
-	serve := a.docker.command(append([]string{"run", "--rm", "--network", "none", "--cpu-shares", "1024", dockerImage, "/start"}, a.server(0)...)...)
-	got, err = a.measure(func() ([]byte, error) { return exec.CommandContext(ctx, serve[0], serve[1:]...).Output() }, a.docker.group, containers)
-	got.be -= got.cpu
-	return got, err
+	return a.r.print(Line{Metric: "yield_cpu", Unit: "1", Ours: cpu / (float64(arms) * a.each.Seconds()), N: int(looks)})
 }

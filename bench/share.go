@@ -71,15 +71,6 @@ func weigh(group string, shares int) error {
 	return fmt.Errorf("no cgroup %s with a weight", group)
 }
 
-// idle sets whether a cgroup runs only where its siblings do not want to.
-func idle(group string, on bool) error {
-	value := "0"
-	if on {
-		value = "1"
-	}
-	return os.WriteFile(cpuFile(group, "cpu.idle"), []byte(value), 0)
-}
-
 // groupCPU is the processor time that a cgroup has used.
 func groupCPU(group string) time.Duration {
 	if path := cpuFile(group, "cpuacct.usage"); path != "" {
@@ -165,36 +156,6 @@ func (s *system) instanceGroup() (string, error) {
 		}
 	}
 	return "", fmt.Errorf("the system has no cgroups")
-}
-
-// writeQuota bounds what a cgroup may use of each 10 ms, in µs; -1 is no bound.
-func writeQuota(path string, us int) {
-	value := strconv.Itoa(us)
-	if filepath.Base(path) == "cpu.max" {
-		if us < 0 {
-			value = "max"
-		}
-		value += " 10000"
-	} else {
-		os.WriteFile(filepath.Join(filepath.Dir(path), "cpu.cfs_period_us"), []byte("10000"), 0)
-	}
-	os.WriteFile(path, []byte(value), 0)
-}
-
-// runDelay is for how long threads of a cgroup that could run have waited for a processor.
-func runDelay(group string) (sum time.Duration) {
-	tasks, _ := os.ReadFile(cpuFile(group, "tasks"))
-	if tasks == nil {
-		tasks, _ = os.ReadFile(cpuFile(group, "cgroup.threads"))
-	}
-	for _, tid := range strings.Fields(string(tasks)) {
-		stat, _ := os.ReadFile("/proc/" + tid + "/schedstat")
-		if f := strings.Fields(string(stat)); len(f) > 1 {
-			n, _ := strconv.ParseInt(f[1], 10, 64)
-			sum += time.Duration(n)
-		}
-	}
-	return sum
 }
 
 // busy is the processor time that all of the host has used, or that was taken from it.
