@@ -242,9 +242,10 @@ func TestLifeEnds(t *testing.T) {
 	m2.k.mu.Lock()
 	err = m2.k.removedLocked("default")
 	m2.k.mu.Unlock()
-	if sigma.KindOf(err) != sigma.KindUnavailable {
+	if kind := sigma.KindOf(err); err == nil || kind != sigma.KindUnavailable && kind != sigma.KindPermission {
 		t.Errorf("a machine that was removed serves: %v", err)
 	}
+	eventually(t, "m2 says why", func() bool { return sigma.KindOf(m2.k.shutOut()) == sigma.KindPermission })
 }
 
 // enrolAgain is what this machine would say to be registered anew.

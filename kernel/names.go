@@ -171,6 +171,9 @@ func (k *Kernel) beginRemoval(id sigma.RealmID) (end func(), err error) {
 // removedLocked is the error for who comes to a realm that is being removed.
 func (k *Kernel) removedLocked(id sigma.RealmID) error {
 	if id != sigma.SystemRealm && k.own.between.Load() {
+		if err := k.shutOut(); err != nil {
+			return err
+		}
 		return &sigma.Error{Op: "kernel.realms", Kind: sigma.KindUnavailable, Msg: "this machine's life was ended, and it is not registered anew yet", Hint: "sigma doctor says why"}
 	}
 	if !k.removing[id] {

@@ -112,6 +112,9 @@ func (r *search[T]) run(ctx context.Context) (found[T], error) {
 	r.said, r.asked, r.answers = map[sigma.MachineID]error{}, map[sigma.MachineID]bool{}, make(chan found[T])
 	defer func() { r.leave(cancel) }()
 	for pause := restartMin; ; pause = min(2*pause, pauseMost) {
+		if err := r.k.shutOut(); err != nil && r.k.local(r.name) == nil {
+			return found[T]{}, err
+		}
 		comes := r.k.links.noteComes() // before the look
 		if !r.k.registered() {
 			comes = r.k.enrolled

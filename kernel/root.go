@@ -49,6 +49,9 @@ func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 	}
 	r := &root{tree: t, realm: realm}
 	if realm != sigma.SystemRealm {
+		if err := t.k.shutOut(); err != nil { // nobody would answer for long
+			return nil, err
+		}
 		if _, err := r.named(ctx); err != nil {
 			if sigma.KindOf(err) == sigma.KindNotFound {
 				return nil, &sigma.Error{Op: "kernel.Attach", Kind: sigma.KindNotFound, Msg: "no realm " + string(realm), Hint: "sigma realm ls lists them; sigma realm create makes one"}

@@ -99,6 +99,16 @@ func (k *Kernel) noteRefusal(err error) {
 	}
 }
 
+// shutOut is the error for whoever needs the system while it refuses to register this machine, as after the machine was removed; nil if it does not.
+func (k *Kernel) shutOut() error {
+	why := k.own.refusal.Load()
+	if !k.own.between.Load() || why == nil || *why == nil {
+		return nil
+	}
+	return &sigma.Error{Op: "kernel.live", Kind: sigma.KindPermission, Msg: fmt.Sprintf("machine %s is no member of its system any more: %.200s", k.cfg.Machine, (*why).Error()),
+		Hint: "if it was removed, it can join with a fresh data directory: sigma token create at another machine, then sigma join here"}
+}
+
 // refusedWords says that this machine is not let in, if so; else "".
 func (k *Kernel) refusedWords() string {
 	why := k.own.refusal.Load()
