@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/launch"
+	"sigmaos.dev/output"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -200,6 +201,11 @@ func (k *Kernel) adopt(e launch.Adopted) bool {
 	k.stepLocked(schedd.Adopted{Info: what.info, Launch: e.ID, Said: what.said, View: what.view, Kin: what.kin, Home: what.home})
 	l := k.newLogsLocked(realm, id)
 	k.mu.Unlock()
+	for _, log := range []*output.Log{l.out, l.err} {
+		if err := log.Resume(); err != nil {
+			k.cfg.Log.Warn("what a proc printed before is lost", "proc", id, "err", err)
+		}
+	}
 	c.out, c.err = k.outputs.Adopt(l.out, out), k.outputs.Adopt(l.err, errs)
 	k.outputs.Begin(c.out, c.err)
 	if c.ours >= 0 {

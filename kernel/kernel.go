@@ -213,9 +213,6 @@ func New(cfg Config) (*Kernel, error) {
 		}
 		cfg.Memory = total / 4 * 3
 	}
-	if err := os.RemoveAll(filepath.Join(cfg.Data, "logs")); err != nil {
-		return nil, err
-	}
 	uxDir := filepath.Join(cfg.Data, "ux")
 	uxQuotas, err := newScratchQuotas(uxDir)
 	if err != nil {

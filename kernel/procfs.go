@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/output"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 	"sigmaos.dev/treekit"
@@ -122,11 +123,12 @@ const (
 	procStdout     = "stdout"
 	procStderr     = "stderr"
 	procLog        = "log"
+	procTimes      = "times"
 )
 
 // procFiles are all of them.
 func procFiles() []string {
-	return []string{procChildren, procDescriptor, procLog, procStatus, procStderr, procStdout, procUsage}
+	return []string{procChildren, procDescriptor, procLog, procStatus, procStderr, procStdout, procTimes, procUsage}
 }
 
 // oneProcDir is /proc/PID.
@@ -230,8 +232,24 @@ func (r *root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 		return l.out.File(name, idOf(file)), nil
 	case procLog:
 		return l.both.File(name, idOf(file)), nil
+	case procTimes:
+		return stateFile(file, name, 0o444, func(context.Context) ([]byte, error) { return l.times() }), nil
 	}
 	return l.err.File(name, idOf(file)), nil
+}
+
+// times are the lines of /proc/PID/times.
+func (l *procLogs) times() ([]byte, error) {
+	var all []state.Printed
+	for _, stream := range []struct {
+		name string
+		log  *output.Log
+	}{{procStdout, l.out}, {procStderr, l.err}} {
+		for _, s := range stream.log.Stamps() {
+			all = append(all, state.Printed{Stream: stream.name, Offset: s.At, Time: s.Time})
+		}
+	}
+	return state.Lines(all)
 }
 
 // procState is what is known of a proc that is here.

@@ -140,11 +140,31 @@ func (k *Kernel) newLogsLocked(realm sigma.RealmID, id sigma.ProcID) *procLogs {
 		b = new(output.Budget)
 		k.budgets[realm] = b
 	}
-	dir := filepath.Join(k.cfg.Data, "logs")
+	dir := k.logsDir()
 	l := &procLogs{out: output.New(filepath.Join(dir, string(id)+".out"), b), err: output.New(filepath.Join(dir, string(id)+".err"), b)}
 	l.both = output.Merge(l.out, l.err)
 	k.logs[id] = l
 	return l
+}
+
+// logsDir is where logs are that are not in memory.
+func (k *Kernel) logsDir() string { return filepath.Join(k.cfg.Data, "logs") }
+
+// sweepLogs removes the logs of procs that nobody remembers: those that had ended when a sigmad before this one died.
+func (k *Kernel) sweepLogs() {
+	files, err := os.ReadDir(k.logsDir())
+	if err != nil && !os.IsNotExist(err) {
+		k.cfg.Log.Warn("logs of former procs are not removed", "err", err)
+	}
+	for _, f := range files {
+		id, _, _ := strings.Cut(f.Name(), ".")
+		k.mu.Lock()
+		known := k.logs[sigma.ProcID(id)] != nil
+		k.mu.Unlock()
+		if !known {
+			os.Remove(filepath.Join(k.logsDir(), f.Name()))
+		}
+	}
 }
 
 func (k *Kernel) noticeLocked(id sigma.ProcID) chan struct{} {

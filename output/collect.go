@@ -101,6 +101,7 @@ func (c *Collector) grow() {
 	}
 	c.mu.Unlock()
 	for _, s := range old {
+		s.log.Settle()
 		s.attend()
 	}
 }

@@ -16,7 +16,7 @@ const (
 	turnBytes = 24
 )
 
-// Merged is what a proc has printed to two logs, in the order in which it came. It has no bytes of its own. It ends where the streams have taken turns turnsMax times, or the realm's logs have used up their memory: the logs have
+// Merged is what a proc has printed to two logs, in the order in which it came. It has no bytes of its own. It ends where the streams have taken turns turnsMax times, or one of them is longer than Head, or the realm's logs have used up their memory: the logs have
 // the rest. Safe for concurrent use. Lock: Merged.mu may be taken under Log.mu.
 type Merged struct {
 	logs [2]*Log
@@ -52,6 +52,7 @@ func (m *Merged) add(log int, from, kept uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	last := len(m.turns) - 1
+	m.over = m.over || from+kept > Head
 	if kept > 0 && !m.over && (last < 0 || m.turns[last].log != log) {
 		memory := &m.logs[log].budget.memory
 		if m.over = len(m.turns) == turnsMax || memory.Load() >= realmMemoryMax; !m.over {

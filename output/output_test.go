@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -58,7 +57,6 @@ func TestReadAndRemove(t *testing.T) {
 	}
 }
 
-// Goal: a writer without end is read to its end, but only LogMax is kept, and only what is left of the realm's budget.
 // All that comes through a pipe is kept, in pieces of any size, until its end or until our end is closed.
 func TestCopyOfPipe(t *testing.T) {
 	for _, closing := range []string{"theirs", "ours"} {
@@ -94,26 +92,6 @@ func TestCopyOfPipe(t *testing.T) {
 		}
 	}
 }
-
-func TestBounds(t *testing.T) {
-	dir := t.TempDir()
-	budget := new(Budget)
-	l := New(filepath.Join(dir, "a"), budget)
-	l.Copy(io.LimitReader(zeros{}, LogMax+100))
-	if l.size != LogMax || l.Dropped() != 100 {
-		t.Errorf("kept %d, dropped %d", l.size, l.Dropped())
-	}
-	budget.used.Store(RealmMax - 10)
-	m := New(filepath.Join(dir, "b"), budget)
-	m.Copy(io.LimitReader(zeros{}, 25))
-	if m.size != 10 || m.Dropped() != 15 || budget.used.Load() != RealmMax {
-		t.Errorf("kept %d, dropped %d, %d are counted", m.size, m.Dropped(), budget.used.Load())
-	}
-}
-
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
 // A watcher that knows a version hears of every later one, of the end too, and can give up.
 func TestWatch(t *testing.T) {

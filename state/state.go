@@ -37,6 +37,13 @@ func Lines[T any](vs []T) ([]byte, error) {
 	return out, nil
 }
 
+// Printed is a line of /proc/PID/times: when a proc printed what begins at a byte of a stream, counted from all that it printed there.
+type Printed struct {
+	Stream string    `json:"stream"`
+	Offset uint64    `json:"offset_bytes"`
+	Time   time.Time `json:"time"`
+}
+
 // Proc is all that is known of a proc: an object of "sigma ps --json" and "sigma inspect --json". /proc/PID has it in three files.
 type Proc struct {
 	Descriptor

@@ -69,7 +69,7 @@ func (a *app) catOn(ctx context.Context, c sigma.Namespace, paths []string) erro
 		}
 		t := tail{tree: c, path: p, to: to, again: true}
 		wg.Go(func() {
-			if err := t.follow(ctx, nil); err != nil {
+			if err := t.follow(ctx, nil, t.copy); err != nil {
 				cancel(err)
 			}
 		})

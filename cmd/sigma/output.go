@@ -7,7 +7,6 @@ import (
 	"path"
 	"time"
 
-	"sigmaos.dev/output"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -30,12 +29,11 @@ func (a *app) follow(ctx context.Context, c *sdk.Client, id sigma.ProcID) *strea
 		go func() {
 			defer func() { copied <- struct{}{} }()
 			c.WaitStart(ctx, id) // there are no files before; if it failed, there may be none at all
-			t := tail{tree: c, path: procFile(id, name), to: w}
+			t := logTail{tail: tail{tree: c, path: procFile(id, name), to: w}, lines: -1}
 			var e writeError
-			if err := t.follow(ctx, o.ended); errors.As(err, &e) {
+			if err := t.follow(ctx, o.ended, t.copy); errors.As(err, &e) {
 				o.broken <- e.error
 			}
-			t.sayCut(a)
 		}()
 	}
 	go func() {
@@ -65,13 +63,6 @@ func procFile(id sigma.ProcID, name string) string {
 	return path.Join("/proc", string(id), name)
 }
 
-// sayCut tells that output may be missing. The system keeps the beginning of what a proc writes.
-func (t *tail) sayCut(a *app) {
-	if t.offset >= output.LogMax {
-		a.remark("sigma: %s: sigmaOS keeps the first %v; what came after them is lost\nhint: let the program write its results to a file of the realm", t.path, sigma.Bytes(output.LogMax))
-	}
-}
-
 // writeError is an error of where a tail writes to, not of what it reads.
 type writeError struct{ error }
 
@@ -84,8 +75,8 @@ type tail struct {
 	again  bool // a file that has become shorter is another one, which is copied from its beginning
 }
 
-// follow copies until ended is closed and the end of the file is reached. A file that is missing then is an empty one.
-func (t *tail) follow(ctx context.Context, ended <-chan struct{}) error {
+// follow copies with copy until ended is closed and the end of the file is reached. A file that is missing then is an empty one.
+func (t *tail) follow(ctx context.Context, ended <-chan struct{}, copy func(context.Context) (sigma.Version, error)) error {
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	go func() {
@@ -97,7 +88,7 @@ func (t *tail) follow(ctx context.Context, ended <-chan struct{}) error {
 	}()
 	for {
 		last := closed(ended) // before looking, so that nothing written before the end is missed
-		version, err := t.copy(ctx)
+		version, err := copy(ctx)
 		if last || ctx.Err() != nil {
 			if sigma.KindOf(err) == sigma.KindNotFound {
 				err = nil

@@ -138,7 +138,7 @@ func TestKillSigmad(t *testing.T) {
 			t.Errorf("the parent: %v", err)
 		}
 		text, _, err := c.Get(ctx, "/proc/"+string(parent)+"/stdout")
-		if want := "accept <nil>\nwrite lost\nchild ended\n"; string(text) != want || err != nil {
+		if want := "child " + string(child) + "\naccept <nil>\nwrite lost\nchild ended\n"; string(text) != want || err != nil {
 			t.Errorf("the parent wrote %q, %v, want %q", text, err, want)
 		}
 		if text, _, err := c.Get(ctx, "/survived"); string(text) != "yes" || err != nil {
