@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"time"
 
 	"sigmaos.dev/sdk"
@@ -72,6 +71,8 @@ type fair struct {
 	r       *Run
 	s       *system
 	group   string
+	driver  string // the local file of the program that spawns
+	drivers string // its path in each realm
 	program string
 	memory  sigma.Bytes // of each proc
 	windows []fairWindow
@@ -94,7 +95,10 @@ func runFair(ctx context.Context, r *Run) error {
 	if err != nil {
 		return err
 	}
-	f := &fair{r: r}
+	f := &fair{r: r, driver: filepath.Join(r.dir, "driver")}
+	if err := r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", f.driver, "./bench/programs/driver"); err != nil {
+		return err
+	}
 	if f.s, err = r.bootIn(ctx, "data", "--bescheds", "2"); err != nil {
 		return err
 	}
@@ -102,14 +106,6 @@ func runFair(ctx context.Context, r *Run) error {
 	if f.group, err = f.s.instanceGroup(); err != nil {
 		return err
 	}
-	if err := weigh(f.group, 4*1024); err != nil { // more than the rest of the host, and less than would keep the launcher from it
-		return err
-	}
-	out, err := enterOwnGroup(f.group + "/rest/driver") // so that who spawns is not kept from it by what was spawned
-	if err != nil {
-		return err
-	}
-	defer out()
 	clients, err := f.realms(ctx, local)
 	defer func() {
 		for _, c := range clients {
@@ -122,34 +118,35 @@ func runFair(ctx context.Context, r *Run) error {
 	if f.memory, err = f.slot(ctx); err != nil {
 		return err
 	}
-	all, ctx := newGroup(ctx)
-	var stops []context.CancelFunc
+	var drivers []sigma.ProcID
 	for i, c := range clients {
-		working, stop := context.WithCancel(ctx)
-		stops = append(stops, stop)
-		defer stop()
-		for range fairRealms[i].procs {
-			all.Go(func() error { return f.work(working, ctx, i, c) })
+		id, err := f.drive(ctx, i, c)
+		if err != nil {
+			return err
 		}
+		drivers = append(drivers, id)
 		if err := f.watch(ctx, step, i+1, false); err != nil {
 			return err
 		}
 	}
-	for i := range clients {
+	for i, c := range clients {
 		if fairRealms[i].goes {
-			stops[i]()
-		} else if err := f.s.Realms().SetShares(ctx, fairRealms[i].name, fairRealms[i].shares); err != nil {
+			err = c.Evict(ctx, drivers[i], driverGrace)
+		} else {
+			err = f.s.Realms().SetShares(ctx, fairRealms[i].name, fairRealms[i].shares)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	if err := f.watch(ctx, step+2, len(clients)-1, true); err != nil {
 		return err
 	}
-	for _, stop := range stops {
-		stop()
-	}
-	if err := all.wait(ctx); err != nil {
-		return err
+	for i, c := range clients {
+		c.Evict(ctx, drivers[i], driverGrace) // the fourth's may have ended by now
+		if st, err := c.WaitExit(ctx, drivers[i]); err != nil || !st.OK() && st.Code != sigma.StatusEvicted {
+			return fmt.Errorf("the driver of %s ended as %+v: %w", fairRealms[i].name, st, err)
+		}
 	}
 	return f.print()
 }
@@ -166,34 +163,33 @@ func (f *fair) realms(ctx context.Context, local string) (clients []*sdk.Client,
 			return clients, err
 		}
 		clients = append(clients, c)
-		if f.program, err = (&system{r: f.r, Client: c}).install(ctx, local, "share"); err != nil {
+		in := &system{r: f.r, Client: c}
+		if f.program, err = in.install(ctx, local, "share"); err != nil {
+			return clients, err
+		}
+		if f.drivers, err = in.install(ctx, f.driver, "driver"); err != nil {
 			return clients, err
 		}
 	}
 	return clients, nil
 }
 
-// work keeps one proc of a realm running until working ends.
-func (f *fair) work(working, ctx context.Context, i int, c *sdk.Client) error {
-	for working.Err() == nil {
-		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: f.program, Args: []string{"work", fmt.Sprint(fairRealms[i].ms)}, Memory: f.memory})
-		if err != nil {
-			return err
-		}
-		over := context.AfterFunc(working, func() { c.Kill(ctx, ids[0]) })
-		st, err := c.WaitExit(ctx, ids[0])
-		if !over() {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if !st.OK() {
-			return fmt.Errorf("a proc of %s ended as %+v", fairRealms[i].name, st)
-		}
+// drive starts the proc that keeps a realm's procs spawned. It is a best-effort proc of the realm like them.
+func (f *fair) drive(ctx context.Context, i int, c *sdk.Client) (sigma.ProcID, error) {
+	w := fairRealms[i]
+	ids, err := c.Spawn(ctx, sigma.Descriptor{Program: f.drivers, Memory: driverMemory,
+		Args: []string{fmt.Sprint(w.procs), fmt.Sprint(uint64(f.memory)), f.program, "work", fmt.Sprint(w.ms)}})
+	if err != nil {
+		return "", err
 	}
-	return nil
+	return ids[0], c.WaitStart(ctx, ids[0])
 }
+
+// driverMemory is that of a driver, which is a small Go program.
+const driverMemory = 32 * sigma.MiB
+
+// driverGrace is how long a driver has to kill its procs.
+const driverGrace = 5 * time.Second
 
 // watch reads what the realms use for some seconds.
 func (f *fair) watch(ctx context.Context, seconds, active int, shares bool) error {
@@ -301,34 +297,6 @@ func (f *fair) plot() string {
 	}
 	fmt.Fprintf(&b, `<text x="-36" y="8">%.0f cores</text><text x="-36" y="%d">Jain 1</text><text x="0" y="%d">%d s</text>`+"\n</svg>\n", most, height+24, height+low+36, n)
 	return b.String()
-}
-
-// driverShares is the weight of who spawns, within the system: what each group of daemons has. Beside the system, with 8192 to its 4096, it was at times kept from a processor for 0.2 to 1 s (docs/internals/shares.md).
-const driverShares = 2 * 1024
-
-// enterOwnGroup moves this process into a cgroup of its own; out moves it back.
-func enterOwnGroup(name string) (out func(), err error) {
-	g, err := makeHostGroup(name)
-	if err != nil {
-		return nil, err
-	}
-	if err := weigh(name, driverShares); err != nil {
-		g.remove()
-		return nil, err
-	}
-	path := cpuFile(name, "cgroup.procs")
-	self := fmt.Sprint(os.Getpid())
-	if err := os.WriteFile(path, []byte(self), 0); err != nil {
-		g.remove()
-		return nil, err
-	}
-	var once sync.Once
-	return func() {
-		once.Do(func() {
-			os.WriteFile(strings.TrimSuffix(path, name+"/cgroup.procs")+"cgroup.procs", []byte(self), 0)
-			g.remove()
-		})
-	}, nil
 }
 
 // idleTime is for how long the host's processors had nothing to do.

@@ -76,7 +76,7 @@ func (r *Run) placements(ctx context.Context, blocks int, each time.Duration) er
 	if err != nil {
 		return err
 	}
-	if err := r.print(Line{Metric: "core_placements_per_s", Unit: "1/s/core", Ours: median(core), N: len(core)}); err != nil {
+	if err := r.print(Line{Metric: "core_placements_per_s", Unit: "1/s/core, none run", Ours: median(core), N: len(core)}); err != nil {
 		return err
 	}
 	theirs := float64(paperPlacements)
@@ -84,7 +84,7 @@ func (r *Run) placements(ctx context.Context, blocks int, each time.Duration) er
 	for i := range over {
 		over[i] = process[i] / theirs
 	}
-	if err := r.print(Line{Metric: "besched_placements_per_s", Unit: "1/s", Ours: median(process), Peer: "paper_24_machines", Theirs: &theirs, N: len(process)}.between(over)); err != nil {
+	if err := r.print(Line{Metric: "besched_placements_per_s", Unit: "1/s, none run", Ours: median(process), Peer: "paper_24_machines", Theirs: &theirs, N: len(process)}.between(over)); err != nil {
 		return err
 	}
 	return r.printLatencies(ctx, b, median(process), each)

@@ -19,12 +19,13 @@ type Report struct {
 	Start                         Waits         // from spawn to the program's first instruction
 	Jain                          float64       // of what realms that waited had of their ideal parts; 0 if there were never two of them
 	Worst                         float64       // the least of the former: what the realm that was served worst had of its ideal part
-	Recorded, Predicted           Waits         // for a place, of the procs of a trace whose wait is known, and of the same in the simulation
+	Recorded, Predicted           Waits         // for a place, of the procs of a trace whose wait is known, and of the same in the simulation, each with Least
+	Least                         time.Duration // what procs of a trace that found room at once waited longer there than in the simulation: daemons' work, and waits for a processor
 
 	busy  float64       // GiB seconds
 	ended time.Duration // when a proc did last
 
-	placement, start, recorded, predicted sample
+	placement, start, recorded, predicted, beyond sample
 }
 
 // Waits says how long procs waited. Quantiles are of a sample, if there were more than 100,000.
@@ -65,6 +66,11 @@ func (s *sample) waits() Waits {
 	return Waits{s.total / time.Duration(s.seen), at(0.5), at(0.9), at(0.99), s.most}
 }
 
+// plus is of waits that are each longer by d.
+func (w Waits) plus(d time.Duration) Waits {
+	return Waits{w.Mean + d, w.P50 + d, w.P90 + d, w.P99 + d, w.Most + d}
+}
+
 // started notes the waits of a proc.
 func (r *Report) started(now time.Duration, p *proc) {
 	r.start.add(now - p.spawned)
@@ -72,8 +78,14 @@ func (r *Report) started(now time.Duration, p *proc) {
 	if p.Waited >= 0 {
 		r.recorded.add(p.Waited)
 		r.predicted.add(p.placed - p.spawned)
+		if p.placed-p.spawned <= promptMost {
+			r.beyond.add(p.Waited - (p.placed - p.spawned))
+		}
 	}
 }
+
+// promptMost is what a proc that finds room at once waits at most in the simulation, for a few messages.
+const promptMost = 5 * time.Millisecond
 
 // finish computes what is reported.
 func (s *Sim) finish() {
@@ -83,6 +95,8 @@ func (s *Sim) finish() {
 	if all := gib(s.memory) * max(s.last, r.ended).Seconds(); all > 0 {
 		r.Utilisation = r.busy / all
 	}
+	r.Least = max(r.beyond.waits().P50, 0)
+	r.Predicted = r.Predicted.plus(r.Least)
 	r.Jain, r.Worst = s.fairness()
 }
 

@@ -87,3 +87,21 @@ func TestSizesAndShares(t *testing.T) {
 		t.Errorf("Jain %.4f, worst %.3f, %d never placed, %v", r.Jain, r.Worst, r.Unplaced, err)
 	}
 }
+
+// Goal: of a trace of procs that all found room at once the waits are predicted, though they are only messages, daemons' work and waits for a processor.
+func TestLightTrace(t *testing.T) {
+	for _, waited := range []time.Duration{100 * time.Microsecond, 5 * time.Millisecond} {
+		c := Config{Seed: 9, Machines: 4}
+		for i := range 400 {
+			c.Trace = append(c.Trace, Arrival{At: time.Duration(i) * 50 * time.Millisecond, Realm: "r", Run: 20 * time.Millisecond, Memory: 16 * sigma.MiB,
+				Waited: waited + time.Duration(i%10)*waited/10})
+		}
+		r, err := New(c).Run()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if off := r.Predicted.P50.Seconds()/r.Recorded.P50.Seconds() - 1; off < -0.2 || off > 0.2 {
+			t.Errorf("the median of the waits was %v, predicted %v", r.Recorded.P50, r.Predicted.P50)
+		}
+	}
+}
