@@ -241,6 +241,7 @@ func (a *answer) close() {
 func (a *answer) fail(err error) {
 	f, why := a.failure(err)
 	a.close()
+	a.s.rest = nil // a batch ends with what fails first
 	a.out = query.AppendFailure(a.out, f)
 	if why != nil {
 		a.s.cut(why)

@@ -3,6 +3,7 @@ package db
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -163,6 +164,39 @@ func TestSession(t *testing.T) {
 	if rows, end := s.do("update t set b = 'x' where id < 3 returning id"); len(rows) != 2 || end.Rows != 2 {
 		t.Errorf("returning gives %v", rows)
 	}
+}
+
+// The statements of a batch are answered in order, also where an answer is larger than a read; the first that fails ends it.
+func TestBatch(t *testing.T) {
+	s := newSQLiteSession(t, Limits{})
+	batch, err := json.Marshal(query.Request{Batch: []string{"create table t (a)", "insert into t values (1), (2)", "select a, zeroblob(100000) from t", "insert into t values (3)", "insert into missing values (4)", "insert into t values (5)"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.f.WriteAt(t.Context(), batch, 0); err != nil {
+		t.Fatal(err)
+	}
+	a, err := query.Read(reader{t.Context(), s.f})
+	for i, want := range []query.End{{}, {Changed: 2, LastID: 2}, {Rows: 2}, {Changed: 1, LastID: 3}} {
+		if i > 0 {
+			a, err = a.Following()
+		}
+		for err == nil && a.End() == nil {
+			err = a.Next(make([]any, len(a.Columns())))
+		}
+		if a == nil || a.End() == nil || *a.End() != want {
+			t.Fatalf("statement %d: %+v, %v, want %+v", i, a, err, want)
+		}
+		err = nil
+	}
+	if _, err = a.Following(); sigma.KindOf(err) != sigma.KindInvalid || !strings.Contains(err.Error(), "missing") {
+		t.Errorf("a statement that fails: %v", err)
+	}
+	if rows, _ := s.do("select count(*) from t"); rows[0][0] != int64(3) {
+		t.Errorf("%v rows, want 3: what comes after a failure is not run", rows[0][0])
+	}
+	s.fails(`{"batch": ["select 1", ""]}`, sigma.KindInvalid)
+	s.fails(`{"batch": ["select ?"], "args": [1]}`, sigma.KindInvalid)
 }
 
 // What is wrong with a statement is said in the engine's words, with the place.

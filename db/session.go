@@ -29,6 +29,8 @@ type session struct {
 	turn     chan struct{} // held by who works with what follows
 	pending  []byte        // of a request that is being written
 	answer   *answer       // nil = there is none, or it was read to its end
+	rest     []string      // of a batch: what is to be run when answer is made
+	batch    query.Request // what rest was asked with
 	conn     *sql.Conn     // nil before the first statement
 	kill     func()        // has the server end what runs; nil = the context does
 	prepared map[uint32]*sql.Stmt
@@ -155,6 +157,7 @@ func (s *session) close() {
 
 // drop forgets an answer, of which the rest is not wanted.
 func (s *session) drop() {
+	s.rest = nil
 	if s.answer != nil {
 		s.answer.close()
 		s.answer = nil
@@ -217,8 +220,12 @@ func (s *session) readLocked(ctx context.Context, p []byte) (int, error) {
 		return 0, nil
 	}
 	a.fill(ctx, len(p))
+	for a.done && len(a.out) < len(p) && len(s.rest) > 0 {
+		a = s.following(ctx, a)
+		a.fill(ctx, len(p))
+	}
 	n := copy(p, a.out)
-	if a.out = a.out[n:]; a.done && len(a.out) == 0 {
+	if a.out = a.out[n:]; a.done && len(a.out) == 0 && len(s.rest) == 0 {
 		s.answer = nil
 	}
 	return n, nil
@@ -228,12 +235,29 @@ func (s *session) readLocked(ctx context.Context, p []byte) (int, error) {
 func (s *session) begin(ctx context.Context, text []byte) *answer {
 	a := &answer{s: s}
 	r, err := query.Parse(text)
+	if err == nil && len(r.Batch) > 0 {
+		s.batch, s.rest = *r, r.Batch
+		s.batch.Batch = nil
+		return s.following(ctx, a)
+	}
 	if err == nil {
 		err = s.do(ctx, a, r)
 	}
 	if err != nil {
 		a.fail(err)
 	}
+	return a
+}
+
+// following starts the next statement of a batch. Its answer follows what is left of before.
+func (s *session) following(ctx context.Context, before *answer) *answer {
+	a := &answer{s: s, out: before.out}
+	r := s.batch
+	r.SQL, s.rest = s.rest[0], s.rest[1:]
+	if err := s.do(ctx, a, &r); err != nil {
+		a.fail(err)
+	}
+	s.answer = a
 	return a
 }
 

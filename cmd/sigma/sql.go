@@ -298,5 +298,5 @@ func (a *app) sql(ctx context.Context, name string, in io.Reader, whole bool, o 
 		st, err := file.Stat()
 		terminal = err == nil && st.Mode()&os.ModeCharDevice != 0
 	}
-	return s.each(ctx, bufio.NewReader(in), terminal)
+	return s.each(ctx, bufio.NewReaderSize(in, batchBytes), terminal)
 }

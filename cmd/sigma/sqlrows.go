@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/csv"
 	"encoding/hex"
@@ -29,14 +30,20 @@ type sqlSession struct {
 	o    sqlOptions
 	path string // of the database
 	ask  *database.Session
+	ran  int // statements of standard input
 }
 
 // statementMax bounds a statement of standard input, so that a file that is none ends somewhere.
 const statementMax = 16 << 20
 
-// each runs the statements of in. At a terminal it asks for them, and an error does not end it.
+// batchBytes is from how many bytes on statements that have come are run without waiting for more.
+const batchBytes = 256 << 10
+
+// each runs the statements of in, as many at once as have come. At a terminal it asks for them, and an error does not end it.
 func (s *sqlSession) each(ctx context.Context, in *bufio.Reader, terminal bool) error {
 	var text strings.Builder
+	var batch []string
+	size := 0
 	for {
 		if terminal {
 			fmt.Fprint(s.a.err, map[bool]string{true: "sql> ", false: "...> "}[strings.TrimSpace(text.String()) == ""])
@@ -49,9 +56,15 @@ func (s *sqlSession) each(ctx context.Context, in *bufio.Reader, terminal bool) 
 		if rerr != nil && rerr != io.EOF {
 			return rerr
 		}
-		if complete(text.String()) || rerr == io.EOF && strings.TrimSpace(text.String()) != "" {
-			err := s.run(ctx, text.String())
+		if complete(text.String()) || rerr == io.EOF {
+			batch, size = append(batch, text.String()), size+text.Len()
 			text.Reset()
+		}
+		if terminal || rerr == io.EOF || !lineCame(in) || len(batch) == query.BatchMax || size > batchBytes {
+			err := s.run(ctx, batch...)
+			if batch, size = nil, 0; terminal {
+				s.ran = 0
+			}
 			if err != nil && (!terminal || ctx.Err() != nil) {
 				return err
 			} else if err != nil {
@@ -99,20 +112,43 @@ func open(text string) bool {
 	return false
 }
 
-// run runs one statement and prints what it answers.
-func (s *sqlSession) run(ctx context.Context, text string) error {
-	if strings.Trim(text, " \t\r\n;") == "" {
+// lineCame says whether a line can be read without waiting for it.
+func lineCame(in *bufio.Reader) bool {
+	came, _ := in.Peek(in.Buffered())
+	return bytes.IndexByte(came, '\n') >= 0
+}
+
+// run runs statements to the first that fails, and prints what each answers.
+func (s *sqlSession) run(ctx context.Context, texts ...string) error {
+	texts = slices.DeleteFunc(texts, func(text string) bool { return strings.Trim(text, " \t\r\n;") == "" })
+	if len(texts) == 0 {
 		return nil
 	}
-	answer, err := s.ask.Ask(ctx, &query.Request{SQL: strings.TrimSpace(text), TimeoutMS: s.o.timeout.Milliseconds()})
-	if err == nil {
-		err = s.print(answer)
+	r := &query.Request{TimeoutMS: s.o.timeout.Milliseconds()}
+	if len(texts) == 1 {
+		r.SQL = strings.TrimSpace(texts[0])
 	}
-	var said *query.Error
-	if errors.As(err, &said) {
-		return s.explain(text, said)
+	for i := 0; len(texts) > 1 && i < len(texts); i++ {
+		r.Batch = append(r.Batch, strings.TrimSpace(texts[i]))
 	}
-	return err
+	answer, err := s.ask.Ask(ctx, r)
+	for i := range texts {
+		if i > 0 {
+			answer, err = answer.Following()
+		}
+		s.ran++
+		if err == nil {
+			err = s.print(answer)
+		}
+		var said *query.Error
+		if errors.As(err, &said) {
+			return s.explain(texts[i], said)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // explain adds to an error what the engine said of it.
@@ -124,6 +160,9 @@ func (s *sqlSession) explain(text string, e *query.Error) error {
 	if e.Position > 0 && e.Position <= len([]rune(text))+1 {
 		before := string([]rune(strings.TrimLeft(text, " \t\r\n") + " ")[:e.Position-1])
 		out.Msg += fmt.Sprintf(" (line %d, character %d)", strings.Count(before, "\n")+1, len([]rune(before[strings.LastIndexByte(before, '\n')+1:]))+1)
+	}
+	if s.ran > 1 {
+		out.Msg += fmt.Sprintf("; it is statement %d", s.ran)
 	}
 	return &out
 }

@@ -59,7 +59,14 @@ type Answer struct {
 
 // Read begins to read an answer: what comes before the rows. An answer that is an error is one here too.
 func Read(r io.Reader) (*Answer, error) {
-	a := &Answer{in: bufio.NewReaderSize(r, 64<<10)}
+	return read(bufio.NewReaderSize(r, 64<<10))
+}
+
+// Following is the answer of the next statement of a batch. This one must have been read to its end.
+func (a *Answer) Following() (*Answer, error) { return read(a.in) }
+
+func read(in *bufio.Reader) (*Answer, error) {
+	a := &Answer{in: in}
 	text, err := a.line()
 	if err != nil {
 		return nil, err

@@ -6,6 +6,8 @@ package query
 
 import (
 	"encoding/json"
+	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +19,7 @@ const CallRun = "run"
 
 // Limits of what is decoded.
 const (
+	BatchMax = 1024     // statements of one request
 	ArgsMax  = 32766    // of one statement: what SQLite takes; the others take as many or more
 	LineMax  = 64 << 20 // bytes of one line of an answer: a row of RowMax bytes, of which those that are no text grow by a third
 	RowMax   = 32 << 20 // bytes of one row's values
@@ -32,14 +35,15 @@ const (
 
 // Request is what to do. One of SQL, Statement, Release and Transaction says what.
 type Request struct {
-	SQL       string  `json:"sql,omitempty"`
-	Args      []Value `json:"args,omitempty"`
-	Prepare   bool    `json:"prepare,omitempty"`    // prepare SQL, and tell the statement's number
-	Statement uint32  `json:"statement,omitempty"`  // run a prepared statement
-	Release   uint32  `json:"release,omitempty"`    // forget a prepared statement
-	Want      string  `json:"want,omitempty"`       // WantAny, WantRows or WantCount
-	RowsMax   int64   `json:"rows_max,omitempty"`   // more rows are an error; 0 = the database's limit
-	TimeoutMS int64   `json:"timeout_ms,omitempty"` // for the statement and its rows; 0 = the database's limit
+	SQL       string   `json:"sql,omitempty"`
+	Args      []Value  `json:"args,omitempty"`
+	Batch     []string `json:"batch,omitempty"`      // run these instead of SQL, in order, to the first that fails; each is answered as if it had been asked alone
+	Prepare   bool     `json:"prepare,omitempty"`    // prepare SQL, and tell the statement's number
+	Statement uint32   `json:"statement,omitempty"`  // run a prepared statement
+	Release   uint32   `json:"release,omitempty"`    // forget a prepared statement
+	Want      string   `json:"want,omitempty"`       // WantAny, WantRows or WantCount
+	RowsMax   int64    `json:"rows_max,omitempty"`   // more rows are an error; 0 = the database's limit
+	TimeoutMS int64    `json:"timeout_ms,omitempty"` // for the statement and its rows; 0 = the database's limit
 
 	Transaction string `json:"transaction,omitempty"` // Begin, Commit or Rollback
 	Isolation   string `json:"isolation,omitempty"`   // with Begin: in SQL's words, as "serializable"; "" = the engine's default
@@ -77,16 +81,22 @@ func Parse(text []byte) (*Request, error) {
 
 func (r *Request) check() error {
 	ways := 0
-	for _, is := range []bool{r.SQL != "", r.Statement != 0, r.Release != 0, r.Transaction != ""} {
+	for _, is := range []bool{r.SQL != "", len(r.Batch) > 0, r.Statement != 0, r.Release != 0, r.Transaction != ""} {
 		if is {
 			ways++
 		}
 	}
 	switch {
 	case ways != 1:
-		return invalid("a request has one of sql, statement, release and transaction")
+		return invalid("a request has one of sql, batch, statement, release and transaction")
 	case strings.IndexByte(r.SQL, 0) >= 0:
 		return invalid("the statement has a NUL byte")
+	case slices.ContainsFunc(r.Batch, func(text string) bool { return text == "" || strings.IndexByte(text, 0) >= 0 }):
+		return invalid("a statement of the batch is empty or has a NUL byte")
+	case len(r.Batch) > BatchMax:
+		return &sigma.Error{Op: "query.Parse", Kind: sigma.KindTooBig, Msg: fmt.Sprintf("a batch has %d statements at most", BatchMax)}
+	case len(r.Batch) > 0 && (len(r.Args) > 0 || r.Prepare):
+		return invalid("a batch takes no arguments, and is not prepared")
 	case len(r.Args) > ArgsMax:
 		return &sigma.Error{Op: "query.Parse", Kind: sigma.KindTooBig, Msg: "a statement takes 32766 arguments"}
 	case r.Want != WantAny && r.Want != WantRows && r.Want != WantCount:
