@@ -195,7 +195,7 @@ func (r *reservations) send(ctx context.Context, b sigma.Caller) {
 			cancels, released, declined := r.cancels, r.released[:over:over], r.declined
 			r.released, r.declined = r.released[over:], nil
 			if len(r.queue) == 0 {
-				r.cancels = nil
+				r.queue, r.cancels = nil, nil // what was sent, with all its labels, is not kept by the array
 			} else {
 				cancels = nil // only after what they cancel has been sent
 			}
