@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sdk"
+	"sigmaos.dev/sdk/database"
 	"sigmaos.dev/sigma"
 )
 
 // recoverBench: how long does it take until those who wait hear of a failure? Three machines, one of them a control machine. A machine that runs procs for others is killed (kill -9 of all its processes), cut off or
-// paused, and returns; the time is from that moment until each waiter elsewhere is answered. Then each daemon of the control machine is killed; the time is until what needs it is answered well. No peer: what
+// paused, or its keeper is, and returns; the time is from that moment until each waiter elsewhere is answered. Then each daemon of the control machine is killed, while some clients that connected before ask for what needs it, one request after the other;
+// the time is the longest that each of them is without a good answer. No peer: what
 // others do in such a case depends on how they are set up. Expected: below 0.1 s where the kernel tells of the end of connections and the system believes it, 1.5 to 1.75 s (machines.DefaultTiming)
 // where only silence tells.
 func recoverBench() Bench {
@@ -35,10 +39,11 @@ var machineFaults = [...]struct {
 	{"machine_killed_ms", func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Kill() }, func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Restart() }},
 	{"machine_cut_ms", func(c *testenv.Cluster, v *testenv.Machine) error { c.Partition(v); return nil }, func(c *testenv.Cluster, _ *testenv.Machine) error { c.Heal(); return nil }},
 	{"machine_paused_ms", func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Pause() }, func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Resume() }},
+	{"keeper_killed_ms", func(_ *testenv.Cluster, v *testenv.Machine) error { return v.KillDaemon("keeper") }, func(_ *testenv.Cluster, v *testenv.Machine) error { return v.Restart() }},
 }
 
 var daemonFaults = [...]struct{ metric, daemon string }{
-	{"sigmad_killed_ms", "sigmad"}, {"named_killed_ms", "named"}, {"besched_killed_ms", "besched"}, {"lcsched_killed_ms", "lcsched"}, {"s3d_killed_ms", "s3d"}, {"machined_killed_ms", "machined"}, {"launcher_killed_ms", "launcher"},
+	{"sigmad_killed_ms", "sigmad"}, {"named_killed_ms", "named"}, {"besched_killed_ms", "besched"}, {"lcsched_killed_ms", "lcsched"}, {"s3d_killed_ms", "s3d"}, {"dbd_killed_ms", "dbd"}, {"machined_killed_ms", "machined"}, {"launcher_killed_ms", "launcher"},
 }
 
 // recovery is one run of the bench.
@@ -46,6 +51,7 @@ type recovery struct {
 	r       *Run
 	c       *testenv.Cluster
 	program string // that sleeps
+	serial  atomic.Int64
 }
 
 func runRecover(ctx context.Context, r *Run) (err error) {
@@ -102,8 +108,13 @@ func (a *recovery) install(ctx context.Context) error {
 	}
 	defer c.Close()
 	s := &system{r: a.r, Client: c}
-	a.program, err = s.install(ctx, local, "start")
-	return err
+	if a.program, err = s.install(ctx, local, "start"); err != nil {
+		return err
+	}
+	if err := c.MkdirAll(ctx, "/s3/recovered", 0o755); err != nil { // a bucket
+		return err
+	}
+	return c.Mkdir(ctx, "/db/recovered", 0o755) // a database
 }
 
 // retry repeats what fails while the system recovers.
@@ -214,49 +225,101 @@ func (a *recovery) spread(ctx context.Context, client *sdk.Client, v *testenv.Ma
 	return all, nil, fmt.Errorf("no proc went to %s", v.Name)
 }
 
-// crash kills a daemon of the control machine and measures until what needs it works.
+// waiters ask at the same time what needs the daemon that is killed, for at least so long afterwards.
+const (
+	waiters   = 4
+	crashTime = 1500 * time.Millisecond
+)
+
+// crash kills a daemon of the control machine while clients ask for what needs it, and measures for how long each has no good answer at most.
 func (a *recovery) crash(ctx context.Context, metric, daemon string) error {
 	m := a.c.Machine(0)
-	works := func(ctx context.Context) error {
+	all, ctx := newGroup(ctx)
+	gaps := make([]time.Duration, waiters)
+	var killed atomic.Int64 // ns from begin, or 0
+	begin := time.Now()
+	var ready sync.WaitGroup
+	for i := range gaps {
 		client, err := m.Client(ctx, sigma.DefaultRealm)
 		if err != nil {
 			return err
 		}
 		defer client.Close()
-		switch daemon {
-		case "named":
-			_, err = client.Put(ctx, "/recovered", nil, sigma.PutOptions{})
-		case "s3d":
-			if err = client.MkdirAll(ctx, "/s3/recovered", 0o755); err == nil { // a bucket
-				_, err = client.Put(ctx, "/s3/recovered/file", nil, sigma.PutOptions{})
-			}
-		case "machined":
-			_, err = m.Members(ctx)
-		default:
-			d := sigma.Descriptor{Program: a.program, Memory: recoverMemory}
-			if daemon == "lcsched" {
-				d.Class, d.CPU = sigma.LatencyCritical, 100
-			}
-			var ids []sigma.ProcID
-			if ids, err = client.Spawn(ctx, d); err == nil {
-				var st sigma.Status
-				if st, err = client.WaitExit(ctx, ids[0]); err == nil && !st.OK() {
-					err = fmt.Errorf("a proc ended as %+v", st)
+		ask := a.asks(m, client, daemon)
+		if err := retry(ctx, ask); err != nil {
+			return err
+		}
+		ready.Add(1)
+		all.Go(func() error {
+			last := time.Now()
+			for n := 0; ; n++ {
+				if err := retry(ctx, ask); err != nil {
+					return err
+				}
+				if n == 0 {
+					ready.Done()
+				}
+				now, at := time.Now(), time.Duration(killed.Load())
+				if at > 0 {
+					gaps[i] = max(gaps[i], now.Sub(last))
+				}
+				if last = now; at > 0 && now.Sub(begin) > at+crashTime {
+					return nil
 				}
 			}
-		}
-		return err
+		})
 	}
-	if err := retry(ctx, works); err != nil {
-		return err
+	ready.Wait()
+	killed.Store(int64(time.Since(begin)))
+	if daemon == "dbd" {
+		daemon += "/" + string(sigma.DefaultRealm)
 	}
-	at := time.Now()
 	if err := m.KillDaemon(daemon); err != nil {
 		return err
 	}
-	if err := retry(ctx, works); err != nil {
+	if err := all.wait(ctx); err != nil {
 		return err
 	}
-	a.r.sample("ours", metric, time.Since(at).Seconds()*1e3)
+	for _, d := range gaps {
+		a.r.sample("ours", metric, d.Seconds()*1e3)
+	}
 	return nil
+}
+
+// asks gives a request that a daemon must be there for.
+func (a *recovery) asks(m *testenv.Machine, client *sdk.Client, daemon string) func(ctx context.Context) error {
+	name := fmt.Sprint("recovered-", a.serial.Add(1))
+	put := func(ctx context.Context, path string) error {
+		_, err := client.Put(ctx, path, nil, sigma.PutOptions{})
+		return err
+	}
+	switch daemon {
+	case "named":
+		return func(ctx context.Context) error { return put(ctx, "/"+name) }
+	case "s3d":
+		return func(ctx context.Context) error { return put(ctx, "/s3/recovered/"+name) }
+	case "machined":
+		return func(ctx context.Context) error { _, err := m.Members(ctx); return err }
+	case "dbd":
+		db := database.Open(client, "/db/recovered")
+		return func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, "create table if not exists t (x)")
+			return err
+		}
+	}
+	d := sigma.Descriptor{Program: a.program, Memory: recoverMemory}
+	if daemon == "lcsched" {
+		d.Class, d.CPU = sigma.LatencyCritical, 100
+	}
+	return func(ctx context.Context) error {
+		ids, err := client.Spawn(ctx, d)
+		if err != nil {
+			return err
+		}
+		st, err := client.WaitExit(ctx, ids[0])
+		if err == nil && !st.OK() {
+			err = fmt.Errorf("a proc ended as %+v", st)
+		}
+		return err
+	}
 }

@@ -107,7 +107,7 @@ func (m *Machine) Restart() error {
 	return m.Boot()
 }
 
-// KillDaemon kills one daemon with kill -9: "keeper", "launcher", "sigmad", "named", "besched", "s3d", "machined" or "lcsched".
+// KillDaemon kills one daemon with kill -9: "keeper", "launcher", "sigmad", "named", "besched", "s3d", "dbd/REALM", "machined" or "lcsched".
 func (m *Machine) KillDaemon(name string) error {
 	m.cluster.Note("kill -9 %s of %s", name, m.Name)
 	m.killed = m.killed || name == "keeper"
