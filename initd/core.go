@@ -204,6 +204,11 @@ func (c *Core) Step(now time.Time, ev Event) (out []Effect) {
 					out = append(out, c.save(ev.Key, e))
 				}
 			case Ended:
+				if ev.Ran > 0 { // now it is known how long of this it was queued
+					h := slices.Clone(e.Record.History)
+					h[len(h)-1].Begun = now.Add(-ev.Ran)
+					e.Record.History = h
+				}
 				c.ended(now, e, ev.Status)
 				out = append(out, c.save(ev.Key, e))
 			case Gone:

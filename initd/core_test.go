@@ -177,7 +177,7 @@ func TestPausesGrowAndAreForgotten(t *testing.T) {
 	}
 }
 
-// The time that an instance waited in a queue is none in which it lasted: pauses go on growing.
+// The time that an instance waited in a queue is none in which it lasted: pauses go on growing, and its history does not count it.
 func TestPausesGrowInQueues(t *testing.T) {
 	d := newDesk(t)
 	d.crowded = true
@@ -186,7 +186,12 @@ func TestPausesGrowInQueues(t *testing.T) {
 		d.wait(2 * healthy)
 		d.look()
 		d.placed[d.running(k)] = d.now
+		d.wait(9 * time.Millisecond)
 		d.end(k, sigma.StatusError)
+		h := d.files[k].Record.History
+		if i := h[len(h)-1]; i.Ended.Sub(i.Begun) != 9*time.Millisecond {
+			t.Fatalf("it lasted %v by its history", i.Ended.Sub(i.Begun))
+		}
 		if at := d.c.Wakes(); !at.Equal(d.now.Add(pause)) {
 			t.Fatalf("the next is due in %v, want %v", at.Sub(d.now), pause)
 		}

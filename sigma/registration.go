@@ -71,7 +71,7 @@ func isRegistrationName(s string) bool {
 // Instance is one run of a registered proc.
 type Instance struct {
 	Proc    ProcID
-	Begun   time.Time // when it was spawned
+	Begun   time.Time // when it was spawned; once its end was seen, when it left the queue for a machine
 	Ended   time.Time // when its end was seen; zero = it was not yet
 	Status  Status    // without Data
 	Machine MachineID // where it was spawned
