@@ -15,7 +15,7 @@ GOBUILD = CGO_ENABLED=0 go build -trimpath
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: help setup build demo test unit system test-vm test-store fuzz bench lint install clean
+.PHONY: help setup build demo test unit system test-vm test-store test-mount fuzz bench lint install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -50,6 +50,11 @@ test-vm: ## the container tests on Debian 12's kernel (6.1, cgroup v2) in qemu: 
 test-store: ## the tests of objects against a store that is built from the Go registry first (versitygw): two minutes
 	@mkdir -p bin/test && GOBIN=$(CURDIR)/bin/test go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
 	SIGMA_TEST_VERSITYGW=$(CURDIR)/bin/test/versitygw go test -count=1 ./s3/...
+
+test-mount: build ## pjdfstest and tests of Python's library on a mount, against the list of what fails there: three minutes
+	@scripts/setup libpython3-testsuite
+	cargo install --quiet --locked --root bin/test pjdfstest@0.2.2
+	SIGMA_TEST_PJDFSTEST=$(CURDIR)/bin/test/bin/pjdfstest go test -count=1 -timeout 30m -tags system -run TestSuites ./test/mount
 
 fuzz: ## every fuzz target for FUZZ (10s) each
 	@$(TESTRUN) -fuzztime $(FUZZ) fuzz

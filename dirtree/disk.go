@@ -33,10 +33,14 @@ type info struct {
 	ino     uint64
 	id      uint64
 	size    uint64
+	hole    uint64 // bytes of size that no block has
 	version sigma.Version
 	target  string // of a link
 	marked  bool   // it has attributes
 }
+
+// holeIn is how many bytes of a file of that size are in none of its blocks, of which stat(2) counts 512 bytes each.
+func holeIn(size, blocks uint64) uint64 { return size - min(size, blocks*512) }
 
 // retry repeats a system call that a signal interrupted.
 func retry(call func() error) error {
@@ -93,7 +97,7 @@ func look(dir int, name string) (info, error) {
 	in := info{ino: st.Ino, version: versionOf(st.Mtime), marked: st.Mode&marked != 0}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
-		in.kind, in.size = sigma.KindFile, st.Size
+		in.kind, in.size, in.hole = sigma.KindFile, st.Size, holeIn(st.Size, st.Blocks)
 	case unix.S_IFDIR:
 		in.kind = sigma.KindDir
 	case unix.S_IFLNK:

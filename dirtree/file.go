@@ -177,6 +177,7 @@ func (f *file) Stat(ctx context.Context) (sigma.Stat, error) {
 	if b != nil {
 		st.ID = sigma.FileID{Kind: sigma.KindFile, Path: b.id, Version: b.version}
 		st.Size = b.sizeNow(b.size)
+		st.Hole = b.hole(st.Size)
 	}
 	sizeOnDisk := b == nil && n.kind == sigma.KindFile
 	switch {
@@ -189,7 +190,7 @@ func (f *file) Stat(ctx context.Context) (sigma.Stat, error) {
 	if sizeOnDisk && err == nil {
 		var in info
 		in, err = look(n.parent.fd, n.name)
-		st.Size = in.size
+		st.Size, st.Hole = in.size, in.hole
 	}
 	st.Perm, st.Modified = attr.permOf(st.ID.Kind), attr.modifiedAt(st.ID.Version)
 	return st, wrap(op, st.Name, err)

@@ -19,9 +19,6 @@ import (
 // the kernel, which knows files by their nodes, has the same tree as the mount.
 
 const (
-	// depthMax is how many directories deep a file may be. Trees of sources and of packages stay below
-	// a tenth of it, and a program that walks a tree without end is told so within a second.
-	depthMax = 256
 	// inodesMax bounds the files that the kernel may remember at one time. Each takes about 1.3 KiB here.
 	inodesMax = 1 << 17
 	// inodesFull is from how many the kernel is asked to forget those that were looked up least recently.
@@ -70,7 +67,7 @@ func (n *node) number(name string, id uint64) uint64 {
 // is too long, or its place too deep.
 func (n *node) takes(name string) syscall.Errno {
 	at := path.Join(n.Path(nil), name)
-	if len(name) > sigma.NameMax || strings.Count(at, "/") >= depthMax || len(n.m.pathOf(at)) > sigma.PathMax {
+	if len(name) > sigma.NameMax || strings.Count(at, "/") >= sigma.DepthMax || len(n.m.pathOf(at)) > sigma.PathMax {
 		return syscall.ENAMETOOLONG
 	}
 	return 0

@@ -264,7 +264,7 @@ func (n *node) describeServed(st sigma.Stat, out *fuse.Attr) {
 	if st.ID.Kind == sigma.KindDir {
 		out.Size = 4096
 	}
-	out.Blocks, out.Blksize, out.Nlink = (out.Size+511)/512, 4096, 1
+	out.Blocks, out.Blksize, out.Nlink = st.Blocks(), 4096, 1
 	out.Uid, out.Gid = n.m.uid, n.m.gid
 	t := st.Modified
 	if t.IsZero() {
@@ -346,6 +346,9 @@ func (n *node) Setattr(ctx context.Context, fh fs.FileHandle, in *fuse.SetAttrIn
 	}
 	if n.kind == sigma.KindSymlink { // a link's time is when it was made
 		c = sigma.StatChange{}
+	}
+	if c.Perm != nil && n.isObject() && n.Getattr(ctx, fh, out) == 0 && out.Mode&0o777 == *c.Perm {
+		c.Perm = nil // the mode that all objects have
 	}
 	if o := n.openFor(fh, c); o != nil && o.object && in.Valid&fuse.FATTR_MTIME_NOW != 0 { // as touch(1) does: publishing it again sets its time
 		if err := o.change(ctx, true, func(sigma.File) error { return nil }); err != nil {

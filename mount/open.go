@@ -101,7 +101,7 @@ func (n *node) Open(ctx context.Context, linux uint32) (fs.FileHandle, uint32, s
 		return nil, 0, errnoOf(err)
 	}
 	if flags.Writes() && n.isObject() {
-		flags |= sigma.OpenReadWrite // for what copy says
+		flags |= sigma.OpenReadWrite // thaw copies what was published
 	}
 	file, l, err := n.openAt(ctx, flags)
 	if err != nil {

@@ -38,10 +38,14 @@ type Stat struct {
 	Name      string // last component; "" at a root
 	Perm      uint32 // mode bits 0777
 	Size      uint64 // bytes; number of entries is not told
+	Hole      uint64 // bytes of Size that nothing stores, as far as the server tells
 	Modified  time.Time
 	Owner     string // principal, "" = the realm
 	Ephemeral bool   // vanishes with its lease
 }
+
+// Blocks is how many blocks of 512 bytes the file takes, as stat(2) counts them.
+func (st Stat) Blocks() uint64 { return (st.Size - min(st.Size, st.Hole) + 511) / 512 }
 
 // DirEntry is one entry of a directory listing.
 type DirEntry struct {

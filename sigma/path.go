@@ -6,6 +6,9 @@ import "strings"
 const (
 	NameMax = 255  // bytes of one component, as on Linux
 	PathMax = 4096 // bytes of a whole path, as on Linux
+	// DepthMax is how many directories deep mounts and commands that walk a tree go, which may have no
+	// end. Trees of sources and of packages stay below a tenth of it.
+	DepthMax = 256
 )
 
 // Names at the root of every realm's tree that the provider serves; no tenant can use them for something else.

@@ -276,6 +276,7 @@ func (c *Coder) Stat(st *sigma.Stat) {
 	c.Time(&st.Modified)
 	c.Str(&st.Owner)
 	c.Bool(&st.Ephemeral)
+	c.U64(&st.Hole)
 }
 
 // Fail makes the reply for err in the dialect of the session. Causes stay here, because they may speak of the server's own files and peers: what travels is the words of the

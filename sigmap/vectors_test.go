@@ -65,7 +65,7 @@ func vectors() map[string]Message {
 		&Twith{Once: sigma.Once{Client: 0x1122334455667788, Seq: 3, Done: 2, Again: true}, Fence: sigma.Fence{Name: "/leader", Epoch: 9}, Request: &Tunlinkat{Dir: 1, Name: "a"}},
 		&Rwith{Age: 2 * time.Second, Reply: &Rreadlink{Target: "t"}},
 		&Tfind{Fid: 1, NewFid: 2, Path: 3}, &Rfind{},
-		&Tdescribe{Fid: 1}, &Rdescribe{Stat: sigma.Stat{ID: wide, Name: "n", Perm: 0o640, Size: 7, Modified: time.Unix(1700000000, 123456789).UTC(), Owner: "o", Ephemeral: true}})
+		&Tdescribe{Fid: 1}, &Rdescribe{Stat: sigma.Stat{ID: wide, Name: "n", Perm: 0o640, Size: 7, Modified: time.Unix(1700000000, 123456789).UTC(), Owner: "o", Ephemeral: true, Hole: 4}})
 	add(".Tput", &Twith{Once: sigma.Once{Client: 1, Seq: 1}, Request: &Tput{Fid: 1, Names: []string{"a"}, Data: []byte("data")}})
 	add(".Tget", &Twith{Sync: true, Request: &Tget{Fid: 1, Names: []string{"a"}, Count: 2}})
 	add(".stale", &Twith{Stale: true, Request: &Tdescribe{Fid: 1}}, &Rwith{Age: time.Hour, Reply: &Rfail{Kind: sigma.KindNotFound, Path: "a"}})

@@ -406,7 +406,7 @@ func (f *fid) getattr(ctx context.Context) (sigmap.Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &sigmap.Rgetattr{Valid: sigmap.GetattrBasic | sigmap.GetattrVersion, ID: st.ID, Mode: modeOf(st), NLink: 1, Size: st.Size, BlockSize: 4096, Blocks: (st.Size + 511) / 512,
+	r := &sigmap.Rgetattr{Valid: sigmap.GetattrBasic | sigmap.GetattrVersion, ID: st.ID, Mode: modeOf(st), NLink: 1, Size: st.Size, BlockSize: 4096, Blocks: st.Blocks(),
 		DataVersion: uint64(st.ID.Version)}
 	if t := st.Modified; !t.IsZero() {
 		r.MTime, r.MTimeNsec = uint64(t.Unix()), uint64(t.Nanosecond())

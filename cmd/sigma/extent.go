@@ -9,8 +9,6 @@ import (
 )
 
 const (
-	// depthMax is how deep below the realm's root a command looks for what is in a directory.
-	depthMax = 1000
 	// extentMax bounds what a command remembers of all that is in a directory: the bytes of the paths, and extentEntry for each. It is enough for two million files, and costs some times as much memory.
 	extentMax   = 256 << 20
 	extentEntry = 64
@@ -21,8 +19,8 @@ type extent struct{ seen int }
 
 // readDir lists a directory below one that was named.
 func (x *extent) readDir(ctx context.Context, c sigma.Namespace, dir string) ([]sigma.DirEntry, error) {
-	if strings.Count(dir, "/") > depthMax {
-		return nil, &sigma.Error{Op: "sigma.readDir", Path: dir[:min(len(dir), 100)] + "...", Kind: sigma.KindTooBig, Msg: fmt.Sprintf("has more than %d directories one in another, and perhaps no end", depthMax), Hint: "name a directory further down, or leave out what its server makes up"}
+	if strings.Count(dir, "/") > sigma.DepthMax {
+		return nil, &sigma.Error{Op: "sigma.readDir", Path: dir[:min(len(dir), 100)] + "...", Kind: sigma.KindTooBig, Msg: fmt.Sprintf("has more than %d directories one in another, and perhaps no end", sigma.DepthMax), Hint: "name a directory further down, or leave out what its server makes up"}
 	}
 	entries, err := c.ReadDir(ctx, dir)
 	if err != nil {

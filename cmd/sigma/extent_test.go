@@ -40,7 +40,7 @@ func TestEndlessTrees(t *testing.T) {
 	} {
 		e := &endless{name: "a"}
 		err := do(e)
-		if sigma.KindOf(err) != sigma.KindTooBig || !strings.Contains(err.Error(), "perhaps no end") || sigma.HintOf(err) == "" || e.asked > 2*depthMax {
+		if sigma.KindOf(err) != sigma.KindTooBig || !strings.Contains(err.Error(), "perhaps no end") || sigma.HintOf(err) == "" || e.asked > 2*sigma.DepthMax {
 			t.Errorf("%s: after %d directories: %v", what, e.asked, err)
 		}
 	}

@@ -420,3 +420,25 @@ func removedWhileOpen(t *testing.T, dir string, object bool) {
 		t.Errorf("what replaced it is %q, %v", got, err)
 	}
 }
+
+// Goal: a sparse file takes the blocks that it takes on the disk, for who has it open and for others.
+func TestSparseFile(t *testing.T) {
+	_, work := mounted(t, shared.Get(t))
+	f, err := os.Create(filepath.Join(work, "sparse"))
+	must(t, err)
+	defer f.Close()
+	_, err = f.WriteAt(make([]byte, 4096), 64<<20)
+	must(t, err)
+	must(t, f.Sync())
+	same := func(who string) {
+		t.Helper()
+		var st unix.Statx_t
+		must(t, unix.Statx(unix.AT_FDCWD, f.Name(), unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &st)) // not what the kernel remembers
+		if st.Size != 64<<20+4096 || st.Blocks < 8 || st.Blocks > 2048 {
+			t.Errorf("%s: %d bytes in %d blocks of 512", who, st.Size, st.Blocks)
+		}
+	}
+	same("open")
+	must(t, f.Close())
+	same("closed")
+}
