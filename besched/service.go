@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/decision"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
@@ -145,8 +146,14 @@ func (p *Pulled) Code(c *sigmap.Coder) {
 // memoryMax is more than any machine has, and so little that sums of what is told do not overflow.
 const memoryMax = 1 << 20 * sigma.GiB
 
+// lookAgain is how often it is looked whether the first jobs wait for other reasons than before.
+const lookAgain = 250 * time.Millisecond
+
 // Service answers machines. It is a tree whose root is one callable file. Safe for concurrent use.
 type Service struct {
+	// Decided is told why jobs wait, and must not block; nil = nobody asks. Not changed once the service is used.
+	Decided func(decision.Record)
+
 	mu        sync.Mutex
 	core      *Core                      // mu
 	next      Ticket                     // mu
@@ -154,6 +161,8 @@ type Service struct {
 	holding   map[Ticket]chan struct{}   // mu; closed by the recall of the lease
 	attending map[sigma.MachineID]*visit // mu
 	relenting bool                       // mu; relent will be called
+	limit     decision.Limit             // mu; of what is decided
+	looking   bool                       // mu; look will be called
 	sharesAt  time.Time                  // mu; when the shares were asked for that are known
 }
 
@@ -354,6 +363,7 @@ func (v *visit) enqueue(ctx context.Context, jobs []Job) error {
 		jobs[i].Home = v.life
 	}
 	v.s.doneLocked(v.s.core.Enqueue(jobs))
+	v.s.tellLocked(jobs)
 	var expect []sigma.ProcID
 	for i := range jobs {
 		if jobs[i].Near != "" && v.s.core.Expecting(jobs[i].ID) {
@@ -364,6 +374,39 @@ func (v *visit) enqueue(ctx context.Context, jobs []Job) error {
 		time.AfterFunc(sigma.NearWait, func() { v.s.hurry(expect) })
 	}
 	return nil
+}
+
+// tellLocked says why those of some jobs that wait do so, and looks again as long as any do.
+func (s *Service) tellLocked(jobs []Job) {
+	if s.Decided == nil || s.core.Idle() {
+		return
+	}
+	for i := range jobs {
+		if s.core.knows(jobs[i].ID) && s.limit.Allows(string(jobs[i].Realm), time.Now()) {
+			s.decidedLocked(s.core.Why(jobs[i].ID))
+		}
+	}
+	if !s.looking {
+		s.looking = true
+		time.AfterFunc(lookAgain, s.look)
+	}
+}
+
+// look says why the first jobs of realms wait, if that is another reason than before.
+func (s *Service) look() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.looking = false
+	for _, id := range s.core.Firsts() {
+		s.decidedLocked(s.core.Why(id))
+	}
+	s.tellLocked(nil)
+}
+
+func (s *Service) decidedLocked(r decision.Record, news bool) {
+	if news {
+		s.Decided(r)
+	}
 }
 
 // hurry has jobs wait no more for the machines that they should be near.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/decision"
 	"sigmaos.dev/sigma"
 )
 
@@ -46,6 +47,9 @@ type waiting struct {
 	q          *queue
 	prev, next *waiting
 	hopes      bool // see Core.hopes
+	told       decision.Reason
+	served     uint64 // turns.grants when it came
+	granted    uint64 // queue.granted when it came
 }
 
 // queue is a realm's account, with its jobs that wait.
@@ -56,6 +60,8 @@ type queue struct {
 	floor       float64 // used when the first of those that wait came; nothing that is given back leads below it
 	mean        float64 // seconds that a job costs
 	served      uint64  // when it last was, for who is first of those that used the same
+	granted     uint64  // jobs
+	many        int     // jobs that wait
 	first, last *waiting
 	class       *class      // of first; nil if there is none
 	at          int         // in class
@@ -101,6 +107,7 @@ type turns struct {
 	now      float64                  // what realms begin to wait with: the most that one had used when it was its turn
 	most     float64                  // that one used
 	served   uint64
+	grants   uint64 // jobs that were given
 	parts    parts
 }
 
@@ -149,7 +156,8 @@ func (t *turns) setShares(of map[sigma.RealmID]uint32) {
 // add puts a job at the end of its realm's queue. A realm that did not wait begins with what the others have: it saved up nothing, but its debts stay.
 func (t *turns) add(j Job) *waiting {
 	q := t.account(j.Realm)
-	w := &waiting{Job: j, q: q, prev: q.last}
+	w := &waiting{Job: j, q: q, prev: q.last, served: t.grants, granted: q.granted}
+	q.many++
 	if q.last != nil {
 		q.last.next = w
 		q.last = w
@@ -166,6 +174,7 @@ func (t *turns) add(j Job) *waiting {
 
 func (t *turns) remove(w *waiting) {
 	q := w.q
+	q.many--
 	was := q.first
 	if w.prev != nil {
 		w.prev.next = w.next
@@ -267,6 +276,8 @@ func (t *turns) prepay(q *queue, w *waiting, span float64) {
 	q.used += w.Prepaid.Seconds() / q.shares
 	t.most = max(t.most, q.used)
 	t.served++
+	t.grants++
+	q.granted++
 	q.served = t.served
 }
 

@@ -54,6 +54,7 @@ func (k *Kernel) forgetRealm(realm sigma.RealmID) {
 	k.dropGroups(realm)
 	k.worked.drop(realm)
 	defer k.events.forget(realm)
+	defer k.decisions.Forget(realm)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.stepLocked(schedd.RealmGone{Realm: realm})

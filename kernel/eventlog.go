@@ -124,8 +124,8 @@ func (l *eventLog) forget(id sigma.RealmID) {
 	delete(l.realms, id)
 }
 
-// proc notes what became of a proc of this home: that it has started, once, and that it has ended.
-func (l *eventLog) proc(p *sigma.ProcInfo, started bool) {
+// proc notes what became of a proc of this home: that it has started, once, and that it has ended. It reports whether that is so.
+func (l *eventLog) proc(p *sigma.ProcInfo, started bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := state.Event{Realm: string(p.Realm), Proc: string(p.ID), Name: p.Name, Machine: string(p.Machine)}
@@ -141,9 +141,10 @@ func (l *eventLog) proc(p *sigma.ProcInfo, started bool) {
 		l.told[p.ID] = struct{}{}
 		e.Event = state.EventProcStarted
 	default:
-		return
+		return false
 	}
 	l.ofRealmLocked(e)
+	return true
 }
 
 // asked says which events somebody may be told of.

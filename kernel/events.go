@@ -159,7 +159,9 @@ func (k *Kernel) tellProcLocked(id sigma.ProcID) {
 	if p := k.core.Find(id); p != nil && !p.Guest() {
 		info := p.ProcInfo
 		info.Status.Msg = info.Status.Msg[:min(len(info.Status.Msg), eventMessage)]
-		k.events.proc(&info, p.HasStarted())
+		if k.events.proc(&info, p.HasStarted()) {
+			k.noteFate(&info)
+		}
 	}
 }
 

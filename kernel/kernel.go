@@ -3,7 +3,7 @@
 //
 // It parses hostile bytes and holds no privilege: every act that needs one is the launcher's. It assumes that named, besched and s3d are in the boot set or run on a control machine. Users: cmd/sigmad.
 //
-// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu and reservations.mu are taken; service.mu, tree.mu, links.mu and questions.mu, under which nothing is. None is held across a call to another
+// Locks: Kernel.mu (procs, waiters, sessions), under which scheduler.mu, reservations.mu and the locks of eventLog and of decision.Log.Note are taken; service.mu, tree.mu, links.mu and questions.mu, under which nothing is. None is held across a call to another
 // process.
 package kernel
 
@@ -21,6 +21,7 @@ import (
 
 	"sigmaos.dev/besched"
 	"sigmaos.dev/binfs"
+	"sigmaos.dev/decision"
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/identity"
 	"sigmaos.dev/inflight"
@@ -176,6 +177,7 @@ type Kernel struct {
 	stores    map[sigma.RealmID]*session.Client   // mu; to the object store, for trees
 	removing  map[sigma.RealmID]bool              // mu; realms that are being removed
 	events    *eventLog
+	decisions *decision.Log
 	initEpoch sigma.Epoch              // mu; of the newest leader of initd that is known
 	open      map[*tree]bool           // mu; the sessions there are
 	gids      map[sigma.RealmID]uint32 // mu
@@ -269,6 +271,7 @@ func New(cfg Config) (*Kernel, error) {
 	if k.copies, err = newCopies(cfg.Data); err != nil {
 		cfg.Log.Warn("what other machines told of the usage of realms cannot be read and begins anew", "err", err)
 	}
+	k.decisions = k.openDecisions()
 	k.turns, k.worked = treekit.NewTurns(), newWorked()
 	k.countTraffic()
 	k.reserved = newReservations(k)
@@ -327,6 +330,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.sessions.Go(func() { k.watchShares(ctx) })
 	k.sessions.Go(func() { k.watchGuests(ctx) })
 	k.sessions.Go(func() { k.keepLedger(ctx) })
+	k.sessions.Go(func() { k.decisions.Run(ctx) })
 	k.sessions.Go(func() { k.tellLedger(ctx) })
 	k.sessions.Go(k.ready.Run)
 	context.AfterFunc(ctx, k.ready.Close)

@@ -156,7 +156,7 @@ func (k *Kernel) registerPeerCalls() {
 		k.peerCalls[name] = f
 	}
 	k.peerCalls[peerBegun] = k.peerBegun
-	k.peerCalls[peerInit], k.peerCalls[peerEvents] = k.peerInit, k.peerEvents
+	k.peerCalls[peerInit], k.peerCalls[peerEvents], k.peerCalls[peerDecisions] = k.peerInit, k.peerEvents, k.peerDecisions
 }
 
 // followRoster tells the part of procs of each change of the roster.

@@ -112,6 +112,8 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 		k.metrics.timed(&f.Timing)
 	case schedd.Room:
 		k.sched.room()
+	case schedd.Decided:
+		k.decisions.Note(f.Record)
 	case schedd.Owed:
 		k.owe(f.ID, f.Home)
 	case schedd.Take:

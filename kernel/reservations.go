@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sigmaos.dev/lcsched"
@@ -16,7 +17,8 @@ import (
 
 // reservations is the machine's connection to the lcsched that leads: it sends the latency-critical procs that were spawned here, takes what is granted, and tells what is over.
 type reservations struct {
-	k *Kernel
+	k   *Kernel
+	led atomic.Bool // an lcsched that leads is known
 
 	mu       sync.Mutex
 	queue    []lcsched.Job  // mu; not sent yet, as are the following
@@ -47,6 +49,9 @@ func (r *reservations) note(f func()) {
 func (r *reservations) enqueue(p *schedd.Proc) {
 	j := lcsched.Job{ID: p.ID, Realm: p.Realm, Name: p.Name, CPU: p.CPU, Memory: p.Memory, Where: p.Descriptor.Where, Spread: p.Descriptor.Spread, Near: p.Near}
 	r.note(func() { r.queue = append(r.queue, j) })
+	if !r.led.Load() {
+		r.k.noteUnscheduled(p)
+	}
 }
 
 func (r *reservations) cancel(id sigma.ProcID) { r.note(func() { r.cancels = append(r.cancels, id) }) }
@@ -77,7 +82,9 @@ func (r *reservations) run(ctx context.Context) {
 			return err
 		})
 		if err == nil {
+			r.led.Store(true)
 			r.session(ctx, c, r.k.life())
+			r.led.Store(false)
 			c.Close()
 		}
 		sleep(ctx, restartMin)

@@ -80,6 +80,10 @@ var permissions = map[string]map[string]sigma.Role{
 		reading:           sigma.RoleViewer,
 		sigmap.CallEvents: sigma.RoleViewer,
 	},
+	sigmap.FileDecisions: {
+		reading:         sigma.RoleViewer,
+		sigmap.CallNote: nobody,
+	},
 	sigmap.FileCredentials: {
 		reading:                     sigma.RoleOwner,
 		sigmap.CallCreate:           sigma.RoleOwner,

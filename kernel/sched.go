@@ -54,7 +54,9 @@ func (s *scheduler) enqueue(p *schedd.Proc) {
 	if sh := s.shards[p.Shard]; sh != nil {
 		sh.queue = append(sh.queue, besched.Job{ID: p.ID, Realm: p.Realm, Memory: p.Memory, Program: programOf(p), Near: p.Near})
 		poke(sh.work)
+		return
 	}
+	s.k.noteUnscheduled(p)
 }
 
 // programOf tells a realm's programs apart: that a machine ran one recently makes it the better place for the next proc.

@@ -37,7 +37,7 @@ func (r *root) sysDir() sigma.File {
 func (r *root) sysNames() []string {
 	names := append(make([]string, 0, 16), sigmap.FileProcs, sigmap.FileSelf, sigmap.FileEndpoints, nameVersion)
 	if r.tree.view == nil || r.tree.granted != nil {
-		names = append(names, sigmap.FileInit, sigmap.FileEvents)
+		names = append(names, sigmap.FileInit, sigmap.FileEvents, sigmap.FileDecisions)
 		names = append(names, sigmap.FileMachine, sigmap.FileRealms, sigmap.FileMachines, nameRoster, nameQueues, nameUtilisation, nameLoad, nameUsage, nameUsageProcs, nameLimits, nameConnections)
 	}
 	if r.tree.principal.System || r.realm == sigma.SystemRealm && r.tree.isService(serviceMachined) {
@@ -77,6 +77,8 @@ func (r *root) sysFile(name string) sigma.File {
 		return r.initFile()
 	case sigmap.FileEvents:
 		return r.eventsFile()
+	case sigmap.FileDecisions:
+		return r.decisionsFile()
 	case nameRoster:
 		return r.rosterFile()
 	case nameVersion:

@@ -243,8 +243,7 @@ func (c *Core) stepProc(now time.Time, p *Proc, e Event) []Effect {
 			return c.reserve(now, reservation{id: p.ID, realm: p.Realm, cpu: p.CPU, memory: p.Memory})
 		}
 		if !c.may(p.Realm, p.Memory) {
-			c.keepBack(now, p)
-			return nil
+			return c.keepBack(now, p)
 		}
 		if p.Memory > c.Free() { // what was placed since the credit was parked took its place
 			if p.back {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"sigmaos.dev/besched"
+	"sigmaos.dev/decision"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/view"
@@ -45,6 +46,8 @@ type (
 	Forget struct{ ID sigma.ProcID }
 	// Room says that what a credit can be parked for changed: memory became free, or a proc was placed under a lease that is shared.
 	Room struct{}
+	// Decided: this was decided about a proc, and why.
+	Decided struct{ decision.Record }
 	// Unreserved tells lcsched that a reservation here is over, or that what it granted is not wanted.
 	Unreserved struct{ ID sigma.ProcID }
 	// Unfit tells lcsched that there is no room for what it granted.
@@ -73,6 +76,7 @@ type (
 )
 
 func (Owed) effect()       {}
+func (Decided) effect()    {}
 func (Take) effect()       {}
 func (Decline) effect()    {}
 func (Enqueue) effect()    {}

@@ -140,8 +140,7 @@ func (c *Core) offered(now time.Time, e Offered) []Effect {
 	case e.Class == sigma.LatencyCritical:
 		return c.reserve(now, reservation{id: e.ID, realm: e.Realm, cpu: e.CPU, memory: e.Memory, home: e.Home})
 	case !c.may(e.Realm, e.Memory):
-		c.keepBackGuest(e)
-		return nil
+		return c.keepBackGuest(e)
 	case e.Memory > c.Free():
 		return []Effect{Decline{e.ID, e.Home}}
 	}

@@ -1,10 +1,12 @@
 package schedd
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"time"
 
+	"sigmaos.dev/decision"
 	"sigmaos.dev/sigma"
 )
 
@@ -67,21 +69,31 @@ func (c *Core) locally(realm sigma.RealmID, memory sigma.Bytes) bool {
 }
 
 // keepBack notes a proc of this machine that was given to it.
-func (c *Core) keepBack(now time.Time, p *Proc) {
+func (c *Core) keepBack(now time.Time, p *Proc) []Effect {
 	if p.back {
-		return
+		return nil
 	}
 	c.leavesQueue(p)
 	p.back, p.sent = true, now
 	c.maxima.back[p.Realm] = append(c.maxima.back[p.Realm], keptBack{id: p.ID, memory: p.Memory})
+	return c.keptBack(p.Realm, p.ID)
+}
+
+// keptBack says why a proc is kept back.
+func (c *Core) keptBack(realm sigma.RealmID, id sigma.ProcID) []Effect {
+	most, held := c.Most(realm)
+	why := fmt.Sprintf("machine %s keeps it back: its realm may have %v of memory there and has %v; it goes on when others of its realm have ended", c.machine, most, held)
+	return []Effect{Decided{decision.New("schedd", realm, id, decision.Maximum, why)}}
 }
 
 // keepBackGuest notes another machine's proc.
-func (c *Core) keepBackGuest(e Offered) {
+func (c *Core) keepBackGuest(e Offered) []Effect {
 	of := c.maxima.back[e.Realm]
-	if len(of) < backMost && !slices.ContainsFunc(of, func(b keptBack) bool { return b.id == e.ID }) {
-		c.maxima.back[e.Realm] = append(of, keptBack{e.ID, e.Memory, e.Home})
+	if len(of) == backMost || slices.ContainsFunc(of, func(b keptBack) bool { return b.id == e.ID }) {
+		return nil
 	}
+	c.maxima.back[e.Realm] = append(of, keptBack{e.ID, e.Memory, e.Home})
+	return c.keptBack(e.Realm, e.ID)
 }
 
 // notBack forgets a proc that waits no more.
@@ -167,5 +179,6 @@ func (c *Core) makeRoomIn(now time.Time, realm sigma.RealmID) (out []Effect) {
 	if most == 0 || held <= most {
 		return nil
 	}
-	return c.evictFor(now, held-most, func(p *Proc) bool { return p.Realm == realm })
+	why := "its realm reserved what it holds, and may have no more at the machine"
+	return c.evictFor(now, held-most, why, func(p *Proc) bool { return p.Realm == realm })
 }

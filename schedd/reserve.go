@@ -1,9 +1,11 @@
 package schedd
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
+	"sigmaos.dev/decision"
 	"sigmaos.dev/sigma"
 )
 
@@ -100,7 +102,8 @@ func (c *Core) reserve(now time.Time, r reservation) []Effect {
 	v.waits += r.memory
 	out := append([]Effect{Room{}}, c.fill(now)...)
 	out = append(out, c.makeRoom(now)...)
-	return append(out, c.makeRoomIn(now, r.realm)...)
+	out = append(out, c.makeRoomIn(now, r.realm)...)
+	return append(out, c.givesWay(&r)...)
 }
 
 func (c *Core) hold(r *reservation) {
@@ -196,11 +199,11 @@ func (c *Core) makeRoom(now time.Time) (out []Effect) {
 	if c.used <= c.capacity {
 		return nil
 	}
-	return c.evictFor(now, c.used-c.capacity, func(*Proc) bool { return true })
+	return c.evictFor(now, c.used-c.capacity, "latency-critical procs reserved the memory that it holds", func(*Proc) bool { return true })
 }
 
 // evictFor asks some of the best-effort procs to go, until what is lacking is coming.
-func (c *Core) evictFor(now time.Time, lacks sigma.Bytes, of func(*Proc) bool) (out []Effect) {
+func (c *Core) evictFor(now time.Time, lacks sigma.Bytes, why string, of func(*Proc) bool) (out []Effect) {
 	be := c.sorted(func(p *Proc) bool { return p.charged && p.Class == sigma.BestEffort && !p.Ended() && of(p) })
 	slices.SortStableFunc(be, func(a, b *Proc) int { return b.Times.Placed.Compare(a.Times.Placed) })
 	for _, p := range be {
@@ -213,11 +216,26 @@ func (c *Core) evictFor(now time.Time, lacks sigma.Bytes, of func(*Proc) bool) (
 			break
 		}
 		if !p.evicting {
+			out = append(out, goes(p, why))
 			out = append(out, c.evict(now, p, GraceDefault)...)
 			lacks -= min(lacks, p.Memory)
 		}
 	}
 	return out
+}
+
+// goes says why a proc is asked to go.
+func goes(p *Proc, why string) Effect {
+	return Decided{decision.New("schedd", p.Realm, p.ID, decision.Evicted, "it is asked to go: "+why)}
+}
+
+// givesWay says that a reservation waits for best-effort procs to go, if it does.
+func (c *Core) givesWay(r *reservation) []Effect {
+	if r.begun || c.reserved.by[r.id] != r {
+		return nil
+	}
+	why := fmt.Sprintf("machine %s is reserved for it; best-effort procs there are asked to go, and have yet to give back memory", c.machine)
+	return []Effect{Decided{decision.New("schedd", r.realm, r.id, decision.GivingWay, why)}}
 }
 
 // dropPending ends the reservations that have not begun.

@@ -71,6 +71,7 @@ func (c *Core) starved(now time.Time, shares map[sigma.RealmID]uint32) []Effect 
 		}
 		var out []Effect
 		for _, p := range going {
+			out = append(out, goes(p, "its realm holds more than its part of the machine's memory, and another has waited for long"))
 			out = append(out, c.evict(now, p, GraceDefault)...)
 		}
 		return out // one at a time

@@ -45,6 +45,7 @@ const (
 	FileMachines  = "machines"
 	FileInit      = "init"
 	FileEvents    = "events"
+	FileDecisions = "decisions"
 )
 
 // Methods of the well-known files.
@@ -93,6 +94,7 @@ const (
 	CallInitRemove  = "rm"
 	CallInitRestart = "restart"
 	CallEvents      = "events"
+	CallNote        = "note" // of besched and lcsched: []decision.Record -> -
 )
 
 // RealmsPage is how many realms one list has; after fewer there are no more.

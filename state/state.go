@@ -44,11 +44,12 @@ type Printed struct {
 	Time   time.Time `json:"time"`
 }
 
-// Proc is all that is known of a proc: an object of "sigma ps --json" and "sigma inspect --json". /proc/PID has it in three files.
+// Proc is all that is known of a proc: an object of "sigma ps --json" and "sigma inspect --json". /proc/PID has it in three files, but for Reason.
 type Proc struct {
 	Descriptor
 	Standing
-	Usage Usage `json:"usage"`
+	Usage  Usage  `json:"usage"`
+	Reason string `json:"reason,omitempty"` // why it waits, in one word of /sys/decisions; told by ps
 }
 
 // Descriptor is /proc/PID/descriptor: what was asked for.

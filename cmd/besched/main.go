@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"sigmaos.dev/besched"
+	"sigmaos.dev/decision"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -24,5 +25,10 @@ func main() {
 func run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	return sdk.Serve(ctx, func(context.Context) (sigma.Tree, error) { return besched.NewService(), nil })
+	s, decided := besched.NewService(), decision.NewSender()
+	s.Decided = decided.Note
+	return sdk.ServeClient(ctx, func(_ context.Context, c *sdk.Client) (sigma.Tree, error) {
+		go decided.Run(ctx, c.Tree)
+		return s, nil
+	})
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/decision"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
@@ -18,10 +20,12 @@ import (
 func newExplainCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain PROC...",
-		Short: "Say why procs wait, or where they waited and run",
-		Long: `Say of each proc where it waited, for how long and for what, which machines were
-considered and what rules each out, by which share its realm takes turns, and where it was
-placed; also of procs that have ended, while they are remembered. ` + procArgument,
+		Short: "Say why procs wait, waited or failed",
+		Long: `Say of each proc what was decided about it and why, as the schedulers and initd noted when
+they decided: whose turn it was, what each machine lacked, which limit or label stopped it;
+when it was placed, and why it was not started or did not end well. It is kept for a day,
+also of procs that have ended and over restarts, as far as a realm has room for it.
+` + procArgument,
 		Example: `  sudo sigma explain hello
   sudo sigma explain --json 3kq`,
 		Args: between(1, -1),
@@ -31,9 +35,11 @@ placed; also of procs that have ended, while they are remembered. ` + procArgume
 
 // explained is what there is to say of a proc, and an object of --json.
 type explained struct {
-	ID    string   `json:"id"`
-	State string   `json:"state"`
-	Lines []string `json:"lines"`
+	ID        string            `json:"id"`
+	State     string            `json:"state,omitempty"`  // none if the proc is not remembered
+	Reason    string            `json:"reason,omitempty"` // the main one, of the last decision
+	Lines     []string          `json:"lines"`
+	Decisions []decision.Record `json:"decisions"`
 }
 
 func (a *app) explain(ctx context.Context, words []string) error {
@@ -46,21 +52,23 @@ func (a *app) explain(ctx context.Context, words []string) error {
 	if err != nil {
 		return err
 	}
-	now := situationOf(ctx, c)
+	noted, err := decisions(ctx, c)
+	if err != nil {
+		return err
+	}
 	var list []explained
 	for _, w := range words {
-		id, err := findProc(procs, w)
+		e, err := explainOne(ctx, c, procs, noted, w)
 		if err != nil {
 			return err
 		}
-		p := procs[slices.IndexFunc(procs, func(p sigma.ProcInfo) bool { return p.ID == id })]
-		list = append(list, explained{string(p.ID), p.State.String(), now.explain(&p, nearOf(ctx, c, id))})
+		list = append(list, e)
 	}
 	if a.json {
 		return a.printJSON(list)
 	}
 	for _, e := range list {
-		fmt.Fprintf(a.out, "%s\n", e.ID)
+		fmt.Fprintf(a.out, "%s\n", printable(e.ID))
 		for _, l := range e.Lines {
 			fmt.Fprintf(a.out, "  %s\n", printable(l))
 		}
@@ -68,183 +76,150 @@ func (a *app) explain(ctx context.Context, words []string) error {
 	return nil
 }
 
-// nearOf is the machine where a proc should be; none if it is all the same, or not known any more.
-func nearOf(ctx context.Context, c *sdk.Client, id sigma.ProcID) sigma.MachineID {
-	var d state.Descriptor
-	readLines(ctx, c, sigma.JoinPath(sigma.NameProc, string(id), "descriptor"), func(b []byte) error { return json.Unmarshal(b, &d) })
-	return sigma.MachineID(d.Near)
-}
-
-// situation is what the schedulers and machines say now.
-type situation struct {
-	at       time.Time
-	queues   []state.Queue
-	noQueues error // why they are not known
-	machines []state.MachineSeen
-	here     state.MachineUse       // of the machine that was asked; none if it does not say
-	most     map[string]state.Limit // of memory at each machine, by realms that have one; used is at the machine that was asked
-}
-
-func situationOf(ctx context.Context, c *sdk.Client) situation {
-	s := situation{at: time.Now()}
-	s.noQueues = readLines(ctx, c, "/sys/queues", func(b []byte) error { return appendLine(&s.queues, b) })
-	readLines(ctx, c, "/sys/machines", func(b []byte) error { return appendLine(&s.machines, b) })
-	readLines(ctx, c, "/sys/utilisation", func(b []byte) error {
-		if s.here.Machine != "" {
-			return nil
-		}
-		return json.Unmarshal(b, &s.here)
-	})
-	s.most = map[string]state.Limit{}
-	readLines(ctx, c, "/sys/limits", func(b []byte) error {
-		var l state.Limit
-		err := json.Unmarshal(b, &l)
-		if err == nil && l.Limit == "max_memory_bytes" {
-			s.most[l.Realm] = l
-		}
-		return err
-	})
-	return s
-}
-
-func appendLine[T any](list *[]T, b []byte) error {
-	var v T
-	err := json.Unmarshal(b, &v)
-	if err == nil {
-		*list = append(*list, v)
-	}
-	return err
-}
-
-// readLines reads a file of one JSON object a line.
-func readLines(ctx context.Context, c *sdk.Client, path string, each func([]byte) error) error {
-	b, _, err := c.Get(ctx, path)
+// decisions are all that the realm is told of, in order of time; last those that say what is missing.
+func decisions(ctx context.Context, c *sdk.Client) (all []decision.Record, err error) {
+	text, _, err := c.Get(ctx, "/sys/decisions")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for line := range strings.Lines(string(b)) {
-		if err := each([]byte(line)); err != nil {
-			return err
+	for line := range strings.Lines(string(text)) {
+		var r decision.Record
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			return nil, err
+		}
+		all = append(all, r)
+	}
+	slices.SortStableFunc(all, func(a, b decision.Record) int {
+		if a.At == b.At {
+			return cmp.Compare(a.Seq, b.Seq)
+		}
+		return cmp.Or(cmp.Compare(a.Missing, b.Missing), a.Time.Compare(b.Time))
+	})
+	return all, nil
+}
+
+// explainOne finds a proc by its id, the start of that or its name: of several with that name the latest, and of those that are not remembered any more among the decisions.
+func explainOne(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo, noted []decision.Record, word string) (explained, error) {
+	id, err := findProc(procs, word)
+	for _, p := range procs {
+		if err != nil && p.Name == word {
+			id = p.ID
 		}
 	}
-	return nil
+	for _, r := range noted {
+		if err != nil && id == "" && word != "" && (r.Name == word || strings.HasPrefix(r.Proc, word)) {
+			id = sigma.ProcID(r.Proc)
+		}
+	}
+	if id == "" {
+		return explained{}, err
+	}
+	e := explained{ID: string(id), Decisions: []decision.Record{}}
+	for _, r := range noted {
+		if r.Proc == e.ID {
+			e.Decisions, e.Reason = append(e.Decisions, r), string(r.Reason)
+		}
+	}
+	e.say(ctx, c, procs, noted)
+	return e, nil
+}
+
+// say puts what is known into words.
+func (e *explained) say(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo, noted []decision.Record) {
+	var p *sigma.ProcInfo
+	if i := slices.IndexFunc(procs, func(p sigma.ProcInfo) bool { return string(p.ID) == e.ID }); i >= 0 {
+		p = &procs[i]
+		e.State = p.State.String()
+		e.sayProc(p, nearOf(ctx, c, p.ID))
+	} else {
+		e.Lines = append(e.Lines, "the proc is not remembered any more; this was noted of it")
+	}
+	e.sayDecided(e.Decisions)
+	if p != nil && len(e.Decisions) == 0 {
+		e.sayOthers(p, noted)
+	}
+	for _, r := range noted {
+		if r.Missing != "" {
+			e.Lines = append(e.Lines, fmt.Sprintf("what machine %s noted is not known: %s", r.At, r.Missing))
+		}
+	}
+	if p != nil && p.State == sigma.ProcEnded {
+		e.Lines = append(e.Lines, "it ended: "+statusWords(p.Status))
+	}
+}
+
+func statusWords(s sigma.Status) string {
+	if s.Msg == "" {
+		return s.Code.String()
+	}
+	return s.Code.String() + ": " + s.Msg
 }
 
 // noWait is what a proc may wait without it being said.
-const noWait = time.Millisecond
+const noWait = 2 * time.Millisecond
 
-// explain says what there is to say of a proc that should be near a machine, or none.
-func (s *situation) explain(p *sigma.ProcInfo, near sigma.MachineID) (out []string) {
-	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+// sayProc says what a proc asked for and how long it waited.
+func (e *explained) sayProc(p *sigma.ProcInfo, near sigma.MachineID) {
+	say := func(format string, args ...any) { e.Lines = append(e.Lines, fmt.Sprintf(format, args...)) }
 	what := fmt.Sprintf("best-effort, %v of memory", p.Memory)
 	if p.Class == sigma.LatencyCritical {
 		what = fmt.Sprintf("latency-critical, reserves %g cores and %v of memory", float64(p.CPU)/1000, p.Memory)
 	}
 	say("%s of the realm %s: %s", p.Name, p.Realm, what)
-	t := p.Times
-	switch {
-	case near == "":
-	case t.Placed.IsZero():
+	if near != "" {
 		say("it should be near the data on machine %s, which is preferred for %v", near, sigma.NearWait)
-	case near == p.Machine:
-		say("it is near its data: on machine %s, as it should be", near)
-	default:
-		say("it should be near the data on machine %s, which had no room for it within %v, or was away", near, sigma.NearWait)
 	}
+	t := p.Times
 	switch waited := t.Placed.Sub(t.Spawned); {
 	case p.State == sigma.ProcQueued:
-		say("it has waited %v for a machine", s.at.Sub(t.Spawned).Round(time.Millisecond))
-		s.waits(p, say)
+		say("it has waited %v for a machine", time.Since(t.Spawned).Round(time.Millisecond))
 	case t.Placed.IsZero():
 		say("it was never placed on a machine")
 	case waited <= noWait:
-		say("it was placed on machine %s at once: there was room, and nobody waited", p.Machine)
+		say("it was placed on machine %s at once", p.Machine)
 	default:
-		say("it waited %v until it was its turn and machine %s had room", waited.Round(10*time.Microsecond), p.Machine)
+		say("it was placed on machine %s after %v", p.Machine, waited.Round(10*time.Microsecond))
 	}
 	if !t.Placed.IsZero() && !t.Executed.IsZero() {
 		say("its program was found and started in %v", t.Executed.Sub(t.Placed).Round(10*time.Microsecond))
 	}
-	if p.State == sigma.ProcEnded {
-		status := p.Status.Code.String()
-		if p.Status.Msg != "" {
-			status += ": " + p.Status.Msg
-		}
-		say("it ended: %s", status)
-	}
-	return out
 }
 
-// waits says what one waits for that is queued now.
-func (s *situation) waits(p *sigma.ProcInfo, say func(string, ...any)) {
-	if p.Class == sigma.LatencyCritical {
-		if i := slices.IndexFunc(s.queues, func(q state.Queue) bool { return q.Proc == string(p.ID) }); i >= 0 {
-			say("lcsched: %s", s.queues[i].Why)
-		} else if s.noQueues != nil {
-			say("what lcsched thinks is not known: %v", s.noQueues)
-		} else {
-			say("no lcsched that leads knows it: one is being elected, or the names are away; or it was just granted")
+func (e *explained) sayDecided(rs []decision.Record) {
+	for _, r := range rs {
+		e.Lines = append(e.Lines, fmt.Sprintf("%s %s: %s: %s", r.Time.Local().Format("Jan _2 15:04:05.000"), r.By, r.Reason, r.Why))
+		for _, m := range r.Machines {
+			e.Lines = append(e.Lines, fmt.Sprintf("  machine %s %s", m.Name, m.Why))
 		}
-	} else {
-		var all uint32
-		var own state.Queue
-		for _, q := range s.queues {
-			if q.Class == "" {
-				all += max(1, q.Shares)
-				if q.Realm == string(p.Realm) {
-					own = q
-				}
-			}
-		}
-		switch {
-		case s.noQueues != nil:
-			say("what besched thinks is not known: %v", s.noQueues)
-		case own.Waiting > 0:
-			say("%d procs of its realm wait, which ask for %v", own.Waiting, sigma.Bytes(own.Memory))
-			say("its realm has %d of the %d shares of those that wait, and takes turns by them", max(1, own.Shares), all)
-		}
-	}
-	for _, m := range s.machines {
-		say("machine %s: %s", m.Name, s.rules(p, &m))
 	}
 }
 
-// rules says what rules a machine out.
-func (s *situation) rules(p *sigma.ProcInfo, m *state.MachineSeen) string {
-	switch {
-	case m.State == sigma.MachineLost.String():
-		return "is lost"
-	case m.Cordoned || m.Draining:
-		return "takes nothing new, says its operator"
-	case sigma.Bytes(m.Memory) < p.Memory:
-		return fmt.Sprintf("is too small: it has %v of memory", sigma.Bytes(m.Memory))
-	case float64(p.CPU) > 1000*m.CPU:
-		return fmt.Sprintf("is too small: it has %g cores", m.CPU)
-	case s.most[string(p.Realm)].Max > 0:
-		return s.keptBack(p, m)
-	case s.here.Machine == m.Name && sigma.Bytes(s.here.Free) < p.Memory:
-		return fmt.Sprintf("is full: %v of %v are free for procs, %d run", sigma.Bytes(s.here.Free), sigma.Bytes(s.here.Capacity), s.here.Running)
-	case s.here.Machine == m.Name:
-		return fmt.Sprintf("has %v free for procs", sigma.Bytes(s.here.Free))
+// sayOthers says what was noted of others of its realm while a proc waited of which nothing was: of many that wait some are noted.
+func (e *explained) sayOthers(p *sigma.ProcInfo, noted []decision.Record) {
+	until := p.Times.Placed
+	if p.State == sigma.ProcQueued {
+		until = time.Now()
 	}
-	return "is large enough; what is free there is known to itself and its scheduler"
+	if until.Sub(p.Times.Spawned) <= noWait {
+		return
+	}
+	var last []decision.Record
+	for _, r := range noted {
+		if r.By == "besched" && r.Realm == string(p.Realm) && !r.Time.After(until) && r.Time.After(p.Times.Spawned.Add(-time.Minute)) {
+			last = []decision.Record{r}
+		}
+	}
+	if last != nil {
+		e.Lines = append(e.Lines, "of itself nothing was noted, for many waited; of another of its realm:")
+		e.sayDecided(last)
+	}
 }
 
-// keptBack says what rules a machine out for a proc whose realm may have only so much of each machine's memory.
-func (s *situation) keptBack(p *sigma.ProcInfo, m *state.MachineSeen) string {
-	l := s.most[string(p.Realm)]
-	most := sigma.Bytes(l.Max)
-	switch {
-	case most < p.Memory:
-		return fmt.Sprintf("is not for it: its realm may have %v of memory at each machine", most)
-	case s.here.Machine != m.Name || l.Used == nil:
-		return fmt.Sprintf("is large enough, but keeps it back while its realm has more than %v there, of the %v that it may have at each machine; what it has is known to the machine", most-p.Memory, most)
-	case sigma.Bytes(*l.Used) > most-p.Memory:
-		return fmt.Sprintf("keeps it back: its realm may have %v of memory at each machine, and has %v there; it goes on when others of its realm have ended", most, sigma.Bytes(*l.Used))
+// nearOf is the machine where a proc should be; none if it is all the same, or not known any more.
+func nearOf(ctx context.Context, c *sdk.Client, id sigma.ProcID) sigma.MachineID {
+	var d state.Descriptor
+	if text, _, err := c.Get(ctx, sigma.JoinPath(sigma.NameProc, string(id), "descriptor")); err != nil || json.Unmarshal(text, &d) != nil {
+		return ""
 	}
-	free := fmt.Sprintf("has %v free for procs, and its realm has %v there of the %v that it may have", sigma.Bytes(s.here.Free), sigma.Bytes(*l.Used), most)
-	if sigma.Bytes(s.here.Free) < p.Memory {
-		return "is full: it " + free
-	}
-	return free
+	return sigma.MachineID(d.Near)
 }

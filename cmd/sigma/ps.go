@@ -52,7 +52,8 @@ func newPsCommand(a *app) *cobra.Command {
 		Use:   "ps [-a] [-q]",
 		Short: "List the realm's procs",
 		Long: `List the realm's procs that have not ended, oldest first; with -a also those that have
-ended and are still remembered. MACHINE is where a proc runs, or ran.
+ended and are still remembered. MACHINE is where a proc runs, or ran. Of one that waits
+STATE has the main reason too; "sigma explain" says more.
 
 CPU is the processor time used so far by all processes of a proc. MEMORY is what it uses
 now, of one that has ended the most it used; LIMIT what it may use. TASKS are its
@@ -84,18 +85,49 @@ func (a *app) ps(ctx context.Context, all, quiet bool) error {
 		return nil
 	}
 	a.measureOrSay(ctx, c, procs)
+	waits := a.waitReasons(ctx, c, procs)
 	if a.json {
 		list := make([]state.Proc, len(procs))
 		for i, p := range procs {
 			list[i] = state.OfProc(p)
+			list[i].Reason = waits[p.ID]
 		}
 		return a.printJSON(list)
 	}
 	t := a.table("PROC", "NAME", "MACHINE", "STATE", "AGE", "CPU", "MEMORY", "LIMIT", "TASKS", "COMMAND")
 	for _, p := range procs {
-		t.row(p.ID, clip(p.Name, 24), orElse(string(p.Machine), "-"), stateWords(p), ago(p.Times.Spawned), cpuWords(p), memoryWords(p), p.Memory, tasksWords(p), clip(strings.Join(append([]string{p.Program}, p.Args...), " "), 48))
+		t.row(p.ID, clip(p.Name, 24), orElse(string(p.Machine), "-"), stateWords(p)+waitWords(p, waits), ago(p.Times.Spawned), cpuWords(p), memoryWords(p), p.Memory, tasksWords(p), clip(strings.Join(append([]string{p.Program}, p.Args...), " "), 48))
 	}
 	return t.print()
+}
+
+// waitReasons is the main reason of each proc that waits; what is not known is left out.
+func (a *app) waitReasons(ctx context.Context, c *sdk.Client, procs []sigma.ProcInfo) map[sigma.ProcID]string {
+	if !slices.ContainsFunc(procs, func(p sigma.ProcInfo) bool { return p.State == sigma.ProcQueued }) {
+		return nil
+	}
+	noted, err := decisions(ctx, c)
+	if err != nil {
+		a.remark("sigma: why procs wait is not known: %v", err)
+	}
+	of := map[sigma.ProcID]string{}
+	for _, r := range noted {
+		of[sigma.ProcID(r.Proc)] = string(r.Reason)
+	}
+	for _, p := range procs {
+		if p.State != sigma.ProcQueued {
+			delete(of, p.ID)
+		}
+	}
+	return of
+}
+
+// waitWords follows the state of a proc that waits.
+func waitWords(p sigma.ProcInfo, reasons map[sigma.ProcID]string) string {
+	if why := reasons[p.ID]; why != "" {
+		return ": " + why
+	}
+	return ""
 }
 
 func clip(s string, n int) string {

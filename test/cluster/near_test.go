@@ -41,7 +41,7 @@ func TestPaperProcsRunNearTheirData(t *testing.T) {
 			t.Errorf("explain does not say %q:\n%s", want, out)
 		}
 	}
-	const tooLate = "which had no room for it within 100ms"
+	const tooLate = "which has no room; it waits 100ms for it"
 	for i := range 3 {
 		for _, m := range c.Machines() {
 			args := []string{"run", "--realm", "a", "-d", "-m", "16M", "--near", fmt.Sprintf("/ux/%s/data", m.Name)}
@@ -56,7 +56,7 @@ func TestPaperProcsRunNearTheirData(t *testing.T) {
 					exit(ctx, t, client, id)
 					return fmt.Errorf("it runs on %s", at)
 				}
-				explain(id, "it is near its data: on machine "+string(m.Name))
+				explain(id, "it should be near the data on machine "+string(m.Name))
 				exit(ctx, t, client, id)
 				return nil
 			})
@@ -72,7 +72,7 @@ func TestPaperProcsRunNearTheirData(t *testing.T) {
 				break
 			}
 		}
-		explain(full[len(full)-1], "it should be near the data on machine m2, "+tooLate)
+		explain(full[len(full)-1], "it should be near machine m2, "+tooLate)
 		for _, id := range full {
 			must(t, client.Kill(ctx, id))
 			exit(ctx, t, client, id)

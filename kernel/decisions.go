@@ -1,0 +1,181 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"sigmaos.dev/decision"
+	"sigmaos.dev/identity"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/state"
+)
+
+// /sys/decisions: why procs waited, were placed and failed, as whoever decided noted then. Each machine keeps what was noted there: by its schedd, and by the besched and lcsched that run there.
+
+// peerDecisions: realm or "", number -> lines after that, number of the last, more.
+const peerDecisions = "decisions"
+
+// decisionsPage bounds the bytes of lines that are told at a time, but for the last line.
+const decisionsPage = 40 << 10
+
+// openDecisions reads what was noted before this sigmad.
+func (k *Kernel) openDecisions() *decision.Log {
+	l, err := decision.Open(filepath.Join(k.cfg.Data, "decisions"), k.cfg.Machine, k.completeDecision)
+	if err != nil {
+		k.cfg.Log.Warn("why procs waited is not known any more, or not kept", "err", err)
+	}
+	return l
+}
+
+// completeDecision adds what whoever decided does not know: the proc's name, and that a machine offers nothing because its operator closed it.
+func (k *Kernel) completeDecision(r *decision.Record) {
+	if r.Name == "" {
+		k.mu.Lock()
+		if p := k.core.Find(sigma.ProcID(r.Proc)); p != nil {
+			r.Name = p.Name
+		}
+		k.mu.Unlock()
+	}
+	if r.Reason != decision.Memory || len(r.Machines) == 0 {
+		return
+	}
+	closed := 0
+	for i := range r.Machines {
+		if k.isClosed(sigma.MachineID(r.Machines[i].Name)) {
+			r.Machines[i].Why = "takes nothing new, says its operator"
+			closed++
+		}
+	}
+	if closed == len(r.Machines) {
+		r.Reason, r.Why = decision.Cordoned, "all machines take nothing new, say their operators"
+	}
+}
+
+// isClosed reports whether the operator has closed a machine for new procs.
+func (k *Kernel) isClosed(id sigma.MachineID) bool {
+	if !k.registered() {
+		return false
+	}
+	m, _ := k.id.Roster().Member(id)
+	return m.Cordoned || m.Draining
+}
+
+// waitSaid is from when on it is noted that a proc has waited.
+const waitSaid = 2 * time.Millisecond
+
+// noteFate notes that a proc which waited has a machine, or that one ended otherwise than well. Kernel.mu is held.
+func (k *Kernel) noteFate(p *sigma.ProcInfo) {
+	waited := p.Times.Placed.Sub(p.Times.Spawned)
+	switch {
+	case p.State == sigma.ProcEnded && p.Status.Code != sigma.StatusOK:
+		why := fmt.Sprintf("%v: %s", p.Status.Code, p.Status.Msg)
+		if p.Times.Started.IsZero() {
+			why = "it was not started: " + why
+		}
+		k.noteProc("schedd", p, decision.Failed, why)
+	case p.State != sigma.ProcEnded && waited > waitSaid:
+		k.noteProc("schedd", p, decision.Placed, fmt.Sprintf("it was placed on machine %s after %v", p.Machine, waited.Round(10*time.Microsecond)))
+	}
+}
+
+func (k *Kernel) noteProc(by string, p *sigma.ProcInfo, reason decision.Reason, why string) {
+	r := decision.New(by, p.Realm, p.ID, reason, why)
+	r.Name = p.Name
+	k.decisions.Note(r)
+}
+
+// noteUnscheduled notes that nobody is there to place a proc. Kernel.mu is held.
+func (k *Kernel) noteUnscheduled(p *schedd.Proc) {
+	why := "no besched answers; it is sent to the first that does"
+	if p.Class == sigma.LatencyCritical {
+		why = "no lcsched leads: one is being elected, or the control machines have no quorum"
+	}
+	k.noteProc("schedd", &p.ProcInfo, decision.Scheduler, why)
+}
+
+// decisionsAt is how far a reader has come: all of the machines before one, and of that what is not after a number.
+type decisionsAt struct {
+	machine sigma.MachineID
+	seq     uint64
+	begun   bool // with this machine, which has more
+}
+
+// decisionsFile is /sys/decisions: a tenant is told of its own realm, the provider of the realm that it works in, and in that of the system of all.
+func (r *root) decisionsFile() sigma.File {
+	k, of := r.tree.k, r.realm
+	if of == sigma.SystemRealm && r.tree.principal.System {
+		of = ""
+	}
+	f := linesFile("/sys/"+sigmap.FileDecisions, sigmap.FileDecisions, 0o444, func(ctx context.Context, at decisionsAt) ([]byte, decisionsAt, bool, error) {
+		machines := k.usageMachines()
+		i, found := slices.BinarySearch(machines, at.machine)
+		if found && !at.begun {
+			i++
+		}
+		if i == len(machines) {
+			return nil, at, false, nil
+		}
+		if machines[i] != at.machine {
+			at = decisionsAt{machine: machines[i]}
+		}
+		text, last, more, err := k.decisionsOf(ctx, at.machine, of, at.seq)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil, at, false, err
+			}
+			text, err = state.Line(decision.Record{At: string(at.machine), Missing: err.Error()})
+		}
+		at.seq, at.begun = last, more
+		return text, at, more || i+1 < len(machines), err
+	})
+	if r.realm == sigma.SystemRealm && k.service(r.tree.principal) != nil {
+		return f.answering(r.callable(sigmap.FileDecisions, map[string]handler{sigmap.CallNote: r.noteDecisions}))
+	}
+	return f
+}
+
+// noteDecisions keeps what a scheduler of this machine decided.
+func (r *root) noteDecisions(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+	var rs []decision.Record
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { decision.Code(c, &rs) }); err != nil {
+		return nil, nil, err
+	}
+	for _, one := range rs {
+		r.tree.k.decisions.Note(one)
+	}
+	return nil, nil, nil
+}
+
+// decisionsOf are those that a machine keeps.
+func (k *Kernel) decisionsOf(ctx context.Context, m sigma.MachineID, of sigma.RealmID, seq uint64) (text []byte, last uint64, more bool, err error) {
+	if m == k.cfg.Machine {
+		text, last, more = k.decisions.After(of, seq, decisionsPage)
+		return text, last, more, nil
+	}
+	if !slices.Contains(k.others(), m) {
+		return nil, 0, false, sigma.Errorf("kernel.decisions", sigma.KindUnavailable, "the machine is away")
+	}
+	ctx, cancel := context.WithTimeout(ctx, findMax)
+	defer cancel()
+	err = k.ask(ctx, m, peerDecisions, func(c *sigmap.Coder) { c.RealmID(&of); c.U64(&seq) }, func(c *sigmap.Coder) { c.Data(&text); c.U64(&last); c.Bool(&more) })
+	if err == nil && more && last <= seq {
+		err = sigma.Errorf("kernel.decisions", sigma.KindInvalid, "the machine tells the same again and again")
+	}
+	return slices.Clone(text), last, more && err == nil, err
+}
+
+func (k *Kernel) peerDecisions(_ context.Context, _ identity.Subject, payload []byte) ([]byte, error) {
+	var of sigma.RealmID
+	var seq uint64
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.RealmID(&of); c.U64(&seq) }); err != nil {
+		return nil, err
+	}
+	text, last, more := k.decisions.After(of, seq, decisionsPage)
+	return sigmap.Payload(func(c *sigmap.Coder) { c.Data(&text); c.U64(&last); c.Bool(&more) })
+}
