@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"sigmaos.dev/decision"
 	"sigmaos.dev/sigma"
 )
 
@@ -175,6 +176,22 @@ func (r *Record) end(s sigma.Status, now time.Time) {
 	s.Data, s.Msg = nil, strings.ToValidUTF8(s.Msg[:min(len(s.Msg), messageMax)], "")
 	h[len(h)-1].Status, h[len(h)-1].Ended = s, now
 	r.History = h
+}
+
+// why says what becomes of a registration whose last instance ended, for that instance; "" if one runs.
+func (r *Record) why() (decision.Reason, string) {
+	if len(r.History) == 0 || r.Present() != nil || r.Removed {
+		return "", ""
+	}
+	s := r.History[len(r.History)-1].Status
+	ended := fmt.Sprintf("it ended: %v: %s; ", s.Code, s.Msg)
+	switch {
+	case r.over():
+		return decision.Finished, ended + "it is not started again, for it is to be only after a failure"
+	case r.spent():
+		return decision.Finished, fmt.Sprintf("%sit is not started again, for it was started %d times, as often as it may be", ended, r.Starts)
+	}
+	return decision.Pause, fmt.Sprintf("%sthe next is started after %v; pauses grow while instances end soon", ended, r.Pause)
 }
 
 // messageMax bytes of a status's message are kept.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/decision"
 	"sigmaos.dev/sigma"
 )
 
@@ -36,6 +37,9 @@ const (
 
 // Runner is one leadership.
 type Runner struct {
+	// Decided is told why a proc that ended is started later or not at all, and must not block; nil = nobody asks. Not changed once Run is called.
+	Decided func(decision.Record)
+
 	core *Core
 	sys  System
 	log  *slog.Logger
@@ -184,6 +188,7 @@ func (r *Runner) act(ctx context.Context, f Effect) (Event, error) {
 		if err != nil {
 			return Dropped{f.Key}, err
 		}
+		r.decided(f)
 		return Saved{f.Key, v}, nil
 	case Forget:
 		if err := r.sys.Forget(ctx, f.Key, f.Version); err != nil {
@@ -206,4 +211,14 @@ func (r *Runner) act(ctx context.Context, f Effect) (Event, error) {
 		return Refused{f.Key, f.Proc, err}, err
 	}
 	return nil, nil
+}
+
+// decided tells what was decided about an instance that ended.
+func (r *Runner) decided(f Save) {
+	if reason, why := f.Record.why(); reason != "" && r.Decided != nil {
+		last := f.Record.History[len(f.Record.History)-1]
+		d := decision.New("initd", f.Key.Realm, last.Proc, reason, why)
+		d.Name = f.Key.Name
+		r.Decided(d)
+	}
 }

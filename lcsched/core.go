@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"sigmaos.dev/decision"
 	"sigmaos.dev/sigma"
 )
 
@@ -163,6 +164,7 @@ type waiting struct {
 	gone  bool // it waits no more
 	hopes bool // for the machine that it should be near, which alone it takes
 	kept  *machine
+	told  decision.Reason
 }
 
 // group is those procs that are to be spread.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/decision"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/treekit"
@@ -163,10 +164,14 @@ const nextMax = 128
 
 // Service answers machines while it leads. It is a tree whose root is one callable file. Safe for concurrent use.
 type Service struct {
+	// Decided is told why jobs wait, and must not block; nil = nobody asks. Not changed once the service is used.
+	Decided func(decision.Record)
+
 	mu        sync.Mutex
 	core      *Core                      // mu; nil while it does not lead
 	timer     *time.Timer                // mu; nil or set for Ticked
 	attending map[sigma.MachineID]*visit // mu
+	limit     decision.Limit             // mu; of what is decided
 }
 
 // visit is what a machine has here by one session.
@@ -401,6 +406,7 @@ func (s *Service) stepLocked(e Event) {
 			}
 		}
 	}
+	s.tellLocked(now, e)
 	if s.timer != nil {
 		s.timer.Stop()
 		s.timer = nil
@@ -414,6 +420,31 @@ func (s *Service) stepLocked(e Event) {
 				s.stepLocked(Ticked{})
 			}
 		})
+	}
+}
+
+// tellLocked says why jobs wait: those that came, and, when time has passed, the first.
+func (s *Service) tellLocked(now time.Time, e Event) {
+	if s.Decided == nil {
+		return
+	}
+	var ids []sigma.ProcID
+	switch e := e.(type) {
+	case Enqueued:
+		for i := range e.Jobs {
+			if j := &e.Jobs[i]; s.core.known[j.ID] != nil && s.limit.Allows(string(j.Realm), now) {
+				ids = append(ids, j.ID)
+			}
+		}
+	case Ticked:
+		ids = s.core.Firsts()
+	case Declined:
+		ids = []sigma.ProcID{e.ID}
+	}
+	for _, id := range ids {
+		if r, news := s.core.Why(id); news {
+			s.Decided(r)
+		}
 	}
 }
 

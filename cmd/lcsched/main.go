@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/decision"
 	"sigmaos.dev/initd"
 	"sigmaos.dev/lcsched"
 	"sigmaos.dev/namespace"
@@ -40,18 +41,20 @@ func main() {
 func run(log *slog.Logger) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	s := lcsched.NewService()
+	s, decided := lcsched.NewService(), decision.NewSender()
+	s.Decided = decided.Note
 	var leading sync.WaitGroup
 	defer leading.Wait()
 	defer stop() // before that, if serving ends by itself
 	return sdk.ServeClient(ctx, func(_ context.Context, c *sdk.Client) (sigma.Tree, error) {
-		leading.Go(func() { lead(ctx, c, s, log) })
+		go decided.Run(ctx, c.Tree)
+		leading.Go(func() { lead(ctx, c, s, decided, log) })
 		return s, nil
 	})
 }
 
 // lead stands for election again and again, and leads while it is elected.
-func lead(ctx context.Context, c *sdk.Client, s *lcsched.Service, log *slog.Logger) {
+func lead(ctx context.Context, c *sdk.Client, s *lcsched.Service, decided *decision.Sender, log *slog.Logger) {
 	for said := ""; ctx.Err() == nil; {
 		free := namespace.WithoutFence(ctx) // it may have led before
 		err := c.MkdirAll(free, electionDir, 0o700)
@@ -73,7 +76,7 @@ func lead(ctx context.Context, c *sdk.Client, s *lcsched.Service, log *slog.Logg
 		said = ""
 		log.Info("this lcsched leads", "machine", c.Info().Principal.Machine)
 		s.Lead(true)
-		keepRunning(ctx, c, l, log)
+		keepRunning(ctx, c, l, decided, log)
 		if ctx.Err() == nil {
 			log.Warn("this lcsched leads no more")
 		}
@@ -85,7 +88,7 @@ func lead(ctx context.Context, c *sdk.Client, s *lcsched.Service, log *slog.Logg
 }
 
 // keepRunning is initd, as long as this one leads.
-func keepRunning(ctx context.Context, c *sdk.Client, l *sdk.Leadership, log *slog.Logger) {
+func keepRunning(ctx context.Context, c *sdk.Client, l *sdk.Leadership, decided *decision.Sender, log *slog.Logger) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
@@ -97,6 +100,7 @@ func keepRunning(ctx context.Context, c *sdk.Client, l *sdk.Leadership, log *slo
 	}()
 	for ctx.Err() == nil {
 		r := initd.NewRunner(c.Info().Principal.Machine, &initd.Client{Tree: c.Tree, Epoch: l.Fence().Epoch}, log)
+		r.Decided = decided.Note
 		if err := r.Run(ctx); err != nil && ctx.Err() == nil {
 			log.Warn("registered procs are not looked after", "err", err)
 		}

@@ -46,6 +46,8 @@ func TestExplainNamesTheTrueReason(t *testing.T) {
 		r.program = c.Machine(0).Install(ctx, t, client, testenv.BuildC(t, t.TempDir(), "../machine/testdata/probe.c"))
 	}
 	r.bestEffort()
+	r.latencyCritical()
+	r.paused()
 	r.failures()
 	r.check("after the end", c.Machine(1))
 	c.Machine(0).Must(t, "--data", c.Data(), "down")
@@ -90,7 +92,10 @@ func (r *reasons) because(realm sigma.RealmID, proc string, reason decision.Reas
 }
 
 func (w *wanted) told(t *testing.T, m *testenv.Machine) error {
-	out := m.Must(t, "explain", "--realm", string(w.realm), "--json", w.proc)
+	out, errs, code := m.CLI(t, "explain", "--realm", string(w.realm), "--json", w.proc)
+	if code != 0 {
+		return fmt.Errorf("exit code %d: %s", code, errs)
+	}
 	var all []struct{ Decisions []decision.Record }
 	if err := json.Unmarshal([]byte(out), &all); err != nil {
 		return err
@@ -213,6 +218,59 @@ func nearTo(m sigma.MachineID) func(*sigma.Descriptor) {
 
 func named(name string) func(*sigma.Descriptor) {
 	return func(d *sigma.Descriptor) { d.Name = name }
+}
+
+// reserving makes a descriptor latency-critical.
+func reserving(cpu sigma.MilliCPU, where ...string) func(*sigma.Descriptor) {
+	return func(d *sigma.Descriptor) { d.Class, d.CPU, d.Where = sigma.LatencyCritical, cpu, where }
+}
+
+// latencyCritical stages what lcsched decides.
+func (r *reasons) latencyCritical() {
+	const small = 64 * sigma.MiB
+	set := func(realm string, args ...string) {
+		r.c.Machine(0).Must(r.t, append(append([]string{"realm", "set"}, args...), realm)...)
+	}
+	one := r.runs("b", r.spawn("b", small, reserving(1000)))
+	r.runs("b", r.spawn("b", small, reserving(1000)))
+	waits := r.spawn("a", small, reserving(500))
+	r.because("a", string(waits), decision.Reserved, "0 cores")
+	r.kill("b", one)
+	r.runs("a", waits)
+	near := r.runs("a", r.spawn("a", small, reserving(400)))
+	r.kill("a", waits, near)
+	r.killAll("b")
+
+	set("a", "--limit-reserve-cpu", "0.5")
+	r.runs("a", r.spawn("a", small, reserving(500)))
+	r.because("a", string(r.spawn("a", small, reserving(500))), decision.Maximum, "may reserve")
+	set("a", "--limit-reserve-cpu", "default")
+	r.killAll("a")
+
+	for _, m := range r.c.Machines() {
+		r.c.Machine(0).Must(r.t, "machine", "cordon", string(m.Name))
+	}
+	r.because("a", string(r.spawn("a", small, reserving(500))), decision.Cordoned, "takes nothing new")
+	for _, m := range r.c.Machines() {
+		r.c.Machine(0).Must(r.t, "machine", "uncordon", string(m.Name))
+	}
+	r.killAll("a")
+	for name, f := range map[string]func(*sigma.Descriptor){"label": reserving(500, "zone=none"), "cores": reserving(64000)} {
+		id := r.spawn("a", small, named(name), f)
+		exit(r.ctx, r.t, r.of["a"], id)
+		r.because("a", name, decision.Failed, map[string]string{"label": "zone=none", "cores": "64 cores"}[name])
+	}
+}
+
+// paused stages a registered proc that ends again and again, and one that never starts.
+func (r *reasons) paused() {
+	for name, program := range map[string]string{"looping": r.program, "never": "/bad/none"} {
+		must(r.t, r.of["a"].Register(r.ctx, sigma.Registration{Name: name, Descriptor: sigma.Descriptor{Program: program, Args: []string{"exit", "3"}}}))
+		r.because("a", name, decision.Pause, "the next is started after")
+	}
+	for _, name := range []string{"looping", "never"} {
+		r.c.Machine(0).Must(r.t, "init", "rm", "--realm", "a", name)
+	}
 }
 
 // failures stages starts that fail.
