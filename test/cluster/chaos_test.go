@@ -45,6 +45,9 @@ var acts = []act{
 	{name: "kill", ends: true, do: func(x *chaos, v *testenv.Machine) error {
 		return x.end(v, v.Kill, v.Restart)
 	}},
+	{name: "kill of the keeper", ends: true, do: func(x *chaos, v *testenv.Machine) error {
+		return x.end(v, func() error { return v.KillDaemon("keeper") }, v.Restart)
+	}},
 	{name: "power off", ends: true, do: func(x *chaos, v *testenv.Machine) error {
 		return x.end(v, v.PowerOff, v.Restart)
 	}},
