@@ -10,10 +10,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"sigmaos.dev/sdk"
 )
@@ -38,7 +40,7 @@ func run(ctx context.Context, dir, until, protocol string) error {
 		return err
 	}
 	// Without a bound net/http dials for each request that finds no idle connection, and keeps dialling when one becomes free meanwhile.
-	transport := &http.Transport{DialContext: c.Dialer(dir).DialContext, Protocols: new(http.Protocols), MaxConnsPerHost: atOnce, MaxIdleConnsPerHost: atOnce}
+	transport := &http.Transport{DialContext: telling(c.Dialer(dir).DialContext), Protocols: new(http.Protocols), MaxConnsPerHost: atOnce, MaxIdleConnsPerHost: atOnce}
 	transport.Protocols.SetHTTP1(protocol == "http1")
 	transport.Protocols.SetUnencryptedHTTP2(protocol == "http2")
 	client := &http.Client{Transport: transport}
@@ -67,10 +69,27 @@ func run(ctx context.Context, dir, until, protocol string) error {
 	return err
 }
 
+// telling is dial that tells the trace of the request whom it has dialled.
+func telling(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if trace := httptrace.ContextClientTrace(ctx); err == nil && trace != nil && trace.ConnectDone != nil {
+			trace.ConnectDone(network, conn.RemoteAddr().String(), nil)
+		}
+		return conn, err
+	}
+}
+
 // ask makes a request with a body of some size, and says to which address it went.
 func ask(ctx context.Context, client *http.Client, size int) (to string, err error) {
-	to = "nobody"
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { to = i.Conn.RemoteAddr().String() }})
+	var last atomic.Value // to whom; of this goroutine, and of one that dials
+	last.Store("nobody")
+	defer func() { to = last.Load().(string) }()
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GetConn:     func(string) { last.Store("nobody") },
+		ConnectDone: func(_, address string, _ error) { last.CompareAndSwap("nobody", address) },
+		GotConn:     func(i httptrace.GotConnInfo) { last.Store(i.Conn.RemoteAddr().String()) },
+	})
 	r, err := http.NewRequestWithContext(ctx, http.MethodPut, "http://server/thing", bytes.NewReader(make([]byte, size)))
 	if err != nil {
 		return to, err
