@@ -2,8 +2,10 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"time"
 
@@ -11,8 +13,8 @@ import (
 	"sigmaos.dev/sigma"
 )
 
-// neighbourBench: what does a flood by one realm cost another? Two procs of one realm (programs/flood) ask for as much of one kind as they can, in 32 loops each, while a client of another realm reads a name and starts procs, one after the
-// other. Each flood has a realm of its own, which is removed after it. theirs is the same measured before the flood; ratio is quiet by beside, so that 0.33 is three times as long. Expected: the flood's own programs take processor time, of which the other realm has its
+// neighbourBench: what does a flood by one realm cost another? Two procs of one realm (programs/flood) ask for as much of one kind as they can, in 32 loops each, while a latency-critical proc of another realm (programs/probe) reads a name and starts
+// best-effort procs, one after the other. Each flood has a realm of its own, which is removed after it. theirs is the same measured before the flood; ratio is quiet by beside, so that 0.33 is three times as long. Expected: the flood's own programs take processor time, of which the other realm has its
 // part; beyond that, requests of one realm do not wait for more than a turn of the other's (ADR 34), so that no p99 is beyond 3 times quiet.
 func neighbourBench() Bench {
 	b := Bench{Name: "neighbour", Question: "how much longer do a realm's reads and starts take beside a flood by another realm?", Parts: neighbourFloods, run: runNeighbour}
@@ -30,7 +32,7 @@ type neighbour struct {
 	r              *Run
 	s              *system
 	share, program string        // local files: what is started, and the flood
-	start          string        // the former in the realm
+	start, probe   string        // in the realm: what is started, and the program that measures
 	window         time.Duration // of one measurement
 }
 
@@ -43,26 +45,17 @@ func runNeighbour(ctx context.Context, r *Run) (err error) {
 		return err
 	}
 	n.program = filepath.Join(r.dir, "flood")
-	if err := r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", n.program, "./bench/programs/flood"); err != nil {
+	if err := r.make(ctx, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", r.dir, "./bench/programs/flood", "./bench/programs/probe"); err != nil {
 		return err
 	}
 	if n.s, err = r.boot(ctx); err != nil {
 		return err
 	}
 	defer n.s.down()
-	group, err := n.s.instanceGroup()
-	if err != nil {
-		return err
-	}
-	out, err := enterOwnGroup(group + "/rest/driver") // so that who measures is not kept from it by what floods
-	if err != nil {
-		return err
-	}
-	defer out()
 	if n.start, err = n.s.install(ctx, n.share, "share"); err != nil {
 		return err
 	}
-	if _, err := n.s.Put(ctx, "/name", []byte("value"), sigma.PutOptions{Perm: 0o644}); err != nil {
+	if n.probe, err = n.s.install(ctx, filepath.Join(r.dir, "probe"), "probe"); err != nil {
 		return err
 	}
 	if _, _, err := n.measure(ctx, "warm"); err != nil {
@@ -81,34 +74,46 @@ func runNeighbour(ctx context.Context, r *Run) (err error) {
 
 // measure gives the 99th percentiles of a window, in ms.
 func (n *neighbour) measure(ctx context.Context, arm string) (get, spawn float64, err error) {
-	var gets, spawns []float64
-	timed := func(metric string, all *[]float64, f func() error) {
-		began := time.Now()
-		if err == nil {
-			err = f()
-		}
-		*all = append(*all, n.r.sample(arm, metric, time.Since(began).Seconds()*1e3))
+	ids, err := n.s.Spawn(ctx, sigma.Descriptor{Program: n.probe, Args: []string{n.window.String(), n.start}, Class: sigma.LatencyCritical, CPU: probeCPU, Memory: probeMemory})
+	if err != nil {
+		return 0, 0, err
 	}
-	for end := time.Now().Add(n.window); time.Now().Before(end) && err == nil; {
-		for range 20 {
-			timed("get_ms", &gets, func() error { _, _, err := n.s.Get(ctx, "/name"); return err })
-		}
-		var ids []sigma.ProcID
-		timed("spawn_ms", &spawns, func() (err error) {
-			if ids, err = n.s.Spawn(ctx, sigma.Descriptor{Program: n.start, Args: []string{"work", "0"}, Memory: sigma.MemoryLeast}); err == nil {
-				err = n.s.WaitStart(ctx, ids[0])
-			}
-			return err
-		})
-		if err == nil {
-			_, err = n.s.WaitExit(ctx, ids[0])
-		}
+	st, err := n.s.WaitExit(ctx, ids[0])
+	if err != nil || !st.OK() {
+		said, _, _ := n.s.Get(ctx, "/proc/"+string(ids[0])+"/stderr")
+		return 0, 0, fmt.Errorf("the probe ended with %+v, %w: %s", st, err, said)
 	}
-	return quantile(gets, 0.99), quantile(spawns, 0.99), err
+	said, _, err := n.s.Get(ctx, "/proc/"+string(ids[0])+"/stdout")
+	var took struct {
+		Get   []float64 `json:"get_ms"`
+		Spawn []float64 `json:"spawn_ms"`
+	}
+	if err == nil {
+		err = json.Unmarshal(said, &took)
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, ms := range took.Get {
+		n.r.sample(arm, "get_ms", ms)
+	}
+	for _, ms := range took.Spawn {
+		n.r.sample(arm, "spawn_ms", ms)
+	}
+	return quantile(took.Get, 0.99), quantile(took.Spawn, 0.99), nil
 }
+
+// Of the proc that measures, which asks for one thing at a time.
+const (
+	probeCPU    = 500
+	probeMemory = 64 * sigma.MiB
+)
 
 // beside measures quiet, and beside one flood.
 func (n *neighbour) beside(ctx context.Context, flood string) error {
+	if err := awaitIdle(ctx); err != nil {
+		return err
+	}
 	quietGet, quietSpawn, err := n.measure(ctx, "quiet")
 	if err != nil {
 		return err
@@ -129,6 +134,25 @@ func (n *neighbour) beside(ctx context.Context, flood string) error {
 		err = e
 	}
 	return err
+}
+
+// awaitIdle waits until the host's processors had little to do for half a second: what a flood left behind is being removed.
+func awaitIdle(ctx context.Context) error {
+	const look, most = 500 * time.Millisecond, 20 * time.Second
+	for began := time.Now(); ; {
+		before := idleTime()
+		select {
+		case <-time.After(look):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if idleTime()-before > look*time.Duration(runtime.NumCPU())*3/4 {
+			return nil
+		}
+		if time.Since(began) > most {
+			return fmt.Errorf("the host is not idle %v after the last flood: quiet cannot be measured", most)
+		}
+	}
 }
 
 // flood begins one, and gives it half a second; end ends it, and removes its realm.

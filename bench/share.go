@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 )
@@ -169,32 +168,4 @@ func busy() (sum time.Duration) {
 		}
 	}
 	return sum
-}
-
-// driverShares is the weight of a bench's own process within the system: what each group of daemons has.
-const driverShares = 2 * 1024
-
-// enterOwnGroup moves this process into a cgroup of its own; out moves it back.
-func enterOwnGroup(name string) (out func(), err error) {
-	g, err := makeHostGroup(name)
-	if err != nil {
-		return nil, err
-	}
-	if err := weigh(name, driverShares); err != nil {
-		g.remove()
-		return nil, err
-	}
-	path := cpuFile(name, "cgroup.procs")
-	self := fmt.Sprint(os.Getpid())
-	if err := os.WriteFile(path, []byte(self), 0); err != nil {
-		g.remove()
-		return nil, err
-	}
-	var once sync.Once
-	return func() {
-		once.Do(func() {
-			os.WriteFile(strings.TrimSuffix(path, name+"/cgroup.procs")+"cgroup.procs", []byte(self), 0)
-			g.remove()
-		})
-	}, nil
 }

@@ -238,7 +238,7 @@ func TestViewShows(t *testing.T) {
 		h.Close()
 	}
 	for path, want := range map[string]string{"/": "deep members pipe proc read shop static store sys workdir", "/deep": "er", "/deep/er": "out", "/static": "a.html home out outdir sub", "/shop": "1 more", "/workdir": "mine", "/sys": "endpoints procs self version",
-		"/proc": string(child.id), "/proc/" + string(child.id): "children descriptor log status stderr stdout usage"} {
+		"/proc": string(child.id), "/proc/" + string(child.id): "children descriptor log status stderr stdout times usage"} {
 		es, err := child.ReadDir(ctx, path)
 		got := entryNames(es)
 		slices.Sort(got)
