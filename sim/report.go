@@ -25,7 +25,8 @@ type Report struct {
 	busy  float64       // GiB seconds
 	ended time.Duration // when a proc did last
 
-	placement, start, recorded, predicted, beyond sample
+	placement, start, recorded, predicted sample
+	prompt                                int // of predicted: those that found room at once
 }
 
 // Waits says how long procs waited. Quantiles are of a sample, if there were more than 100,000.
@@ -62,8 +63,20 @@ func (s *sample) waits() Waits {
 		return Waits{}
 	}
 	slices.Sort(s.kept)
-	at := func(q float64) time.Duration { return s.kept[int(q*float64(len(s.kept)-1))] }
-	return Waits{s.total / time.Duration(s.seen), at(0.5), at(0.9), at(0.99), s.most}
+	return Waits{s.total / time.Duration(s.seen), s.at(0.5), s.at(0.9), s.at(0.99), s.most}
+}
+
+// at is a quantile, once waits was called.
+func (s *sample) at(q float64) time.Duration { return s.kept[int(q*float64(len(s.kept)-1))] }
+
+// least is Report.Least: as many of the shortest recorded waits as procs found room at once are compared with the
+// waits of these, by their medians. Which procs found room first may differ.
+func (r *Report) least() time.Duration {
+	if r.prompt == 0 {
+		return 0
+	}
+	middle := float64(r.prompt) / float64(r.predicted.seen) / 2
+	return max(r.recorded.at(middle)-r.predicted.at(middle), 0)
 }
 
 // plus is of waits that are each longer by d.
@@ -79,7 +92,7 @@ func (r *Report) started(now time.Duration, p *proc) {
 		r.recorded.add(p.Waited)
 		r.predicted.add(p.placed - p.spawned)
 		if p.placed-p.spawned <= promptMost {
-			r.beyond.add(p.Waited - (p.placed - p.spawned))
+			r.prompt++
 		}
 	}
 }
@@ -95,7 +108,7 @@ func (s *Sim) finish() {
 	if all := gib(s.memory) * max(s.last, r.ended).Seconds(); all > 0 {
 		r.Utilisation = r.busy / all
 	}
-	r.Least = max(r.beyond.waits().P50, 0)
+	r.Least = r.least()
 	r.Predicted = r.Predicted.plus(r.Least)
 	r.Jain, r.Worst = s.fairness()
 }
