@@ -47,10 +47,21 @@ func (n *node) identify(l *life, name string, f sigma.File, id sigma.FileID) ide
 
 // known gives the node that stands at name in the directory, if it is of that file.
 func (n *node) known(name string, id identity) *node {
-	if to := n.entry(name); to != nil && to.identity == id {
+	if to := n.entry(name); to != nil && to.isOf(id) {
 		return to
 	}
 	return nil
+}
+
+// isOf says whether the node is of that file. Publication gives an object another identity. While a program
+// has the object open, the node takes the identity that the server tells next.
+func (n *node) isOf(id identity) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.anew && len(n.opens) > 0 && id.server == n.server && id.kind == n.kind {
+		n.path, n.anew = id.path, false
+	}
+	return n.identity == id
 }
 
 // number is what stat(2) shows of a new node at name in the directory: the same each time, another at

@@ -19,7 +19,7 @@ import (
 type node struct {
 	fs.Inode
 	m        *Mount
-	identity               // never changes
+	identity               // its path: mu; the rest never changes
 	handle   *handle       // handles.mu
 	listed   *list.Element // inodes.mu; nil while the kernel does not know the node
 
@@ -29,6 +29,7 @@ type node struct {
 	writes uint64     // mu; how often the file was changed through the mount
 	uses   uses       // mu
 	opens  []*open    // mu; in the order of their opening
+	anew   bool       // mu; the file was published through the mount since its identity was told
 	gone   *node      // mu; the directory that the file was removed from through the mount; nil = it has a name
 	ctime  time.Time  // mu; when mode or times were changed through the mount last
 
@@ -124,7 +125,7 @@ func (n *node) find(ctx context.Context) (*handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	if dir.identify(l, name, f, id) != n.identity {
+	if !n.isOf(dir.identify(l, name, f, id)) {
 		f.Close()
 		return nil, sigma.Errorf("mount.node", sigma.KindStale, "another file has this name now")
 	}

@@ -67,6 +67,9 @@ func (o *open) publishNow(ctx context.Context) error {
 	}
 	o.dirty.Store(false)
 	o.frozen = true
+	o.n.mu.Lock()
+	o.n.anew = true
+	o.n.mu.Unlock()
 	return nil
 }
 

@@ -41,6 +41,7 @@ func TestClosesPublish(t *testing.T) {
 		{"synced", `{ echo a; sync synced; echo b; } > synced`, "a\nb\n"},
 		{"read-meanwhile", `{ echo a; cat read-meanwhile >&2; echo b; } > read-meanwhile`, "a\nb\n"},
 		{"replaced", `echo old > replaced; exec 3> replaced; echo new > n; mv n replaced; echo late >&3`, "new\n"},
+		{"replaced-later", `echo old > replaced-later; exec 3> replaced-later; /bin/true; sleep 1.2; echo new > n; mv n replaced-later; echo late >&3`, "new\n"}, // the kernel looks it up again
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			run(t, dir, "bash", "-e", "-c", c.line)
