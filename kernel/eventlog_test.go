@@ -122,6 +122,7 @@ func TestEventsOfControlCharacters(t *testing.T) {
 
 // Goal: each change of a member is told once, by the first machine that is alive.
 func TestTellMembers(t *testing.T) {
+	const leaves = 7 // the life whose machine said that it is being stopped
 	one := func(change func(*identity.Member)) []identity.Member {
 		m := identity.Member{Machine: "m2", Incarnation: 1}
 		change(&m)
@@ -131,6 +132,8 @@ func TestTellMembers(t *testing.T) {
 	cordoned := func(m *identity.Member) { m.Cordoned = true }
 	draining := func(m *identity.Member) { m.Cordoned, m.Draining = true, true }
 	lost := func(m *identity.Member) { m.Lost = true }
+	left := func(m *identity.Member) { m.Lost, m.Incarnation = true, leaves }
+	leaving := func(m *identity.Member) { m.Incarnation = leaves }
 	for _, c := range []struct {
 		before, after func(*identity.Member)
 		told          string
@@ -142,10 +145,14 @@ func TestTellMembers(t *testing.T) {
 		{cordoned, alive, state.EventMachineUncordoned},
 		{draining, alive, state.EventMachineUncordoned},
 		{alive, lost, state.EventMachineLost},
+		{leaving, left, state.EventMachineLeft},
 		{lost, alive, state.EventMachineJoined},
 	} {
 		for _, self := range []sigma.MachineID{"m1", "m2"} {
-			k := &Kernel{cfg: Config{Machine: self}, events: newEventLog(self, time.Now)}
+			k := &Kernel{cfg: Config{Machine: self}, events: newEventLog(self, time.Now), own: newMembership("")}
+			if _, err := k.peerLeave(t.Context(), identity.Subject{Machine: "m2", Incarnation: leaves}, nil); err != nil {
+				t.Fatal(err)
+			}
 			k.tellMembers(one(c.before), one(c.after))
 			var told []string
 			for _, e := range k.events.after(asked{system: true, all: true}, 0) {

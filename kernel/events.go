@@ -185,7 +185,7 @@ func (k *Kernel) tellMembers(before, after []identity.Member) {
 		case !known || was.Incarnation < m.Incarnation && !m.Lost || was.Lost && !m.Lost:
 			tell(state.EventMachineJoined, m.Machine, "")
 		case m.Lost && !was.Lost:
-			tell(state.EventMachineLost, m.Machine, "")
+			tell(k.own.lostOrLeft(m), m.Machine, "")
 		case m.Draining && !was.Draining:
 			tell(state.EventMachineDrained, m.Machine, "its procs are asked to go")
 		case m.Cordoned && !was.Cordoned:

@@ -315,9 +315,12 @@ func isMember(cfg Config) bool {
 
 // Run boots the machine and serves until ctx ends, Down is called, or the keeper is gone. Before it returns, services were asked to end in an orderly way.
 func (k *Kernel) Run(ctx context.Context) error {
-	ctx, k.down = context.WithCancel(ctx)
-	defer k.down()
-	k.ctx = ctx
+	asked, down := context.WithCancel(ctx)
+	defer down()
+	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	k.ctx, k.down = ctx, down
+	defer context.AfterFunc(asked, func() { k.leave(); stop() })()
 	events := make(chan error, 1)
 	work := context.WithoutCancel(ctx) // launcher events are needed until the services have ended
 	work, stopWork := context.WithCancel(work)

@@ -33,16 +33,17 @@ type membership struct {
 	over chan error // takes one: why the present life is over
 
 	mu      sync.Mutex
-	present context.Context          // mu; ends with the present life
-	end     context.CancelFunc       // mu; of present
-	silent  map[sigma.MachineID]bool // mu
+	present context.Context                       // mu; ends with the present life
+	end     context.CancelFunc                    // mu; of present
+	silent  map[sigma.MachineID]bool              // mu
+	left    map[sigma.MachineID]sigma.Incarnation // mu; lives whose machine said that it is being stopped; one of each member
 
 	following sync.Mutex        // makes a change of the roster and telling of it one act
 	told      []identity.Member // following; the roster that was told of last
 }
 
 func newMembership(dir string) *membership {
-	m := &membership{keeper: identityKeeper{dir: dir}, ear: machines.NewEar(), timing: machines.DefaultTiming(), over: make(chan error, 1), silent: map[sigma.MachineID]bool{}}
+	m := &membership{keeper: identityKeeper{dir: dir}, ear: machines.NewEar(), timing: machines.DefaultTiming(), over: make(chan error, 1), silent: map[sigma.MachineID]bool{}, left: map[sigma.MachineID]sigma.Incarnation{}}
 	m.present, m.end = context.WithCancel(context.Background())
 	return m
 }
@@ -395,7 +396,7 @@ func (k *Kernel) logChanges(before, after []identity.Member) {
 		case !known || was.Incarnation < m.Incarnation && !m.Lost:
 			k.cfg.Log.Info("a machine is there", "machine", m.Machine, "incarnation", m.Incarnation, "address", m.Address, "control", m.Control, "lost", m.Lost)
 		case m.Lost && !was.Lost:
-			k.cfg.Log.Warn("a machine is lost", "machine", m.Machine, "incarnation", m.Incarnation)
+			k.cfg.Log.Warn("the life of a machine is over", "event", k.own.lostOrLeft(m), "machine", m.Machine, "incarnation", m.Incarnation)
 		case was.Control != m.Control:
 			k.cfg.Log.Info("the control machines are others", "machine", m.Machine, "control", m.Control)
 		}

@@ -156,6 +156,7 @@ func (k *Kernel) registerPeerCalls() {
 		k.peerCalls[name] = f
 	}
 	k.peerCalls[peerBegun] = k.peerBegun
+	k.peerCalls[peerLeave] = k.peerLeave
 	k.peerCalls[peerInit], k.peerCalls[peerEvents], k.peerCalls[peerDecisions] = k.peerInit, k.peerEvents, k.peerDecisions
 }
 

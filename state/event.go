@@ -34,6 +34,7 @@ const (
 	EventRealmRemoved       = "realm.removed"
 	EventMachineJoined      = "machine.joined"
 	EventMachineLost        = "machine.lost"
+	EventMachineLeft        = "machine.left" // it was stopped, and said so
 	EventMachineDrained     = "machine.drained"
 	EventMachineCordoned    = "machine.cordoned"
 	EventMachineUncordoned  = "machine.uncordoned"
@@ -44,7 +45,7 @@ const (
 )
 
 // Events are the names of all events.
-var Events = []string{EventProcStarted, EventProcEnded, EventReservationRefused, EventRealmCreated, EventRealmRemoved, EventMachineJoined, EventMachineLost,
+var Events = []string{EventProcStarted, EventProcEnded, EventReservationRefused, EventRealmCreated, EventRealmRemoved, EventMachineJoined, EventMachineLost, EventMachineLeft,
 	EventMachineDrained, EventMachineCordoned, EventMachineUncordoned, EventMachineRemoved, EventDaemonEnded, EventDaemonStarted, EventGap}
 
 // Cursor is how far somebody has read the events of each machine: the number of the latest, by machine.

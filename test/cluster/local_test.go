@@ -90,6 +90,13 @@ func TestMachinesOnOneHost(t *testing.T) {
 
 	all("up", "--detach")
 	testenv.Eventually(t, "all are alive after all were killed", alive)
+	c.Machine(2).Must(t, "down")
+	testenv.Eventually(t, "that m3 was stopped is told, and not as a loss", func() error {
+		if got := all("events", "--event", "machine", "--json"); !strings.Contains(got, `"machine.left","machine":"m3"`) || strings.Contains(got, `"machine.lost","machine":"m3"`) {
+			return fmt.Errorf("told is %s", got)
+		}
+		return nil
+	})
 	all("down")
 	if _, errs, code := c.Machine(0).CLI(t, "--data", c.Data(), "down"); code != 1 || !strings.Contains(errs, "no sigmaOS is running") {
 		t.Errorf("a second down: code %d, %s", code, errs)
