@@ -291,6 +291,12 @@ func (k *Kernel) usagesOf(ctx context.Context, realm sigma.RealmID, ids []sigma.
 	if len(far) == 0 {
 		return out, nil
 	}
+	select {
+	case k.peers.finds <- struct{}{}:
+		defer func() { <-k.peers.finds }()
+	case <-ctx.Done():
+		return nil, sigma.Wrap("kernel.usage", "", ctx.Err())
+	}
 	ctx, cancel := context.WithTimeout(ctx, findMax)
 	defer cancel()
 	var mu sync.Mutex

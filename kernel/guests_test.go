@@ -235,6 +235,7 @@ func tenantActs(ctx context.Context, provider *sdk.Client, id sigma.ProcID) []de
 			return err
 		}},
 		{"evict", sigma.RoleDeveloper, func(c *sdk.Client) error { return c.Evict(ctx, id, time.Hour) }},
+		{"usage of procs now", sigma.RoleViewer, func(c *sdk.Client) error { _, err := c.Usage(ctx, id); return err }},
 	}
 }
 
@@ -261,9 +262,6 @@ func governingActs(ctx context.Context) []deed {
 		}},
 		{"status of the machine", nobody, func(c *sdk.Client) error { return about(ctx, c, sigmap.FileMachine, sigmap.CallStatus, none) }},
 		{"metrics", nobody, reads(ctx, "/sys/metrics")},
-		{"usage of procs now", nobody, func(c *sdk.Client) error {
-			return about(ctx, c, sigmap.FileProcs, sigmap.CallUsage, func(c *sigmap.Coder) { ids := []sigma.ProcID{}; c.ProcIDs(&ids) })
-		}},
 	}
 }
 

@@ -31,8 +31,8 @@ var permissions = map[string]map[string]sigma.Role{
 		sigmap.CallKill:      sigma.RoleDeveloper,
 		sigmap.CallFreeze:    sigma.RoleDeveloper,
 		sigmap.CallThaw:      sigma.RoleDeveloper,
-		sigmap.CallUsage:     nobody, // each question costs the launcher time; /proc and /sys/usage tell it as well
-		sigmap.CallCaps:      nobody, // tells texts of endpoints, with which anybody of the realm could dial
+		sigmap.CallUsage:     sigma.RoleViewer, // each reads it in /proc too
+		sigmap.CallCaps:      nobody,           // tells texts of endpoints, with which anybody of the realm could dial
 	},
 	sigmap.FileSelf: {
 		sigmap.CallInfo:      sigma.RoleViewer,

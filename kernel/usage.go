@@ -120,14 +120,15 @@ func (k *Kernel) meter(ctx context.Context, l *launch.Launcher, id uint64) (laun
 // usageMax procs are asked about in one call.
 const usageMax = 256
 
-// usage answers what procs use: those that run, now; others, what is known of them. It is the provider's, because a question costs the launcher time that starts need.
+// usage answers what procs use: those that run, now; others, what is known of them. It is for the provider, because a question costs the launcher time that starts need,
+// and for sessions with a credential, which read the same in /proc and have few requests at a time.
 func (r *root) usage(ctx context.Context, payload []byte) ([]byte, []*os.File, error) {
 	var ids []sigma.ProcID
 	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.ProcIDs(&ids) }); err != nil {
 		return nil, nil, err
 	}
-	if !r.tree.principal.System {
-		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindPermission, "only the provider may ask this")
+	if !r.tree.principal.System && r.tree.granted == nil {
+		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindPermission, "no proc may ask this; read its files in /proc")
 	}
 	if len(ids) > usageMax {
 		return nil, nil, sigma.Errorf("kernel.usage", sigma.KindTooBig, "%d procs in one call; %d are allowed", len(ids), usageMax)

@@ -382,7 +382,7 @@ func (c *Client) List(ctx context.Context, all bool) ([]sigma.ProcInfo, error) {
 // usagePage procs are asked about in one call.
 const usagePage = 256
 
-// Usage tells what procs of the realm consume now, or consumed, in order. It is for the provider's programs; others get KindPermission.
+// Usage tells what procs of the realm consume now, or consumed, in order. It is for the provider's programs and those with a credential; procs get KindPermission.
 func (c *Client) Usage(ctx context.Context, ids ...sigma.ProcID) ([]sigma.Usage, error) {
 	out := make([]sigma.Usage, 0, len(ids))
 	for page := range slices.Chunk(ids, usagePage) {
