@@ -77,6 +77,7 @@ func (d *databases) drop(s *service) {
 		delete(d.of, s.realm)
 	}
 	d.mu.Unlock()
+	d.k.launches.forget(s.name)
 	close(s.gone)
 }
 

@@ -113,6 +113,7 @@ type Kernel struct {
 	databases *databases
 	sched     *scheduler
 	shares    *groupShares
+	launches  *launches // of services and sigmad, counted
 	ledger    *ledger
 	copies    *copies
 	turns     *treekit.Turns
@@ -233,6 +234,7 @@ func New(cfg Config) (*Kernel, error) {
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{}, recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}
+	k.launches = newLaunches(cfg.Log, filepath.Join(cfg.Data, "launches"))
 	uxQuotas.k, k.events = k, newEventLog(cfg.Machine, time.Now)
 	if k.nothing, err = atEnd(); err != nil {
 		return nil, sigma.Wrap("kernel.New", "", err)
@@ -320,6 +322,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	k.ctx, k.down = ctx, down
+	k.launches.begun(serviceSigmad)
 	defer context.AfterFunc(asked, func() { k.leave(); stop() })()
 	events := make(chan error, 1)
 	work := context.WithoutCancel(ctx) // launcher events are needed until the services have ended

@@ -74,7 +74,7 @@ type service struct {
 	over     chan struct{}  // mu; closed at the end of this incarnation
 	state    string         // mu
 	since    time.Time      // mu
-	restarts uint32         // mu
+	restarts uint32         // mu; how often it was started before this incarnation
 	held     error          // mu; why it is not started now; nil = it is
 	hold     chan struct{}  // mu; closed when that is set; replaced when it is nil again
 }
@@ -151,7 +151,9 @@ func (s *service) run(ctx context.Context) error {
 		}
 	})
 	defer s.k.unregister(id)
+	before := s.k.launches.begun(s.name)
 	s.mu.Lock()
+	s.restarts = before
 	s.id, s.launch, s.over, s.state, s.since, s.endpoint, s.stream = p.Proc, id, over, "starting", time.Now(), sigma.Endpoint{}, sigma.Endpoint{}
 	s.mu.Unlock()
 	defer s.finish(p.Proc, over)
@@ -194,7 +196,6 @@ func (s *service) finish(id sigma.ProcID, over chan struct{}) {
 	default:
 	}
 	s.id, s.launch, s.endpoint, s.stream, s.state, s.since = "", 0, sigma.Endpoint{}, sigma.Endpoint{}, "restarting", time.Now()
-	s.restarts++
 	s.mu.Unlock()
 	close(over)
 }
@@ -366,8 +367,8 @@ func (k *Kernel) service(p sigma.Principal) *service {
 func (k *Kernel) status() (out []sigmap.Service) {
 	for _, s := range k.serviceList() {
 		s.mu.Lock()
-		out = append(out, sigmap.Service{Name: s.name, Proc: s.id, State: s.state, Since: s.since, Restarts: s.restarts})
+		out = append(out, sigmap.Service{Name: s.name, Proc: s.id, State: s.state, Since: s.since, Restarts: s.k.launches.restarts(s.name)})
 		s.mu.Unlock()
 	}
-	return append(out, sigmap.Service{Name: "sigmad", State: "running", Since: k.start})
+	return append(out, sigmap.Service{Name: serviceSigmad, State: "running", Since: k.start, Restarts: k.launches.restarts(serviceSigmad)})
 }

@@ -152,6 +152,9 @@ func (p *bootPlan) prepare(dir, instance string) (listen netip.AddrPort, err err
 			return listen, err
 		}
 	}
+	if err := os.RemoveAll(filepath.Join(dir, "sigmad", "launches")); err != nil { // restarts are counted from here on
+		return listen, explainWrite(dir, err)
+	}
 	if err := p.record.write(dir); err != nil || p.record.Address == "" {
 		return listen, err
 	}

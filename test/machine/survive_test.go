@@ -35,6 +35,20 @@ func again(ctx context.Context, t *testing.T, s *testenv.System, not int) (c *sd
 	return c
 }
 
+// counted checks that sigmad, and what died with it, say how often they were started again.
+func counted(ctx context.Context, t *testing.T, c *sdk.Client, least uint32) {
+	t.Helper()
+	list, err := c.Services(ctx)
+	if err != nil || len(list) < 3 {
+		t.Fatalf("services are %v, %v", list, err)
+	}
+	for _, s := range list {
+		if s.State == "running" && s.Restarts < least {
+			t.Errorf("%s was restarted %d times, it is said, after %d deaths of sigmad", s.Name, s.Restarts, least)
+		}
+	}
+}
+
 // keptAll waits until so many procs are old enough to outlive sigmad.
 func keptAll(ctx context.Context, t *testing.T, c *sdk.Client, least uint64) {
 	t.Helper()
@@ -110,6 +124,7 @@ func TestKillSigmad(t *testing.T) {
 		go func() { over <- survived(ctx, outside, parent) }() // a program outside waits over the death, too
 		s.Kill9(t, "sigmad")
 		c = again(ctx, t, s, old)
+		counted(ctx, t, c, uint32(round+1))
 		if _, err := outside.Stat(ctx, "/proc"); err != nil {
 			t.Errorf("round %d: a program outside: %v", round, err)
 		}
