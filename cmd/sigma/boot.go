@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -152,7 +153,7 @@ func (p *bootPlan) prepare(dir, instance string) (listen netip.AddrPort, err err
 			return listen, err
 		}
 	}
-	if err := os.RemoveAll(filepath.Join(dir, "sigmad", "launches")); err != nil { // restarts are counted from here on
+	if err := os.Remove(filepath.Join(dir, "sigmad", "launches")); err != nil && !errors.Is(err, fs.ErrNotExist) { // restarts are counted from here on
 		return listen, explainWrite(dir, err)
 	}
 	if err := p.record.write(dir); err != nil || p.record.Address == "" {

@@ -472,6 +472,7 @@ func (a *app) downSeveral(ctx context.Context, dir string, c *cluster) error {
 		}
 		switch {
 		case !held:
+			freeCgroups(ctx, m)
 		case i < c.Control:
 			control = append(control, m)
 		default:

@@ -31,7 +31,7 @@ Procs that run are ended; realms, names and stored files stay in DATA for the ne
 "sigma up".
 
 A system that does not answer is stopped through its launcher. It is a failure (exit
-code 1) if no system runs on DATA.`,
+code 1) if no system runs on DATA; what a killed one left on the host is removed then.`,
 		Example: `  sudo sigma down`,
 		Args:    between(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -60,6 +60,7 @@ func (a *app) down(ctx context.Context) error {
 	}
 	if !held {
 		freeUplink(dir) // of one that died
+		freeCgroups(ctx, dir)
 		return notRunning(dir)
 	}
 	if err := a.downOne(ctx, dir, pid); err != nil {
@@ -88,6 +89,7 @@ func (a *app) downOne(ctx context.Context, dir string, pid int) error {
 		}
 	}
 	freeUplink(dir)
+	freeCgroups(ctx, dir)
 	return ctx.Err()
 }
 

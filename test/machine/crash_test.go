@@ -152,6 +152,14 @@ func TestKillKeeper(t *testing.T) {
 		}
 		return nil
 	})
+	if _, stderr, code := s.CLI(t, "down"); code != 1 || !strings.Contains(stderr, "no sigmaOS is running") {
+		t.Errorf("down of a dead system: %d %q", code, stderr)
+	}
+	for what := range s.Census() {
+		if !strings.HasPrefix(what, "socket") { // a file in DATA
+			t.Errorf("down of a dead system leaves %s", what)
+		}
+	}
 	s.Restart(t)
 	for what := range s.Census() {
 		if strings.Contains(what, "rest/be/default") {
