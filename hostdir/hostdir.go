@@ -8,7 +8,7 @@
 //
 // It assumes that the path given to Open, or to Create, is what the caller wants, links on the way included.
 //
-// cmd/sigma uses it for all that it reads and writes in trees of the host, dirtree for all that it opens.
+// cmd/sigma uses it for all that it reads, writes and hands over in trees of the host, dirtree for all that it opens.
 package hostdir
 
 import (
@@ -19,6 +19,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -149,6 +150,49 @@ func (d *Dir) Mkdir(name string) (made fs.FileInfo, err error) {
 		return nil, d.error("mkdir", name, errors.New("another was put in its place"))
 	}
 	return sub.f.Stat()
+}
+
+// Own gives what is in the directory to the user and group id, as after files were put back from elsewhere. It looks at the owners of so many levels, and hands over with all below it what has another.
+// A link is handed over itself, never what it leads to.
+func (d *Dir) Own(id uint32, levels int) error {
+	names, err := d.f.Readdirnames(-1)
+	for _, name := range names {
+		if err == nil {
+			err = d.ownEntry(name, id, levels-1)
+		}
+	}
+	return err
+}
+
+func (d *Dir) ownEntry(name string, id uint32, levels int) error {
+	info, err := d.Stat(name)
+	if err != nil {
+		return err
+	}
+	if info.Sys().(*syscall.Stat_t).Uid != id {
+		return d.Walk(name, func(name string, _ fs.FileInfo) error { return d.chown(name, id) })
+	}
+	if levels == 0 || !info.IsDir() {
+		return nil
+	}
+	sub, err := d.Dir(name)
+	if err != nil {
+		return err
+	}
+	defer sub.Close()
+	return sub.Own(id, levels)
+}
+
+func (d *Dir) chown(name string, id uint32) error {
+	f, err := d.open(name, unix.O_PATH|unix.O_NOFOLLOW)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Fchownat(int(f.Fd()), "", int(id), int(id), unix.AT_EMPTY_PATH); err != nil {
+		return d.error("chown", name, err)
+	}
+	return nil
 }
 
 // Finish gives a directory that Mkdir made its mode.

@@ -136,3 +136,32 @@ func must(t *testing.T, errs ...error) {
 		t.Fatal(err)
 	}
 }
+
+// Goal: what was put back as another user is handed over with all below it, also deep down, and links lead nowhere; below what is right already as many levels are looked at as were asked for.
+func TestOwn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root gives files away")
+	}
+	d, in, out := world(t)
+	const id = 12345
+	for _, dir := range []string{"back/a/b/c", "right/realm/x"} {
+		must(t, os.MkdirAll(filepath.Join(in, dir), 0o755), os.WriteFile(filepath.Join(in, dir, "f"), nil, 0o600))
+	}
+	secret := filepath.Join(out, "secret")
+	must(t, os.Symlink(secret, filepath.Join(in, "back", "link")), os.Symlink(out, filepath.Join(in, "right", "link")),
+		os.Lchown(filepath.Join(in, "right"), id, id), os.Lchown(filepath.Join(in, "right", "realm"), id, id), d.Own(id, 2))
+	owner := func(path string) uint32 {
+		st, err := os.Lstat(path)
+		must(t, err)
+		return st.Sys().(*syscall.Stat_t).Uid
+	}
+	for path, want := range map[string]uint32{"back": id, "back/a/b/c/f": id, "back/link": id, "right/link": id, "right/realm/x": 0} {
+		if got := owner(filepath.Join(in, path)); got != want {
+			t.Errorf("%s belongs to %d, not %d", path, got, want)
+		}
+	}
+	if owner(out) != 0 || owner(secret) != 0 {
+		t.Error("what a link leads to was handed over")
+	}
+	must(t, d.Own(id, 3))
+}

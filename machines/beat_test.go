@@ -253,3 +253,41 @@ func FuzzCodeEvidence(f *testing.F) {
 		}
 	})
 }
+
+// Goal: whoever decided when a snapshot was taken, the machine that begins with it decides alone, in lives with numbers that nobody has had, and neither other control machines nor old tokens come in.
+func TestSucceed(t *testing.T) {
+	ns := space(t)
+	store, _, err := TakeOver(t.Context(), ns, "/machines", "m3", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	effects := []Effect{SaveEpoch{7}, SaveToken{Token{ID: "t"}}, SaveMember{Member{ID: "m4", Incarnation: 6}}}
+	for _, m := range []sigma.MachineID{"m1", "m2", "m3"} {
+		effects = append(effects, SaveMember{Member{ID: m, Control: true, Incarnation: 5}})
+	}
+	if err := store.Save(t.Context(), effects); err != nil {
+		t.Fatal(err)
+	}
+	text, _, err := ns.Get(t.Context(), "/machines")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, self := range []sigma.MachineID{"m1", "m3", "m4"} {
+		after, err := Succeed(text, self)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, judge, err := parseRecord(after)
+		if err != nil || judge != self || st.Epoch <= 7 || len(st.Tokens) > 0 {
+			t.Errorf("%s: %s decides, %+v, %v", self, judge, st, err)
+		}
+		for _, m := range st.Members {
+			if m.Control != (m.ID == self) || m.ID != self && m.ID != "m4" {
+				t.Errorf("%s: machine %+v", self, m)
+			}
+		}
+	}
+	if _, err := Succeed(text, "m9"); sigma.KindOf(err) != sigma.KindNotFound {
+		t.Errorf("a machine that the snapshot does not know: %v", err)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -86,6 +87,29 @@ func Look(ctx context.Context, ns sigma.Namespace, path string) (State, sigma.Ma
 func ParseState(text []byte) (State, error) {
 	st, _, err := parseRecord(text)
 	return st, err
+}
+
+// succeedStep is more than the lives that may have begun since a snapshot was taken, so that none has the number of one of these.
+const succeedStep = 1 << 20
+
+// Succeed makes of the file of a FileStore in a snapshot the one with which machine self begins: it decides, whoever did when the snapshot was taken, and is the only control
+// machine. Those that were control machines besides are no members any more, and tokens, which may have been used since, let nobody in. KindNotFound: self is no machine of that system.
+func Succeed(text []byte, self sigma.MachineID) ([]byte, error) {
+	const op = "machines.Succeed"
+	st, _, err := parseRecord(text)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(st.Members, func(m Member) bool { return m.ID == self })
+	if at < 0 {
+		return nil, &sigma.Error{Op: op, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("machine %s had not joined when the snapshot was taken", self),
+			Hint: "restore it on a machine that had, or on a fresh data directory: sigma snapshot restore --data DIR FILE"}
+	}
+	st.Members[at].Control = true
+	st.Members = slices.DeleteFunc(st.Members, func(m Member) bool { return m.Control && m.ID != self })
+	st.Epoch, st.Tokens = st.Epoch+succeedStep, nil
+	text, err = json.MarshalIndent(record{recordFormat, self, st}, "", "\t")
+	return text, sigma.Wrap(op, "", err)
 }
 
 func parseRecord(text []byte) (State, sigma.MachineID, error) {

@@ -33,6 +33,8 @@ type MemberConfig struct {
 	// External is used instead of an etcd in this process if it is not nil. Then Initial and Peers are of no use.
 	External *External
 	Timing   Timing // zero = DefaultTiming
+	// Succeed makes of the record of the machines in a snapshot the one with which this machine begins when the snapshot replaces its store; nil = it stays as it is.
+	Succeed func(record []byte) ([]byte, error)
 }
 
 // Member is the name service on one of several machines: a member of the store, and while it leads the one Server of the system. It is a sigma.Tree as Server is; who attaches while another leads is told who. A
@@ -123,7 +125,7 @@ func OpenMember(cfg MemberConfig) (*Member, error) {
 		return m, nil
 	}
 	m.net = newNetwork(cfg.Machine, cfg.Peers, cfg.Log)
-	if err := restorePending(context.Background(), cfg.Config); err != nil {
+	if err := restorePending(context.Background(), cfg); err != nil {
 		return nil, err
 	}
 	if cfg.Initial != "" {

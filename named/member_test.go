@@ -22,7 +22,7 @@ func alone(t testing.TB, dir string) (m *Member, stop func()) {
 func aloneWith(t testing.TB, cfg Config) (m *Member, stop func()) {
 	t.Helper()
 	cfg.Log = slog.New(slog.NewTextHandler(logWriter{t}, nil))
-	m, err := OpenMember(MemberConfig{Config: cfg, Machine: "m1"})
+	m, err := OpenMember(MemberConfig{Config: cfg, Machine: "m1", Succeed: func(record []byte) ([]byte, error) { return append(record, ", restored"...), nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +281,8 @@ func TestSnapshot(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if names := list(t, walk(t, f.(*file), "machines"), 10); len(names) == 1 != c.machines {
+			dir := walk(t, f.(*file), "machines")
+			if names := list(t, dir, 10); len(names) == 1 != c.machines || c.machines && get(t, dir, "state") != "m1, restored" {
 				t.Errorf("%s: the record of the machines: %q", c.name, names)
 			}
 			stop()

@@ -59,6 +59,9 @@ func machineOfURL(text string) sigma.MachineID {
 // EnterSocketDir makes the directory of the peers' sockets below the data directory and makes it the working directory of this process, where etcd looks for them.
 func EnterSocketDir(data string) error {
 	dir := filepath.Join(data, socketDir)
+	if err := os.RemoveAll(dir); err != nil { // the sockets that a named left which was killed
+		return sigma.Wrap("named.EnterSocketDir", dir, err)
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return sigma.Wrap("named.EnterSocketDir", dir, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // A store is replaced by a snapshot when its named starts and finds the snapshot in its data directory. So it is written by the user whom its files belong to, and whoever puts the file there (sigma snapshot restore)
@@ -25,7 +26,7 @@ const (
 )
 
 // restorePending carries out a restore that waits in the data directory. After a crash in the middle it is done again.
-func restorePending(ctx context.Context, cfg Config) error {
+func restorePending(ctx context.Context, cfg MemberConfig) error {
 	const op = "named.restore"
 	for _, name := range []string{RestoreName, RestoreFreshName} {
 		path := filepath.Join(cfg.Dir, name)
@@ -42,14 +43,18 @@ func restorePending(ctx context.Context, cfg Config) error {
 			return err
 		}
 		defer lock.Close()
-		restoring := cfg
+		restoring := cfg.Config
 		restoring.Dir = filepath.Join(cfg.Dir, restoringDir)
 		if err := os.RemoveAll(restoring.Dir); err != nil {
 			return sigma.Wrap(op, restoring.Dir, err)
 		}
 		keys, err := Restore(ctx, restoring, bufio.NewReader(f), nil)
-		if err == nil && name == RestoreFreshName {
-			err = forgetMachines(ctx, restoring)
+		if err == nil {
+			change := forgetMachines
+			if name == RestoreName {
+				change = func(ctx context.Context, dir sigma.File) error { return succeed(ctx, dir, cfg.Succeed) }
+			}
+			err = changeMachines(ctx, restoring, change)
 		}
 		if err == nil {
 			err = exchange(cfg.Dir)
@@ -90,11 +95,14 @@ func exchange(dir string) error {
 	return d.Sync()
 }
 
-// machinesDir is where machined keeps the record of the machines, in the system realm.
-const machinesDir = "machines"
+// Where machined keeps the record of the machines, in the system realm.
+const (
+	machinesDir  = "machines"
+	machinesFile = "state"
+)
 
-// forgetMachines removes the record of the machines from a store.
-func forgetMachines(ctx context.Context, cfg Config) error {
+// changeMachines has change work in the directory of the record of the machines of a store, if there is one.
+func changeMachines(ctx context.Context, cfg Config, change func(ctx context.Context, dir sigma.File) error) error {
 	s, err := Open(ctx, cfg)
 	if err != nil {
 		return err
@@ -104,37 +112,42 @@ func forgetMachines(ctx context.Context, cfg Config) error {
 	go func() { defer close(ran); s.Run(ctx) }()
 	defer func() { s.Close(); <-ran }()
 	root, err := s.Attach(ctx, sigma.Principal{Realm: sigma.SystemRealm, System: true}, "")
-	if sigma.KindOf(err) == sigma.KindNotFound && err != nil {
+	var dir sigma.File
+	if err == nil {
+		dir, _, err = root.Walk(ctx, []string{machinesDir})
+	}
+	if err == nil && dir == nil || sigma.KindOf(err) == sigma.KindNotFound && err != nil {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	dir, _, err := root.Walk(ctx, []string{machinesDir})
-	if err != nil || dir == nil {
-		if err == nil || sigma.KindOf(err) == sigma.KindNotFound {
-			return nil
-		}
+	return change(ctx, dir)
+}
+
+// forgetMachines removes the record of the machines.
+func forgetMachines(ctx context.Context, dir sigma.File) error {
+	if err := dir.Remove(ctx, machinesFile); err != nil && sigma.KindOf(err) != sigma.KindNotFound {
 		return err
-	}
-	if err := dir.Open(ctx, sigma.OpenRead); err != nil {
-		return err
-	}
-	entries, _, _, err := dir.ReadDir(ctx, 0, listMax)
-	if err != nil {
-		return err
-	}
-	dir, _, err = root.Walk(ctx, []string{machinesDir})
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if e.ID.Kind == sigma.KindDir {
-			continue
-		}
-		if err := dir.Remove(ctx, e.Name); err != nil {
-			return err
-		}
 	}
 	return nil
+}
+
+// succeed replaces the record of the machines, if there is one.
+func succeed(ctx context.Context, dir sigma.File, of func(record []byte) ([]byte, error)) error {
+	if of == nil {
+		return nil
+	}
+	got, _, err := dir.(sigma.Getter).Get(ctx, []string{machinesFile}, 0, sigmap.DataMax)
+	if sigma.KindOf(err) == sigma.KindNotFound && err != nil {
+		return nil
+	}
+	text := got.Data
+	if err == nil {
+		text, err = of(text)
+	}
+	if err == nil {
+		_, _, err = dir.(sigma.Putter).Put(ctx, []string{machinesFile}, text, sigma.PutOptions{Perm: 0o600, IfVersion: got.ID.Version})
+	}
+	return err
 }

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"sigmaos.dev/changeboard"
+	"sigmaos.dev/machines"
 	"sigmaos.dev/named"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -80,7 +81,8 @@ func run(ctx context.Context, log *slog.Logger, initial string) error {
 	if err != nil {
 		return err
 	}
-	m, err := named.OpenMember(named.MemberConfig{Config: named.Config{Dir: dataDir, Log: log, Board: board}, Machine: c.Info().Principal.Machine, Initial: initial, Peers: peers{c}, External: external})
+	m, err := named.OpenMember(named.MemberConfig{Config: named.Config{Dir: dataDir, Log: log, Board: board}, Machine: c.Info().Principal.Machine, Initial: initial, Peers: peers{c}, External: external,
+		Succeed: func(record []byte) ([]byte, error) { return machines.Succeed(record, c.Info().Principal.Machine) }})
 	if err != nil {
 		return err
 	}

@@ -75,6 +75,9 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 	if err != nil {
 		return nil, err
 	}
+	if err := p.handOver(dir, id); err != nil {
+		return nil, err
+	}
 	listen, err := p.prepare(dir, id)
 	if err != nil {
 		return nil, err

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/hostdir"
 	"sigmaos.dev/identity"
 	"sigmaos.dev/kernel"
 	"sigmaos.dev/sigma"
@@ -150,17 +151,56 @@ func tellSigmad(dir, instance, name string, what any) error {
 	if err != nil {
 		return sigma.Wrap("sigma."+name, "", err)
 	}
-	uid, err := sigmadUID(instance)
+	uid, err := programUID(instance, 0)
 	if err != nil {
 		return err
 	}
 	return writeWhole(filepath.Join(home, name), string(text), uid)
 }
 
-// sigmadUID is what the launcher runs sigmad as: the first program's (docs/internals/launcher-protocol.md).
-func sigmadUID(instance string) (int, error) {
+// programUID is what the launcher runs the i-th program of the boot set as (docs/internals/launcher-protocol.md); sigmad is the first, 0.
+func programUID(instance string, i int) (int, error) {
 	n, err := strconv.ParseUint(instance, 16, 32)
-	return 0x40000000 + int(n%1024)<<20 + 1, err
+	return 0x40000000 + int(n%1024)<<20 + 1 + i, err
+}
+
+// ownLevels is down to where the directories of programs are looked at for others' files: to the buckets of each realm (s3d/buckets/REALM/BUCKET).
+const ownLevels = 3
+
+// handOver gives each program's directory in DATA, which is locked, to the user whom it runs as: another than it was if files were put back from a backup of another DATA, or if the
+// machine's role, and with it the place in the boot set, has changed.
+func (p *bootPlan) handOver(dir, instance string) error {
+	if os.Geteuid() != 0 { // rootless: what a user puts back is the launcher's root's, and the range of users is the same for all
+		return nil
+	}
+	data, err := hostdir.Open(dir)
+	if err != nil {
+		return explainWrite(dir, err)
+	}
+	defer data.Close()
+	for i, name := range bootSet(&p.record) {
+		uid, err := programUID(instance, i)
+		if err == nil {
+			err = ownDirectory(data, name, uint32(uid))
+		}
+		if err != nil {
+			return explainWrite(dir, err)
+		}
+	}
+	return nil
+}
+
+// ownDirectory hands over what is in a program's directory; the directory itself is the launcher's to give.
+func ownDirectory(data *hostdir.Dir, name string, uid uint32) error {
+	own, err := data.Dir(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	return own.Own(uid, ownLevels)
 }
 
 // abandonJoin removes the token of an attempt that failed.

@@ -240,7 +240,7 @@ func TestInstancesOfSeveral(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		uid, err := sigmadUID(id)
+		uid, err := programUID(id, 0)
 		if err != nil || uids[uid] {
 			t.Errorf("%s has uid %d, as another; %v", m.name, uid, err)
 		}

@@ -74,8 +74,10 @@ func newSnapshotRestoreCommand(a *app) *cobra.Command {
 		Use:   "restore [--replace | --realm NAME] FILE",
 		Short: "Make the names of a stopped system those of a snapshot, or a new realm of one",
 		Long: `Check FILE, and have the system on DATA, which must be stopped, begin with its names
-at the next "sigma up". It then has one control machine, this one; the others must stay
-down, be removed with "sigma machine rm" and join again.
+at the next "sigma up". It then has one control machine, this one, whichever decided when
+the snapshot was taken; the others are no machines of it any more and join again with a
+fresh DATA. Copy directories s3d and dbd back into DATA before "up", which gives them to
+the users of their services.
 
 A DATA that had a system before stays the machine that it was. Its names are kept aside
 in DATA/named/etcd.old, and replaced only with --replace. On a fresh DATA a new system
@@ -257,6 +259,9 @@ func (a *app) snapshotRestore(ctx context.Context, file string, replace bool) er
 	}
 	defer lock.Close()
 	keys, size, err := putSnapshot(ctx, dir, in, replace)
+	if err == nil {
+		err = becomeFirst(dir)
+	}
 	if err != nil {
 		return err
 	}
@@ -265,6 +270,16 @@ func (a *app) snapshotRestore(ctx context.Context, file string, replace bool) er
 	}
 	fmt.Fprintf(a.out, "%s, %s: restored at the next start: %s\n", count(int(keys), "key"), sigma.Bytes(size), commandOn("up", dir))
 	return nil
+}
+
+// becomeFirst has the machine of DATA, which is to be the only control machine, run what the first of a system runs: the stores of objects and databases, too.
+func becomeFirst(dir string) error {
+	r, err := readRecord(dir)
+	if err != nil || r == nil || r.Role != roleControl {
+		return err
+	}
+	r.Role = roleFounder
+	return r.write(dir)
 }
 
 // checkSnapshot has named read to its end the file at path, a copy of the snapshot file.
@@ -304,7 +319,11 @@ func putSnapshot(ctx context.Context, dir string, in *os.File, replace bool) (ke
 		return 0, 0, &sigma.Error{Op: op, Path: own, Kind: sigma.KindExists, Msg: "has names already", Hint: "replace them, and keep them aside, with --replace; or choose a fresh --data DIR"}
 	}
 	name := restoreName
-	if !exists(filepath.Join(dir, "machined", "authority")) {
+	switch {
+	case exists(filepath.Join(dir, "machined", "authority")):
+	case isMember(dir):
+		return 0, 0, dataError(dir, sigma.KindUnsupported, "is that of a machine that has no authority over others, as control machines have", "restore on one of these, or on a fresh --data DIR, which begins a new system with the names")
+	default:
 		name = restoreFreshName
 	}
 	for _, former := range []string{restoreName, restoreFreshName} { // of a restore before that was not followed by a start
