@@ -65,7 +65,7 @@ var errNothing = errors.New("got nothing of the others'")
 
 // All lists the attempts.
 func All() []Attempt {
-	all := slices.Concat(procs(), endpoints(), provider(), leases(), secrets(), names(), links(), places(), spawns(), databases(), scratch())
+	all := slices.Concat(procs(), endpoints(), listeners(), provider(), leases(), secrets(), names(), links(), places(), spawns(), databases(), scratch())
 	for i, a := range all {
 		for _, g := range groups() {
 			if a.Attempt == "" && strings.HasPrefix(a.Name, g.prefix) && strings.Contains(a.Name, g.part) {
@@ -96,6 +96,10 @@ func groups() []group {
 		{"dial the store", "", "dial a service as what it is not", theirs},
 		{"", "a sibling's listener", "take over a sibling's listener", theirs},
 		{"", "another realm's listener", "take over another realm's listener", theirs},
+		{"listen at the endpoint", "", "listen at another's endpoint", theirs},
+		{"dial the dead", "", "dial an endpoint of the dead", theirs},
+		{"accept what waits", "", "accept another's waiting connection", theirs},
+		{"guess an endpoint", "", "guess an endpoint", theirs},
 		{"list the realms", "", "manage realms", rights},
 		{"make a realm", "", "manage realms", rights},
 		{"remove another realm", "", "remove another realm", rights},
@@ -221,16 +225,7 @@ func endpoints() []Attempt {
 	}
 	mine := func(method string) func(context.Context, *Env) error {
 		return func(ctx context.Context, e *Env) error {
-			form := sigma.FormStream // without a socket, so that it can be accepted by a call
-			payload, err := sigmap.Payload(func(c *sigmap.Coder) { c.Str((*string)(&form)) })
-			if err != nil {
-				return err
-			}
-			reply, err := e.C.Call(ctx, "/sys/endpoints", sigmap.CallListen, payload)
-			var ep sigma.Endpoint
-			if err == nil {
-				err = sigmap.Parse(reply, func(c *sigmap.Coder) { c.Endpoint(&ep) })
-			}
+			ep, err := Bare(ctx, e.C, "")
 			if err != nil {
 				return err
 			}

@@ -9,6 +9,7 @@
 //	forger mapped [N]       writes to its own pages of a passed file, N times all of it or without end
 //	forger count FILE...    counts words by passed descriptors
 //	forger hoard            keeps as many connections and files as it gets, and prints how many
+//	forger listen           listens, prints what it has of a forge.World, and accepts nobody
 //	forger nothing          ends well
 package main
 
@@ -53,6 +54,8 @@ func run(ctx context.Context, args []string) error {
 	switch args[0] {
 	case "hold":
 		return hold(ctx, c)
+	case "listen":
+		return listen(ctx, c)
 	case "attack":
 		return attack(ctx, c)
 	case "count":
@@ -102,6 +105,21 @@ func hold(ctx context.Context, c *sdk.Client) error {
 		return err
 	}
 	if err := json.NewEncoder(os.Stdout).Encode(w); err != nil {
+		return err
+	}
+	if err := c.Started(ctx); err != nil {
+		return err
+	}
+	return c.WaitEvict(ctx)
+}
+
+// listen is dialled by who then goes for the connection that waits, and killed by who goes for its endpoint.
+func listen(ctx context.Context, c *sdk.Client) error {
+	ep, err := forge.Bare(ctx, c, "")
+	if err != nil {
+		return err
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(forge.World{Proc: c.Info().Principal.Proc, Endpoint: ep.String()}); err != nil {
 		return err
 	}
 	if err := c.Started(ctx); err != nil {
