@@ -21,7 +21,7 @@ const (
 	realmMost = 256 << 10              // bytes of a realm's records
 	allMost   = 8 << 20                // bytes of all; with more the realm goes that had none for the longest time
 	writeEach = 100 * time.Millisecond // between writes
-	lineMost  = 32 << 10               // bytes of a line that is read
+	lineMost  = 64 << 10               // bytes of a line that is read; one that is bounded has less, escapes included
 )
 
 // Log keeps the decisions that were told to one machine, those of each realm apart, in memory and in
