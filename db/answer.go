@@ -89,7 +89,7 @@ func (a *answer) run(r *query.Request) error {
 		text = s.texts[r.Statement]
 	}
 	if s.d.eng.before != nil {
-		if err := s.d.eng.before(); err != nil {
+		if err := s.d.eng.before(s.conn, text); err != nil {
 			return err
 		}
 	}

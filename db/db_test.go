@@ -598,3 +598,80 @@ func TestClientDies(t *testing.T) {
 		t.Errorf("got %v, want 2", rows[0][0])
 	}
 }
+
+// Statements that are dear to compile end with an error or an answer in their time, and the database goes on. The control is that the same in moderation has an answer.
+func TestDearStatements(t *testing.T) {
+	s := newSQLiteSession(t, Limits{Time: 2 * time.Second})
+	s.do("create table t (n)")
+	for name, x := range map[string]struct {
+		of        func(int) string
+		few, many int
+		answers   bool // many are work that is in proportion
+	}{
+		"nested":      {func(n int) string { return "select " + strings.Repeat("(1+", n) + "1" + strings.Repeat(")", n) }, 10, 100_000, false},
+		"chained":     {func(n int) string { return "select 1" + strings.Repeat("+1", n) }, 10, 100_000, false},
+		"values":      {func(n int) string { return "select * from t where n in (0" + strings.Repeat(",1", n) + ")" }, 10, 100_000, true},
+		"joins":       {func(n int) string { return "select * from t" + strings.Repeat(" natural join (select n from t)", n) }, 3, 70, false},
+		"expressions": {twice, 3, 40, false},
+	} {
+		s.do(x.of(x.few))
+		if _, _, err := s.try(t.Context(), x.of(x.many)); (err == nil) != x.answers {
+			t.Errorf("%s, %d of them: got %v", name, x.many, err)
+		}
+		s.do("select count(*) from t")
+	}
+}
+
+// twice is a statement with n expressions, each of which has the one before twice.
+func twice(n int) string {
+	out := "with e0 as (select 1 n)"
+	for i := range n {
+		out += fmt.Sprintf(", e%d as (select a.n from e%d a, e%d b)", i+1, i, i)
+	}
+	return out + fmt.Sprintf(" select count(*) from e%d", n)
+}
+
+// The log of what was written is bounded, in one transaction and in many beside somebody who reads for long. Meanwhile others read, and afterwards all write.
+func TestLog(t *testing.T) {
+	const file, rewrite = sigma.MiB, "update t set b = randomblob(500000)"
+	dir := t.TempDir()
+	tree := newTreeOf(t, dir, "r", Limits{File: file})
+	root := rootOf(t, tree)
+	name := create(t, tree)
+	writer, reader, other := sessionWith(t, root, name), sessionWith(t, root, name), sessionWith(t, root, name)
+	grown := func() int64 {
+		other.do("select length(b) from t")
+		st, err := os.Stat(filepath.Join(dir, "r", name, dataFile+"-wal"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.Size() > 3*int64(file) {
+			t.Fatalf("the log has %d bytes", st.Size())
+		}
+		return st.Size()
+	}
+	writer.do("create table t (b)")
+	writer.do("insert into t values (randomblob(500000))")
+	writer.do("begin")
+	for range 20 {
+		if _, _, err := writer.try(t.Context(), rewrite); err != nil && sigma.KindOf(err) != sigma.KindNoSpace {
+			t.Fatal(err)
+		}
+		grown()
+	}
+	writer.do("rollback")
+	reader.do("begin deferred")
+	reader.do("select count(*) from t")
+	for range 20 {
+		if _, _, err := writer.try(t.Context(), rewrite); err != nil && sigma.KindOf(err) != sigma.KindNoSpace {
+			t.Fatal(err)
+		}
+		grown()
+	}
+	writer.fails(rewrite, sigma.KindNoSpace, "the log of what was written", "end what reads for long")
+	reader.do("rollback")
+	for range 5 {
+		writer.do(rewrite)
+		grown()
+	}
+}

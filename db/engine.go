@@ -36,7 +36,7 @@ type engine struct {
 	// brittle says that a statement whose context ends takes the connection with it, so that rows that nobody wants are read to their end.
 	brittle bool
 	// before looks whether a statement may run now. nil = it may.
-	before func() error
+	before func(conn *sql.Conn, text string) error
 }
 
 // brokenErrors are of connections that are gone.
@@ -81,7 +81,13 @@ func newSQLite(d *database) *engine {
 			return ok && c.InTransaction(), ok
 		},
 		failure: failureSQLite,
-		before:  func() error { return logHasRoom(path+"-wal", l.File) },
+		before: func(conn *sql.Conn, text string) error {
+			err := logHasRoom(path+"-wal", l.File)
+			if err == nil || addsNothing(text) || logIsCopied(conn) {
+				return nil
+			}
+			return err
+		},
 	}
 }
 
@@ -141,6 +147,25 @@ func wordOf(text string) string {
 			return strings.ToUpper(text[:end])
 		}
 	}
+}
+
+// logIsCopied reports whether nobody needs the log of SQLite's any more, so that the next write begins it anew.
+func logIsCopied(conn *sql.Conn) (copied bool) {
+	conn.Raw(func(c any) error {
+		l, ok := c.(*lite.Conn)
+		copied = ok && l.CopyLog()
+		return nil
+	})
+	return copied
+}
+
+// addsNothing reports whether a statement of SQLite's only reads, or ends a transaction: so it may run when the log is full, which it may help to empty.
+func addsNothing(text string) bool {
+	switch wordOf(text) {
+	case "SELECT", "VALUES", "EXPLAIN", "COMMIT", "END", "ROLLBACK", "RELEASE":
+		return true
+	}
+	return false
 }
 
 // hasRows guesses whether a statement has rows, for who did not say.

@@ -183,6 +183,15 @@ func (c *Conn) Close() error {
 	return nil
 }
 
+// CopyLog copies what the log has into the file, as far as nobody reads what was before. It waits for nobody, and reports whether that is all of the log.
+func (c *Conn) CopyLog() bool {
+	counts := c.tls.Alloc(8) // of the log's pages, and of those that are copied, 32 bits each
+	defer c.tls.Free(8)
+	rc := sqlite3.Xsqlite3_wal_checkpoint_v2(c.tls, c.db, 0, sqlite3.SQLITE_CHECKPOINT_PASSIVE, counts, counts+4)
+	n := uint64(pointerAt(counts))
+	return rc == sqlite3.SQLITE_OK && uint32(n) == uint32(n>>32)
+}
+
 // InTransaction says whether a transaction was begun and not ended, whatever words did it.
 func (c *Conn) InTransaction() bool {
 	return sqlite3.Xsqlite3_get_autocommit(c.tls, c.db) == 0
