@@ -219,7 +219,7 @@ func (c *Core) step(now time.Time, e Event) []Effect {
 		c.leased = false
 		return c.resend(now, e.Shard)
 	case Carried:
-		if p := c.procs[e.ID]; p != nil && p.Ended() && !p.Away() {
+		if p := c.procs[e.ID]; p != nil && !p.Away() {
 			p.Usage.Traffic = p.Usage.Traffic.Plus(e.Traffic)
 		}
 	case Requeue:
@@ -284,7 +284,8 @@ func (c *Core) stepProc(now time.Time, p *Proc, e Event) []Effect {
 		if p.State == sigma.ProcQueued {
 			return nil
 		}
-		p.Usage = sigma.Usage{UserTime: e.Exit.User, SystemTime: e.Exit.Sys, MemoryPeak: e.Exit.MemoryPeak, Traffic: e.Traffic}
+		carried := e.Traffic.Plus(p.Usage.Traffic) // TCP may have told more before the end was known
+		p.Usage = sigma.Usage{UserTime: e.Exit.User, SystemTime: e.Exit.Sys, MemoryPeak: e.Exit.MemoryPeak, Traffic: carried}
 		return c.end(now, p, statusOf(p, e.Exit))
 	case LauncherDied:
 		if p.State == sigma.ProcQueued {

@@ -355,3 +355,18 @@ func TestBytes(t *testing.T) {
 		t.Errorf("%d of %d procs are remembered; %+v", left, n, c.realms["a"].results)
 	}
 }
+
+// Goal: what a proc's connections carried counts whether TCP tells it before the proc's end is known or after.
+func TestCarried(t *testing.T) {
+	c := NewCore("m", sigma.GiB)
+	now := time.Unix(1, 0)
+	c.Step(now, Spawned{By: sigma.Principal{Realm: "a"}, IDs: []sigma.ProcID{"p"}, Ds: []sigma.Descriptor{{Program: "/bin/x"}}})
+	c.Step(now, Assigned{"p"})
+	c.Step(now, Launched{ID: "p"})
+	c.Step(now, Carried{"p", sigma.Traffic{Egress: 1}})
+	c.Step(now, Gone{ID: "p", Traffic: sigma.Traffic{Sent: 7, Egress: 2}})
+	c.Step(now, Carried{"p", sigma.Traffic{Egress: 4}})
+	if got := c.Find("p").Usage.Traffic; got != (sigma.Traffic{Sent: 7, Egress: 7}) {
+		t.Errorf("it carried %+v", got)
+	}
+}

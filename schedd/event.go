@@ -136,7 +136,8 @@ type (
 		Exit    launch.Exited
 		Traffic sigma.Traffic // of its connections
 	}
-	// Carried: of a proc that has ended, what its connections carried is known to be more.
+	// Carried: of a proc that has ended, or whose Gone is on its way, what its connections carried is known
+	// to be more than Gone says.
 	Carried struct {
 		ID      sigma.ProcID
 		Traffic sigma.Traffic
