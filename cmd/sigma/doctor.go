@@ -50,9 +50,9 @@ func newDoctorCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor",
 		Short: "Check what this machine offers sigmaOS",
-		Long: `Check what sigmaOS needs of this machine, which protections its kernel has, which of
-them the running system uses, and what weakens them; if a system runs, also how it
-stands with its other machines and what expires when. Each line is
+		Long: `Check what sigmaOS needs of this machine, and what of its kernel it uses where it is
+there; if a system runs, also whether each of its processes has its walls, how it stands
+with its other machines and what expires when. Each line is
 
   ok        as it should be
   weak      sigmaOS runs, with less protection or fewer abilities
@@ -76,7 +76,7 @@ func (a *app) doctor(ctx context.Context) error {
 	findings = append(findings, a.uplinkFindings()...)
 	findings = append(findings, a.realmSocketFindings()...)
 	findings = append(findings, a.partFindings(ctx)...)
-	findings = append(findings, m.hardening()...)
+	findings = append(findings, m.features()...)
 	code := exitOf(findings)
 	if a.json {
 		if err := a.printJSON(findings); err != nil {

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// What doctor says about protections that sigmaOS can do without: each is ok, or weak with a word about what that means for procs and how to get more.
+// What doctor says about what sigmaOS can do without: each is ok, or weak with a word about what that means for procs and how to get more. How well the host is protected
+// against others is its owner's business, and no subject here.
 
 func (m machine) release() string { return strings.TrimSpace(m.read("/proc/sys/kernel/osrelease")) }
 
@@ -21,9 +22,9 @@ func weak(check, found, advice string) finding {
 	return finding{Check: check, State: findingWeak, Found: found, Advice: advice}
 }
 
-// hardening checks are in the order in which people should read them: what stands between procs first, then between procs and the host, then what helps to run many.
-func (m machine) hardening() []finding {
-	return []finding{m.cpuFlaws(), m.smt(), m.corePattern(), m.ptraceScope(), m.userNamespaces(), m.lockdown(), m.sysctls(), m.freezer(), m.swapAccounting(), m.pressure(), m.ioWeight(), m.fuse(), m.resend()}
+// features are what of the kernel sigmaOS uses where it is there.
+func (m machine) features() []finding {
+	return []finding{m.freezer(), m.swapAccounting(), m.pressure(), m.ioWeight(), m.fuse(), m.resend()}
 }
 
 // landlockAdds says what each ABI brought: what a Landlock of a proc cannot restrict before it.
@@ -53,106 +54,6 @@ func landlockWords(abi int) (found, advice string) {
 		advice = fmt.Sprintf("it cannot restrict %s, which the filter of system calls and the namespaces do alone then; Linux %s can", strings.Join(lacks, ", "), kernel)
 	}
 	return found, advice
-}
-
-func (m machine) cpuFlaws() finding {
-	const dir = "/sys/devices/system/cpu/vulnerabilities"
-	names := m.list(dir)
-	var open []string
-	for _, name := range names {
-		if strings.HasPrefix(m.read(filepath.Join(dir, name)), "Vulnerable") {
-			open = append(open, name)
-		}
-	}
-	switch {
-	case len(names) == 0:
-		return weak("processor flaws", "unknown", "this kernel does not tell which flaws of the processor it works around (CONFIG_GENERIC_CPU_VULNERABILITIES)")
-	case len(open) > 0:
-		return weak("processor flaws", "open: "+strings.Join(open, " "),
-			"a proc may be able to read memory of others through them: install newer microcode, boot without mitigations=off; in a virtual machine the host decides")
-	}
-	return ok("processor flaws", fmt.Sprintf("%d known, none open", len(names)))
-}
-
-func (m machine) smt() finding {
-	switch strings.TrimSpace(m.read("/sys/devices/system/cpu/smt/active")) {
-	case "0":
-		return ok("threads of a core", "off")
-	case "1":
-		return weak("threads of a core", "on", "procs of two realms can run on one core at a time and measure each other: boot with nosmt, if realms do not trust each other")
-	}
-	return weak("threads of a core", "unknown", "this kernel does not tell whether cores have several threads")
-}
-
-func (m machine) corePattern() finding {
-	pattern := strings.TrimSpace(m.read("/proc/sys/kernel/core_pattern"))
-	if handler, piped := strings.CutPrefix(pattern, "|"); piped {
-		return weak("core dumps", "go to "+strings.Fields(handler + " ?")[0],
-			"procs are kept from it by their limits; for other programs it runs as root with bytes of the crashed one's choice: sysctl -w kernel.core_pattern=core, unless you trust it")
-	}
-	return ok("core dumps", "to files; procs make none")
-}
-
-func (m machine) ptraceScope() finding {
-	scope := strings.TrimSpace(m.read("/proc/sys/kernel/yama/ptrace_scope"))
-	switch scope {
-	case "":
-		return weak("ptrace", "not restricted: no Yama", "procs cannot call it; other programs of the host can debug each other: boot with yama in the kernel's lsm= parameter")
-	case "0":
-		return weak("ptrace", "not restricted", "procs cannot call it; other programs of the host can debug each other: sysctl -w kernel.yama.ptrace_scope=1")
-	}
-	return ok("ptrace", "restricted, scope "+scope)
-}
-
-// userNamespaces are no danger to procs, which cannot make any, but to the host from elsewhere; and the rootless mode needs them.
-func (m machine) userNamespaces() finding {
-	const check = "user namespaces"
-	set := func(path, value string) bool { return strings.TrimSpace(m.read(path)) == value }
-	switch {
-	case m.read("/proc/sys/user/max_user_namespaces") == "":
-		return weak(check, "not in this kernel", "only root can run sigmaOS then")
-	case set("/proc/sys/user/max_user_namespaces", "0"):
-		return weak(check, "none allowed", "only root can run sigmaOS then: sysctl -w user.max_user_namespaces=10000 to change that")
-	case set("/proc/sys/kernel/unprivileged_userns_clone", "0"):
-		return ok(check, "for root only; sigmaOS must be started by root")
-	case set("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"):
-		return ok(check, "restricted by AppArmor; sigmaOS must be started by root")
-	}
-	return ok(check, "for everybody; procs cannot make any")
-}
-
-func (m machine) lockdown() finding {
-	text := m.read("/sys/kernel/security/lockdown")
-	_, rest, _ := strings.Cut(text, "[")
-	mode, _, _ := strings.Cut(rest, "]")
-	switch mode {
-	case "integrity", "confidentiality":
-		return ok("lockdown", mode)
-	case "none":
-		return weak("lockdown", "none", "who becomes root on this host can change its kernel: boot with lockdown=integrity")
-	}
-	return weak("lockdown", "not in this kernel, or /sys/kernel/security is not mounted", "who becomes root on this host can change its kernel: use a kernel with CONFIG_SECURITY_LOCKDOWN_LSM=y and boot with lockdown=integrity")
-}
-
-// sysctlsWanted narrow what the kernel tells and does for programs outside; procs reach none of them.
-var sysctlsWanted = []struct {
-	name  string
-	least int
-}{{"kernel.kptr_restrict", 1}, {"kernel.dmesg_restrict", 1}, {"kernel.unprivileged_bpf_disabled", 1}, {"kernel.perf_event_paranoid", 2}, {"kernel.randomize_va_space", 2}, {"fs.protected_hardlinks", 1},
-	{"fs.protected_symlinks", 1}}
-
-func (m machine) sysctls() finding {
-	var set []string
-	for _, s := range sysctlsWanted {
-		value, err := strconv.Atoi(strings.TrimSpace(m.read("/proc/sys/" + strings.ReplaceAll(s.name, ".", "/"))))
-		if err == nil && value < s.least {
-			set = append(set, fmt.Sprintf("%s=%d", s.name, s.least))
-		}
-	}
-	if len(set) > 0 {
-		return weak("kernel settings", fmt.Sprintf("%d of %d are lax", len(set), len(sysctlsWanted)), "they help who has broken out of a proc: sysctl -w "+strings.Join(set, " "))
-	}
-	return ok("kernel settings", "strict")
 }
 
 // hierarchies says which cgroup hierarchies are mounted where: of v1 by controller, of v2 with all controllers by "".
