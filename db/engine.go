@@ -17,6 +17,7 @@ import (
 
 	"sigmaos.dev/db/lite"
 	"sigmaos.dev/db/query"
+	"sigmaos.dev/diskspace"
 	"sigmaos.dev/sigma"
 )
 
@@ -82,6 +83,9 @@ func newSQLite(d *database) *engine {
 		},
 		failure: failureSQLite,
 		before: func(conn *sql.Conn, text string) error {
+			if err := diskHasRoom(d.dir, l.File); err != nil && !addsNothing(text) {
+				return err
+			}
 			err := logHasRoom(path+"-wal", l.File)
 			if err == nil || addsNothing(text) || logIsCopied(conn) {
 				return nil
@@ -89,6 +93,15 @@ func newSQLite(d *database) *engine {
 			return err
 		},
 	}
+}
+
+// diskHasRoom says whether a database may grow. One statement may make the file and its log as large as a file may be, so as much is left; of a small disk an eighth.
+func diskHasRoom(dir string, most sigma.Bytes) error {
+	disk, err := diskspace.Of(dir)
+	if err != nil || diskspace.Left(disk) > min(2*most, disk.Total/8) {
+		return nil
+	}
+	return &sigma.Error{Op: "db.run", Kind: sigma.KindNoSpace, Msg: "the disk of the databases is full: what is left of it is kept for names and for what is being written", Hint: "remove a database (sigma sql rm) or objects, or ask the provider for room"}
 }
 
 func beginSQLite(r *query.Request) ([]string, error) {

@@ -42,10 +42,12 @@ import (
 	"container/list"
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/changeboard"
+	"sigmaos.dev/diskspace"
 	"sigmaos.dev/fence"
 	"sigmaos.dev/sigma"
 )
@@ -71,8 +73,8 @@ const (
 	ListingMax = 64 * sigma.MiB
 	// ActiveMax is how many realms keep their directories open while nobody uses them: with three each, well below what a server may open.
 	ActiveMax = 1024
-	// EntryCost is charged to the quota for each entry besides the size of a file: a block of the disk, as much as an inode, a name, and what the last block of the file has in excess are at most. So no number of small
-	// files takes more of a disk than is charged.
+	// EntryCost is charged to the quota for each entry besides the size of a file, or what the disk has for each of its inodes if that is more (Tree.entryCost): a block of the disk, as much as an inode, a name, and what the last
+	// block of the file has in excess are at most. So no number of small files takes more of a disk than is charged, nor a larger part of its inodes than of its bytes.
 	EntryCost = 4096
 )
 
@@ -83,7 +85,7 @@ const parkTries = 2
 type Config struct {
 	Dir    string // made if missing; nothing else may use it
 	Policy Policy
-	// QuotaBytes bounds the sizes of a realm's files plus EntryCost for each entry; sparse parts count. 0 means no quota.
+	// QuotaBytes bounds the sizes of a realm's files plus the cost of each entry; sparse parts count. 0 means no quota.
 	// With one, the first Attach of a realm reads all its directories.
 	QuotaBytes sigma.Bytes
 	Quota      *Quota // instead, for quotas that differ and change; nil if all are QuotaBytes
@@ -108,6 +110,26 @@ func (t *Tree) quota(realm sigma.RealmID, ask bool) uint64 {
 	return uint64(t.cfg.Quota.Of(realm, ask))
 }
 
+// disk tells of the disk that the files are on.
+func (t *Tree) disk() (sigma.Space, error) {
+	var st unix.Statfs_t
+	if err := retry(func() error { return unix.Fstatfs(t.homes, &st) }); err != nil {
+		return sigma.Space{}, err
+	}
+	block := uint64(st.Frsize)
+	return sigma.Space{Total: sigma.Bytes(st.Blocks * block), Free: sigma.Bytes(st.Bavail * block), Files: st.Files, Room: st.Ffree}, nil
+}
+
+// Left is how many bytes all realms together may still add; see diskspace.Left.
+func (t *Tree) Left() (sigma.Bytes, error) {
+	disk, err := t.disk()
+	if err != nil {
+		return 0, sigma.Wrap("dirtree.Left", "", err)
+	}
+	left := diskspace.Left(disk)
+	return left - min(left, sigma.Bytes(max(0, t.promised.Load()))), nil
+}
+
 // Used tells what is charged to a realm's quota, with what descriptors that are open for writing may still add; false if nobody used the realm's files yet.
 func (t *Tree) Used(realm sigma.RealmID) (sigma.Bytes, bool) {
 	t.mu.Lock()
@@ -128,6 +150,9 @@ type Tree struct {
 	dir   int // descriptors of Dir, Dir/realms and Dir/trash
 	homes int
 	trash trash
+	// entryCost is charged for each entry; see EntryCost.
+	entryCost uint64
+	promised  atomic.Int64 // bytes that are charged for descriptors that were passed, and may not be written yet
 	// leases: the file system grants them, so descriptors for writing may be passed.
 	leases bool
 
@@ -171,6 +196,14 @@ func (t *Tree) setUp() (err error) {
 	}
 	if err := t.trash.empty(context.Background()); err != nil {
 		return err
+	}
+	disk, err := t.disk()
+	if err != nil {
+		return err
+	}
+	t.entryCost = EntryCost
+	if disk.Files > 0 {
+		t.entryCost = max(t.entryCost, uint64(disk.Total)/disk.Files)
 	}
 	t.leases = checkLeases(&t.trash)
 	return checkTimes(t.dir)

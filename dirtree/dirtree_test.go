@@ -251,7 +251,7 @@ func (x *fixture) used(realm sigma.RealmID) (charged, counted uint64) {
 	charged = sp.used
 	fd := sp.root.fd
 	sp.mu.Unlock()
-	counted, err = usage(fd)
+	counted, err = usage(fd, x.tree.entryCost)
 	x.ok(err)
 	return charged, counted
 }
@@ -338,7 +338,7 @@ func testQuota(t *testing.T, policy Policy) {
 	if charged, counted := x.used("r"); charged != 0 || counted != 0 {
 		t.Errorf("an empty realm is charged %d, on the disk are %d", charged, counted)
 	}
-	for i := range quota/EntryCost + 10 {
+	for i := range quota/x.tree.entryCost + 10 {
 		if _, err = x.put(root, "", fmt.Sprint(i)); err != nil {
 			break
 		}
@@ -475,8 +475,8 @@ func TestRemoveRealm(t *testing.T) {
 		_, err = x.put(cur, "x", "f")
 		x.ok(err)
 	}
-	if charged, counted := x.used("r"); charged != counted || charged != depth*(2*EntryCost+1) {
-		t.Errorf("charged %d, counted %d, want %d", charged, counted, depth*(2*EntryCost+1))
+	if charged, counted := x.used("r"); charged != counted || charged != depth*(2*x.tree.entryCost+1) {
+		t.Errorf("charged %d, counted %d, want %d", charged, counted, depth*(2*x.tree.entryCost+1))
 	}
 	f := x.walk(cur, "f")
 	x.ok(f.Open(ctx, sigma.OpenRead))

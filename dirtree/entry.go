@@ -188,11 +188,11 @@ func (sp *space) makeEntry(op string, dir *node, name string, kind sigma.FileKin
 	if err := sp.absent(op, dir, name, kind); err != nil {
 		return err
 	}
-	if err := sp.charge(op, EntryCost); err != nil {
+	if err := sp.charge(op, sp.t.entryCost); err != nil {
 		return err
 	}
 	if err := mk(); err != nil {
-		sp.uncharge(EntryCost)
+		sp.uncharge(sp.t.entryCost)
 		return err
 	}
 	if err := sp.touch(dir); err != nil {

@@ -2,11 +2,13 @@ package dirtree
 
 import (
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/diskspace"
 	"sigmaos.dev/sigma"
 )
 
@@ -30,6 +32,47 @@ func disk(t *testing.T, options string) (dir string, remount func(flags uintptr)
 	return dir, func(flags uintptr) {
 		t.Helper()
 		must(unix.Mount("", dir, "", unix.MS_REMOUNT|flags, ""))
+	}
+}
+
+// Goal: whatever realms write, and however many files they make, the reserve of the names is left of the disk, and inodes for them; what is removed makes room. Who had nothing yet is told so too.
+func TestTenantsLeaveRoom(t *testing.T) {
+	for _, c := range []struct{ options, fill string }{{"size=16m", "bytes"}, {"size=16m", "holes"}, {"size=64m,nr_inodes=320", "entries"}} {
+		t.Run(c.fill, func(t *testing.T) {
+			dir, _ := disk(t, c.options)
+			x := newFixture(t, Config{Dir: dir, Policy: inPlace, QuotaBytes: sigma.GiB})
+			whole, err := x.tree.disk()
+			x.ok(err)
+			block := strings.Repeat("x", 64<<10)
+			for _, realm := range []sigma.RealmID{"r", "other"} {
+				root, n, err := x.attach(realm), 0, error(nil)
+				for ; err == nil; n++ {
+					switch name := strconv.Itoa(n); c.fill {
+					case "entries":
+						err = root.Mkdir(t.Context(), name, 0o755)
+					case "bytes":
+						_, err = x.put(root, block, name)
+					default:
+						_, err = x.put(root, "", name)
+						x.ok(err)
+						f := x.walk(root, name)
+						x.ok(f.Open(t.Context(), sigma.OpenWrite))
+						_, err = f.WriteAt(t.Context(), []byte{1}, 1<<30)
+						f.Close()
+					}
+				}
+				x.want(err, sigma.KindNoSpace)
+				if realm == "r" && n < 10 && c.fill != "holes" {
+					t.Errorf("there was room for %d", n)
+				}
+			}
+			if now, err := x.tree.disk(); err != nil || now.Free < 2*diskspace.Reserve(whole) || now.Room < whole.Files/20 {
+				t.Errorf("of %+v are left %+v, %v", whole, now, err)
+			}
+			x.ok(x.tree.RemoveRealm(t.Context(), "r"))
+			_, err = x.put(x.attach("other"), "now", "again")
+			x.ok(err)
+		})
 	}
 }
 
@@ -87,16 +130,10 @@ func TestDiskFull(t *testing.T) {
 				f.Close()
 				x.ok(root.Remove(ctx, "seen"))
 			}
-			f, d, err := hide(t, root, "passed")
-			if x.tree.leases {
-				x.ok(err)
-				for err = nil; err == nil; {
-					_, err = d.Write(block)
-				}
-				x.want(err, sigma.KindNoSpace)
-				d.Close()
+			if f, _, err := hide(t, root, "passed"); x.tree.leases { // it could be written beyond what there is
+				full(err)
+				f.Close()
 			}
-			f.Close()
 			_, err = x.put(root, kept+kept, "kept")
 			x.ok(err)
 			if charged, counted := x.used("r"); charged != counted {

@@ -221,7 +221,7 @@ func (sp *space) touch(dir *node) error {
 func (sp *space) removedOnDisk(in info) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	cost := uint64(EntryCost)
+	cost := sp.t.entryCost
 	if in.kind == sigma.KindFile {
 		cost += in.size
 	}
@@ -309,14 +309,14 @@ func (n *node) wantDirLocked(op string) error {
 
 // newBody makes an empty temporary file, charged as an entry, with one reference.
 func (sp *space) newBody(op string) (*body, error) {
-	if err := sp.charge(op, EntryCost); err != nil {
+	if err := sp.charge(op, sp.t.entryCost); err != nil {
 		return nil, err
 	}
 	sp.mu.Lock()
 	err := sp.reserveLocked(op)
 	sp.mu.Unlock()
 	if err != nil {
-		sp.uncharge(EntryCost)
+		sp.uncharge(sp.t.entryCost)
 		return nil, err
 	}
 	b := &body{sp: sp, fd: -1, refs: 1}

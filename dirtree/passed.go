@@ -107,6 +107,9 @@ func (f *file) passHidden(ctx context.Context, op string) (*os.File, error) {
 		return nil, wrap(op, f.name, err)
 	}
 	b.spare += more
+	sp.mu.Lock()
+	sp.promiseLocked(int64(more))
+	sp.mu.Unlock()
 	b.passed.Store(true)
 	return os.NewFile(uintptr(fd), f.name), nil
 }
@@ -127,7 +130,7 @@ func (b *body) reclaimLocked(op string) error {
 	if err := unix.Fstat(b.fd, &st); err != nil {
 		return err
 	}
-	sp, size := b.sp, uint64(st.Size)
+	sp, size, spare := b.sp, uint64(st.Size), b.spare
 	if size > b.size+b.spare { // by the provider, who has no limit
 		if err := sp.charge(op, size-b.size-b.spare); err != nil {
 			b.bad = true
@@ -135,7 +138,10 @@ func (b *body) reclaimLocked(op string) error {
 		}
 		b.spare = size - b.size
 	}
-	sp.uncharge(b.size + b.spare - size)
+	sp.mu.Lock()
+	sp.unchargeLocked(b.size + b.spare - size)
+	sp.promiseLocked(-int64(spare))
+	sp.mu.Unlock()
 	b.changed(size)
 	b.spare = 0
 	b.passed.Store(false)
@@ -145,7 +151,8 @@ func (b *body) reclaimLocked(op string) error {
 // endLocked lets go of bytes that nobody refers to. With sp.mu held.
 func (b *body) endLocked() {
 	if b.node == nil {
-		b.sp.unchargeLocked(EntryCost + b.size + b.spare)
+		b.sp.unchargeLocked(b.sp.t.entryCost + b.size + b.spare)
+		b.sp.promiseLocked(-int64(b.spare))
 	}
 	b.sp.open--
 	closeFD(b.fd)

@@ -83,7 +83,7 @@ func TestQuotaOfPassed(t *testing.T) {
 	if _, _, err := root.Walk(t.Context(), []string{"6"}); sigma.KindOf(err) != sigma.KindNotFound {
 		t.Errorf("it is there: %v", err)
 	}
-	if sp := tree.spaces["r"]; sp.used > uint64(sigma.WriteDescriptorMax)+10*EntryCost {
+	if sp := tree.spaces["r"]; sp.used > uint64(sigma.WriteDescriptorMax)+10*tree.entryCost {
 		t.Errorf("%d bytes are charged at the end", sp.used)
 	}
 }

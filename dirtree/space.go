@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/diskspace"
 	"sigmaos.dev/fence"
 	"sigmaos.dev/sigma"
 )
@@ -38,6 +39,7 @@ type space struct {
 	temps   uint64           // guarded by mu: names given to temporary files
 	recent  map[entry]*node  // guarded by mu: directories that were lately walked through, each with a reference
 	orphans []*body          // guarded by mu: see sweepLocked
+	spare   uint64           // guarded by mu: sum of that of the bodies
 	dead    bool             // guarded by mu: removed or closed
 	parked  bool             // guarded by mu: nobody has a handle, and home, temp and the root are closed
 }
@@ -130,7 +132,7 @@ func (sp *space) loadNow() (err error) {
 	}
 	used := uint64(0)
 	if sp.t.cfg.Quota != nil || sp.t.cfg.QuotaBytes > 0 {
-		used, err = usage(fd)
+		used, err = usage(fd, sp.t.entryCost)
 	}
 	in, attr := info{}, attributes{}
 	if err == nil {
@@ -212,7 +214,7 @@ func (sp *space) unpark() (err error) {
 
 // usage adds up what is charged for everything below dir. It goes up with "..", which is safe while nobody is served, so
 // that it needs one descriptor however deep the tree is.
-func usage(dir int) (uint64, error) {
+func usage(dir int, cost uint64) (uint64, error) {
 	total := uint64(0)
 	cur, err := openDirAt(dir, ".")
 	if err != nil {
@@ -233,7 +235,7 @@ func usage(dir int) (uint64, error) {
 				if err := unix.Fstatat(cur, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 					return 0, err
 				}
-				total += EntryCost
+				total += cost
 				if st.Mode&unix.S_IFMT == unix.S_IFREG {
 					total += uint64(st.Size)
 				} else if st.Mode&unix.S_IFMT == unix.S_IFDIR {
@@ -272,6 +274,7 @@ func (sp *space) end() {
 		return
 	}
 	sp.dead = true
+	sp.t.promised.Add(-int64(sp.spare))
 	for _, n := range sp.table {
 		n.wakeLocked()
 	}
@@ -306,6 +309,9 @@ func (sp *space) aliveLocked(op string) error {
 
 // charge accounts for more bytes, or answers KindNoSpace.
 func (sp *space) charge(op string, more uint64) error {
+	if left, err := sp.t.Left(); err == nil && more > uint64(left) {
+		return &sigma.Error{Op: op, Realm: sp.realm, Kind: sigma.KindNoSpace, Msg: "the disk of the server is full: what is left of it is kept for names", Hint: "remove files, or ask the provider for room"}
+	}
 	held, quota := sp.chargeWithin(more, sp.t.quota(sp.realm, false))
 	if quota > 0 {
 		held, quota = sp.chargeWithin(more, sp.t.quota(sp.realm, true))
@@ -348,6 +354,14 @@ func (sp *space) uncharge(less uint64) {
 	sp.unchargeLocked(less)
 }
 
+// promiseLocked notes that bodies have more, or less, that may be written by a descriptor.
+func (sp *space) promiseLocked(more int64) {
+	if !sp.dead { // else it was taken back
+		sp.spare += uint64(more)
+		sp.t.promised.Add(more)
+	}
+}
+
 // unchargeLocked never goes below 0, which it could only if somebody else changed the directory.
 func (sp *space) unchargeLocked(less uint64) { sp.used -= min(less, sp.used) }
 
@@ -371,12 +385,11 @@ func (f *file) Space(ctx context.Context) (sigma.Space, error) {
 		return sigma.Space{}, err
 	}
 	sp := f.sp
-	var st unix.Statfs_t
-	if err := retry(func() error { return unix.Fstatfs(sp.t.homes, &st) }); err != nil {
+	room, err := sp.t.disk()
+	if err != nil {
 		return sigma.Space{}, wrap(op, "", err)
 	}
-	block := uint64(st.Frsize)
-	room := sigma.Space{Total: sigma.Bytes(st.Blocks * block), Free: sigma.Bytes(st.Bavail * block), Files: st.Files, Room: st.Ffree}
+	room.Free = min(room.Free, diskspace.Left(room))
 	if quota := sigma.Bytes(sp.t.quota(sp.realm, false)); quota > 0 {
 		sp.mu.Lock()
 		used := sigma.Bytes(sp.used)

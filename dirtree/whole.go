@@ -265,13 +265,13 @@ func (f *file) publish(op string) (*node, error) {
 // link publishes a symlink or endpoint.
 func (p *put) link(target string) error {
 	sp := p.sp
-	if err := sp.charge(p.op, EntryCost); err != nil {
+	if err := sp.charge(p.op, sp.t.entryCost); err != nil {
 		return err
 	}
 	sp.names.Lock()
 	defer sp.names.Unlock()
 	if err := sp.aliveDir(p.op, p.dir); err != nil {
-		sp.uncharge(EntryCost)
+		sp.uncharge(sp.t.entryCost)
 		return err
 	}
 	temp := sp.tempName()
@@ -286,7 +286,7 @@ func (p *put) link(target string) error {
 	}
 	if n == nil {
 		unix.Unlinkat(sp.temp, temp, 0)
-		sp.uncharge(EntryCost)
+		sp.uncharge(sp.t.entryCost)
 		return err
 	}
 	sp.release(n)
@@ -323,12 +323,12 @@ func (p *put) moveIn(temp string, in info, b *body) (*node, error) {
 	sp.mu.Lock()
 	n := (*node)(nil)
 	if exists {
-		cost := EntryCost + old.size
+		cost := sp.t.entryCost + old.size
 		if n = sp.known(old); n != nil && n.body != nil {
 			cost = 0 // the last close of the old bytes frees it
 		}
 		if old.kind != sigma.KindFile {
-			cost = EntryCost
+			cost = sp.t.entryCost
 		}
 		sp.unchargeLocked(cost)
 	}

@@ -6,6 +6,7 @@ package diskspace
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"golang.org/x/sys/unix"
 
@@ -17,6 +18,9 @@ const (
 	reserveMost = 128 * sigma.MiB
 	reservePart = 8 // of the disk
 	fullPart    = 8 // of the reserve
+	// Files of tenants leave so many reserves free, and this part of the inodes: they stop growing while the names still have all of theirs.
+	leavesReserves = 2
+	leavesInodes   = 16
 )
 
 // Of tells how big the file system of dir is, and what ordinary users may still write to it. It is safe for concurrent use.
@@ -43,6 +47,30 @@ func Low(s sigma.Space) bool { return s.Free < Reserve(s) }
 
 // Full says that the reserve is nearly used up too: a store that is opened now would fail.
 func Full(s sigma.Space) bool { return s.Free < Reserve(s)/fullPart }
+
+// Left is how many bytes the files of tenants (scratch files, objects, databases) may still take of a disk. So nothing that they keep there takes what the names need. A disk whose size is not known has room.
+func Left(s sigma.Space) sigma.Bytes {
+	kept := leavesReserves * Reserve(s)
+	switch {
+	case s.Total == 0:
+		return math.MaxInt64
+	case s.Free <= kept || s.Files > 0 && s.Room < s.Files/leavesInodes:
+		return 0
+	}
+	return s.Free - kept
+}
+
+// Share is how many bytes a tenant may have in all who has held bytes on a disk of which left are left: four times what it leaves to others. So one tenant has four fifths of the disk at most, and
+// with whatever others have there is room for one who has nothing yet.
+func Share(held, left sigma.Bytes) sigma.Bytes {
+	if left > math.MaxInt64/shareOfLeft {
+		return math.MaxInt64
+	}
+	return held + (shareOfLeft*left-min(held, shareOfLeft*left))/(shareOfLeft+1)
+}
+
+// shareOfLeft is how much a tenant may have for each byte that is left: the larger, the more of a disk one tenant can use, and the less is left to others.
+const shareOfLeft = 4
 
 // Error is what who wants to write is told of a disk of machine m that is low (KindNoSpace). Where the data directory is there, sigma doctor tells its operator.
 func Error(op string, m sigma.MachineID, s sigma.Space) *sigma.Error {

@@ -45,3 +45,31 @@ func TestError(t *testing.T) {
 		t.Errorf("a directory that is not there: %v", err)
 	}
 }
+
+// What tenants may take ends before the reserve, and a share leaves a part of it to others.
+func TestShare(t *testing.T) {
+	const mib, gib = sigma.MiB, sigma.GiB
+	for _, c := range []struct{ space, held, left, share sigma.Bytes }{
+		{1000 * gib, 0, 1000*gib - 256*mib, 0},
+		{257 * mib, 0, mib, 0},
+		{256 * mib, 0, 0, 0},
+	} {
+		if left := Left(sigma.Space{Total: 1000 * gib, Free: c.space}); left != c.left {
+			t.Errorf("of %v free are left %v, want %v", c.space, left, c.left)
+		}
+	}
+	if left := Left(sigma.Space{Total: 1000 * gib, Free: 900 * gib, Files: 1600, Room: 99}); left != 0 {
+		t.Errorf("with few inodes are left %v", left)
+	}
+	if left := Left(sigma.Space{}); left < 1000*gib {
+		t.Errorf("of a disk whose size is not known are left %v", left)
+	}
+	left := 100 * gib // realms fill the disk one after the other
+	for i, want := range []sigma.Bytes{80 * gib, 16 * gib, 16 * gib / 5} {
+		got := Share(0, left)
+		if got != want || Share(got, left-got) != got {
+			t.Errorf("realm %d may have %v of %v, and then %v; want %v", i, got, left, Share(got, left-got), want)
+		}
+		left -= got
+	}
+}

@@ -18,10 +18,12 @@ package s3
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 
 	"sigmaos.dev/changeboard"
 	"sigmaos.dev/dirtree"
+	"sigmaos.dev/diskspace"
 	"sigmaos.dev/s3/remote"
 	"sigmaos.dev/sigma"
 )
@@ -29,7 +31,7 @@ import (
 // Config says where objects are and what bounds them; see dirtree.Config.
 type Config struct {
 	Dir        string
-	QuotaBytes sigma.Bytes // per realm, on the local disk; 0 means none
+	QuotaBytes sigma.Bytes // per realm, on the local disk; 0 means its share of what is left there (diskspace.Share)
 	OpenMax    int         // descriptors per realm; 0 means dirtree.OpenMaxDefault
 	Board      *changeboard.Board
 
@@ -50,12 +52,16 @@ var _ sigma.Tree = (*Tree)(nil)
 
 // New opens or makes a store in the directory cfg.Dir.
 func New(cfg Config) (*Tree, error) {
-	policy := dirtree.Policy{Objects: true, CheckEntry: checkEntry}
-	local, err := dirtree.New(dirtree.Config{Dir: cfg.Dir, QuotaBytes: cfg.QuotaBytes, OpenMax: cfg.OpenMax, Policy: policy, Board: cfg.Board})
+	t := &Tree{}
+	on := dirtree.Config{Dir: cfg.Dir, QuotaBytes: cfg.QuotaBytes, OpenMax: cfg.OpenMax, Policy: dirtree.Policy{Objects: true, CheckEntry: checkEntry}, Board: cfg.Board}
+	if cfg.QuotaBytes == 0 {
+		on.Quota = &dirtree.Quota{Of: t.share, Refused: refusedShare}
+	}
+	local, err := dirtree.New(on)
 	if err != nil {
 		return nil, sigma.Wrap("s3.New", cfg.Dir, err)
 	}
-	t := &Tree{local: local}
+	t.local = local
 	if cfg.Elsewhere != "" {
 		if t.stores, err = openStores(cfg); err != nil {
 			local.Close()
@@ -63,6 +69,21 @@ func New(cfg Config) (*Tree, error) {
 		}
 	}
 	return t, nil
+}
+
+// share is what a realm's objects may take of the local disk. It is asked before each change, so one that is made while others grow is right when it is made.
+func (t *Tree) share(realm sigma.RealmID, _ bool) sigma.Bytes {
+	left, err := t.local.Left()
+	if err != nil { // the disk itself says then what it takes
+		return 0
+	}
+	held, _ := t.local.Used(realm)
+	return max(1, diskspace.Share(held, left)) // 0 would be none
+}
+
+func refusedShare(_ sigma.RealmID, held, more, share sigma.Bytes) *sigma.Error {
+	return &sigma.Error{Kind: sigma.KindNoSpace, Msg: fmt.Sprintf("the realm's objects have their share of the disk of the object store: they take %v, and may take %v as long as no more is free; this takes %v more", held, share, more),
+		Hint: "remove objects, or ask the provider for a larger disk or a store: sigma s3 store set"}
 }
 
 // Attach returns the directory of buckets of p's realm; a System principal may name another realm.

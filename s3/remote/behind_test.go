@@ -15,6 +15,7 @@ import (
 
 	"github.com/minio/minio-go/v7"
 
+	"sigmaos.dev/diskspace"
 	"sigmaos.dev/internal/s3server"
 	"sigmaos.dev/sigma"
 )
@@ -268,6 +269,58 @@ func disk(t *testing.T, dir string) (n uint64) {
 		return nil
 	})
 	return n
+}
+
+// A realm that begins objects and never ends them, writes parts that wait for others, or reads more objects than the cache keeps files of, is bounded alone: in what it has open, in its part of the disk, and in files.
+func TestOpenWithoutEnd(t *testing.T) {
+	w := newWorld(t, Config{})
+	ctx, sp := t.Context(), w.tree.spaces["r"]
+	bucket, err := w.walk(ctx, "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []sigma.File
+	for err == nil && len(files) <= openMax {
+		var f sigma.File
+		if f, err = bucket.Create(ctx, fmt.Sprint("never-", len(files)), sigma.OpenWrite, 0); err == nil {
+			files = append(files, f)
+		}
+	}
+	if len(files) != openMax || sigma.KindOf(err) != sigma.KindBusy {
+		t.Errorf("%d uploads were begun, then %v", len(files), err)
+	}
+	disk, err := diskspace.Of(w.tree.spool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n, f := range files { // their holes could be filled at any time
+		if _, err = f.WriteAt(ctx, []byte{1}, objectMax-2); err != nil || n > 64 {
+			break
+		}
+	}
+	if held := sp.spooled.Load(); sigma.KindOf(err) != sigma.KindNoSpace || held > int64(diskspace.Left(disk)) {
+		t.Errorf("%d bytes of uploads on a disk of which %v are left, then %v", held, diskspace.Left(disk), err)
+	}
+	for _, f := range files {
+		f.Close()
+	}
+	w.eventually("all is given back", func() bool { return sp.opened.Load() == 0 && sp.spooled.Load() == 0 })
+	small := attr{kind: sigma.KindFile, size: 1}
+	for n := range entriesMax + 100 {
+		small.etag = fmt.Sprint(n)
+		e, err := w.tree.cache.use(sp, "/s3/b/o", "b/o", small)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.tree.cache.leave(e)
+	}
+	if n := len(w.tree.cache.entries); n > entriesMax {
+		t.Errorf("the cache has %d files", n)
+	}
+	small.size = 1 << 62
+	if _, err := w.tree.cache.use(sp, "/s3/b/o", "b/o", small); sigma.KindOf(err) != sigma.KindTooBig {
+		t.Errorf("a store that says 2^62 bytes: %v", err)
+	}
 }
 
 // Goal: what was read is not asked of the store again, and the cache keeps to its size, also for one object that is larger.

@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"context"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
 	"os"
@@ -26,6 +27,9 @@ const chunkSize = 4 << 20
 const aheadMax = 3
 
 var crcs = crc32.MakeTable(crc32.Castagnoli)
+
+// entriesMax bounds the entries, each of which is an open file: the objects may be small.
+const entriesMax = 4096
 
 // cache is safe for concurrent use.
 type cache struct {
@@ -80,6 +84,21 @@ func newCache(dir string, most sigma.Bytes) (*cache, error) {
 
 // use returns the entry of an object, for one more user.
 func (c *cache) use(sp *space, path, key string, a attr) (*entry, error) {
+	if err := sp.begin(path); err != nil {
+		return nil, err
+	}
+	e, err := c.find(sp, path, key, a)
+	if err != nil {
+		sp.opened.Add(-1)
+	}
+	return e, err
+}
+
+// find returns the entry of an object, which it makes if there is none.
+func (c *cache) find(sp *space, path, key string, a attr) (*entry, error) {
+	if a.size > sizeMax {
+		return nil, &sigma.Error{Op: "remote.cache", Path: path, Kind: sigma.KindTooBig, Msg: fmt.Sprintf("the store says that the object has %d bytes", a.size)}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	k := cacheKey{sp, key, a.etag}
@@ -87,6 +106,13 @@ func (c *cache) use(sp *space, path, key string, a attr) (*entry, error) {
 		e.users++
 		c.recent.MoveToFront(e.at)
 		return e, nil
+	}
+	for at := c.recent.Back(); at != nil && len(c.entries) >= entriesMax; {
+		old, before := at.Value.(*entry), at.Prev()
+		if old.users == 0 {
+			c.dropLocked(old)
+		}
+		at = before
 	}
 	c.names++
 	name := strconv.FormatUint(c.names, 10)
@@ -114,6 +140,7 @@ func cacheError(path string, err error) error {
 func (c *cache) leave(e *entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	e.key.sp.opened.Add(-1)
 	e.users--
 	if e.gone && e.users == 0 {
 		e.file.Close()
@@ -299,6 +326,7 @@ func (e *entry) turn(i int) (int, bool) {
 func (c *cache) hold(e *entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	e.key.sp.opened.Add(1)
 	e.users++
 }
 

@@ -9,8 +9,13 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"sigmaos.dev/dirtree"
+	"sigmaos.dev/diskspace"
 	"sigmaos.dev/fence"
 	"sigmaos.dev/sigma"
 )
@@ -32,6 +37,9 @@ type space struct {
 	fences  *fence.Table  // set by load
 	loaded  bool          // guarded by the token
 
+	opened  atomic.Int64 // objects that are read or written
+	spooled atomic.Int64 // bytes of uploads that are on the disk here
+
 	mu     sync.Mutex
 	root   *node
 	nodes  map[string]*node         // mu; files that handles refer to, by key
@@ -41,6 +49,31 @@ type space struct {
 	floor  sigma.Version            // mu; the newest of a directory that was forgotten
 	wrote  uint64                   // mu; changes made by us
 	dead   bool                     // mu
+}
+
+// Bounds of what one realm has open, and of what it makes of the disk here while it writes. What a store says of sizes is believed up to the largest object that S3 has.
+const (
+	openMax = dirtree.OpenMaxDefault
+	sizeMax = 5 << 40
+)
+
+// begin counts an object that is opened.
+func (sp *space) begin(path string) error {
+	if sp.opened.Add(1) <= openMax {
+		return nil
+	}
+	sp.opened.Add(-1)
+	return &sigma.Error{Op: "remote.Open", Path: path, Realm: sp.realm, Kind: sigma.KindBusy, Msg: "the realm has too many objects open", Hint: "close some, or open fewer at once"}
+}
+
+// spool counts bytes of what is being written, which are on the disk here until their part is sent. A realm has its share of the disk (diskspace.Share): parts that come before their turn wait there.
+func (sp *space) spool(more uint64) error {
+	held := sigma.Bytes(sp.spooled.Load())
+	if disk, err := diskspace.Of(sp.t.spool); err == nil && held+sigma.Bytes(more) > diskspace.Share(held, diskspace.Left(disk)) {
+		return spoolError(unix.ENOSPC)
+	}
+	sp.spooled.Add(int64(more))
+	return nil
 }
 
 // found is what is remembered of a key.

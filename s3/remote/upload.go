@@ -31,17 +31,18 @@ type upload struct {
 	sp   *space
 	file *os.File
 
-	mu     sync.Mutex
-	key    string               // mu; for which parts are sent; fixed when the first is
-	id     string               // mu; of the store's; "" = none is sent yet
-	size   uint64               // mu
-	next   uint64               // mu; all before it is written
-	pieces map[uint64]uint64    // mu; what is written after next: beginning and end
-	sealed int                  // mu; parts that were given away, and cannot be written any more
-	parts  []minio.CompletePart // mu; of those that are sent
-	strays bool                 // mu; it may have been begun more than once at the store
-	bad    error                // mu; why it must not be published
-	closed bool                 // mu
+	mu      sync.Mutex
+	key     string               // mu; for which parts are sent; fixed when the first is
+	id      string               // mu; of the store's; "" = none is sent yet
+	size    uint64               // mu
+	spooled uint64               // mu; of size: less the parts that were sent
+	next    uint64               // mu; all before it is written
+	pieces  map[uint64]uint64    // mu; what is written after next: beginning and end
+	sealed  int                  // mu; parts that were given away, and cannot be written any more
+	parts   []minio.CompletePart // mu; of those that are sent
+	strays  bool                 // mu; it may have been begun more than once at the store
+	bad     error                // mu; why it must not be published
+	closed  bool                 // mu
 
 	sending sync.WaitGroup
 	slots   chan struct{}
@@ -49,8 +50,12 @@ type upload struct {
 }
 
 func (sp *space) newUpload() (*upload, error) {
+	if err := sp.begin(""); err != nil {
+		return nil, err
+	}
 	f, err := os.CreateTemp(sp.t.spool, "")
 	if err != nil {
+		sp.opened.Add(-1)
 		return nil, spoolError(err)
 	}
 	os.Remove(f.Name())
@@ -85,6 +90,13 @@ func (u *upload) writeAt(ctx context.Context, p []byte, offset uint64) (int, err
 	case offset < sealed:
 		return 0, &sigma.Error{Op: op, Kind: sigma.KindUnsupported, Msg: "this part of the object is on its way to the store already", Hint: "write large objects in order"}
 	}
+	u.mu.Lock()
+	err := u.growLocked(offset + uint64(len(p)))
+	u.mu.Unlock()
+	if err != nil {
+		u.spoil(err)
+		return 0, err
+	}
 	if _, err := u.file.WriteAt(p, int64(offset)); err != nil {
 		err = spoolError(err)
 		u.spoil(err)
@@ -94,11 +106,31 @@ func (u *upload) writeAt(ctx context.Context, p []byte, offset uint64) (int, err
 	return len(p), u.send(ctx)
 }
 
+// growLocked makes the object as large as that, if it is not, which takes room on the disk here.
+func (u *upload) growLocked(size uint64) error {
+	if size <= u.size {
+		return nil
+	}
+	more := size - u.size
+	if err := u.sp.spool(more); err != nil {
+		return err
+	}
+	u.size = size
+	u.spooled += more
+	return nil
+}
+
+// shrinkLocked gives room back.
+func (u *upload) shrinkLocked(less uint64) {
+	less = min(less, u.spooled)
+	u.spooled -= less
+	u.sp.spooled.Add(-int64(less))
+}
+
 // note says that bytes are written.
 func (u *upload) note(from, to uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.size = max(u.size, to)
 	switch {
 	case from <= u.next:
 		u.next = max(u.next, to)
@@ -196,6 +228,7 @@ func (u *upload) sendPart(ctx context.Context, part int, size int64) error {
 		unix.Fallocate(int(u.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(part)*partSize, size)
 		u.mu.Lock()
 		defer u.mu.Unlock()
+		u.shrinkLocked(uint64(size))
 		for len(u.parts) <= part {
 			u.parts = append(u.parts, minio.CompletePart{PartNumber: len(u.parts) + 1})
 		}
@@ -244,13 +277,18 @@ func (u *upload) resize(size uint64) error {
 	case size < uint64(u.sealed)*partSize:
 		return sigma.Errorf(op, sigma.KindUnsupported, "this part of the object is on its way to the store already")
 	}
+	old := u.size
+	if err := u.growLocked(size); err != nil {
+		return err
+	}
 	if err := u.file.Truncate(int64(size)); err != nil {
 		return spoolError(err)
 	}
-	if size < u.size {
+	if size < old {
+		u.shrinkLocked(old - size)
 		u.next = min(u.next, size)
 		clear(u.pieces)
-	} else if u.next == u.size {
+	} else if u.next == old {
 		u.next = size
 	}
 	u.size = size
@@ -324,7 +362,9 @@ func (u *upload) close() {
 	u.sp.t.async(func() {
 		u.sending.Wait()
 		u.file.Close()
+		u.sp.opened.Add(-1)
 		u.mu.Lock()
+		u.shrinkLocked(u.spooled)
 		id, strays := u.id, u.strays
 		u.mu.Unlock()
 		if id != "" {

@@ -55,8 +55,10 @@ func TestDiskFull(t *testing.T) {
 			_, err = f.Write(block)
 		}
 		clear(t, "5 GB in "+dir, err, sigma.KindNoSpace)
-		// The disk is full as long as the file is open.
-		_, err = x.Put(x.ctx, dir+"/more", block[:60000], sigma.PutOptions{})
+		// The disk is full as long as the file is open; what is left is less than the part of a write that was refused.
+		for n := 0; n == 0 || err == nil && n < 40; n++ {
+			_, err = x.Put(x.ctx, fmt.Sprint(dir, "/more-", n), block[:60000], sigma.PutOptions{})
+		}
 		clear(t, "60 KB more in "+dir, err, sigma.KindNoSpace)
 		if st := x.wait(x.spawn(x.descriptor("exit", "7"))[0]); st.ExitCode != 7 && (st.Code != sigma.StatusError || st.Msg == "") {
 			t.Errorf("a proc on a full disk ended as %+v, want its code or an error with a reason", st)
@@ -67,6 +69,80 @@ func TestDiskFull(t *testing.T) {
 		}
 		x.works()
 	}
+}
+
+// Goal: one realm that fills the disk by objects leaves room for another's; and whatever it fills, objects, scratch files, databases or inodes, the names of all go on. That they would not if the disk were full
+// TestNamesOnFullDisk shows.
+func TestTenantFillsDisk(t *testing.T) {
+	s := smallDisk(t, "size=500m,nr_inodes=4000")
+	unharmed(t, s)
+	x := newTenant(t, s)
+	s.Must(t, "realm", "create", "other")
+	s.Must(t, "realm", "set", "--limit-scratch", "1000G", string(sigma.DefaultRealm)) // so that it is the disk that ends it
+	other := s.Connect(x.ctx, t, "other")
+	names := func(after string) {
+		t.Helper()
+		if _, err := other.Put(x.ctx, "/name", []byte("text"), sigma.PutOptions{}); err != nil {
+			t.Errorf("another realm's names after %s: %v", after, err)
+		}
+	}
+	objects := func(after string) {
+		t.Helper()
+		for n := range 50 {
+			if _, err := other.Put(x.ctx, fmt.Sprint("/s3/b/", n), []byte("text"), sigma.PutOptions{}); err != nil {
+				t.Errorf("another realm's objects after %s: %v", after, err)
+				return
+			}
+		}
+	}
+	block := bytes.Repeat([]byte("x"), 1<<20)
+	fill := func(path string) error {
+		f, err := x.Create(x.ctx, path, sigma.OpenWrite|sigma.OpenTruncate, 0o644)
+		if err != nil {
+			return err
+		}
+		defer f.Close() // the object is seen
+		for n := 0; err == nil && n < 1000; n++ {
+			_, err = f.Write(block)
+		}
+		return err
+	}
+	if err := other.MkdirAll(x.ctx, "/s3/b", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.MkdirAll(x.ctx, "/s3/full", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	some := bytes.Repeat([]byte("x"), 60<<10)
+	var err error
+	for n := 0; err == nil && n < 20_000; n++ {
+		_, err = x.Put(x.ctx, fmt.Sprint("/s3/full/", n), some, sigma.PutOptions{})
+	}
+	clear(t, "objects without end", err, sigma.KindNoSpace)
+	names("objects")
+	objects("objects")
+	err = nil
+	for n := 0; err == nil && n < 10_000; n++ {
+		err = x.Mkdir(x.ctx, fmt.Sprint("/s3/full/d", n), 0o755)
+	}
+	clear(t, "directories without end", err, sigma.KindNoSpace)
+	names("directories")
+	objects("directories")
+	clear(t, "scratch files without end", fill("/ux/~local/full"), sigma.KindNoSpace)
+	names("scratch files")
+	s.Must(t, "sql", "create", "full")
+	for n := 0; ; n++ {
+		_, stderr, code := s.CLI(t, "sql", "full", "create table if not exists t (b); insert into t select zeroblob(1000000) from (values (1), (2), (3), (4), (5), (6), (7), (8))")
+		if code != 0 && strings.Contains(stderr, "the disk of the databases is full") {
+			break
+		}
+		if code != 0 || n == 100 {
+			t.Errorf("databases without end: %d: %s", code, stderr)
+			break
+		}
+	}
+	names("databases")
+	x.running()
 }
 
 // On a disk that others fill names are refused at once, with what to do: as soon as less than the reserve is free, and when named has ended since nothing is. They are read and removed meanwhile, and written again when there is room.
