@@ -8,7 +8,7 @@
 //
 // It assumes that the path given to Open, or to Create, is what the caller wants, links on the way included.
 //
-// cmd/sigma uses it for all that it reads, writes and hands over in trees of the host, dirtree for all that it opens.
+// files and cmd/sigma use it for all that they read, write and hand over in trees of the host, dirtree for all that it opens.
 package hostdir
 
 import (
@@ -103,6 +103,27 @@ func (d *Dir) Stat(name string) (fs.FileInfo, error) {
 	return f.Stat()
 }
 
+// List describes what is in a directory, by name, links as links. What is removed meanwhile is left out.
+func (d *Dir) List(name string) ([]fs.FileInfo, error) {
+	sub, err := d.Dir(name)
+	if err != nil {
+		return nil, err
+	}
+	defer sub.Close()
+	names, err := sub.f.Readdirnames(-1)
+	slices.Sort(names)
+	var infos []fs.FileInfo
+	for _, n := range names {
+		info, serr := sub.Stat(n)
+		if serr == nil {
+			infos = append(infos, info)
+		} else if err == nil && !errors.Is(serr, fs.ErrNotExist) {
+			err = serr
+		}
+	}
+	return infos, err
+}
+
 // Walk calls visit for what is at name, "." for the directory itself, and for all below, by name, a directory before what is in it, until visit fails.
 func (d *Dir) Walk(name string, visit func(name string, info fs.FileInfo) error) error {
 	info, err := d.Stat(name)
@@ -112,16 +133,10 @@ func (d *Dir) Walk(name string, visit func(name string, info fs.FileInfo) error)
 	if err != nil || !info.IsDir() {
 		return err
 	}
-	sub, err := d.Dir(name)
-	if err != nil {
-		return err
-	}
-	names, err := sub.f.Readdirnames(-1)
-	sub.Close()
-	slices.Sort(names)
-	for _, n := range names {
+	in, err := d.List(name)
+	for _, info := range in {
 		if err == nil {
-			err = d.Walk(filepath.Join(name, n), visit)
+			err = d.Walk(filepath.Join(name, info.Name()), visit)
 		}
 	}
 	return err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
 
@@ -39,7 +40,7 @@ func (a *app) cat(ctx context.Context, paths []string, follow bool) error {
 		return err
 	}
 	defer c.Close()
-	if paths, err = expand(ctx, c, paths); err != nil {
+	if paths, err = files.Expand(ctx, c, paths); err != nil {
 		return err
 	}
 	if follow {
@@ -47,7 +48,7 @@ func (a *app) cat(ctx context.Context, paths []string, follow bool) error {
 	}
 	var errs []error
 	for _, p := range paths {
-		err := download(ctx, c, p, raw(a.out), nothing{})
+		err := files.OfRealm(c).Content(ctx, p, raw(a.out))
 		if errors.Is(err, syscall.EPIPE) || err != nil && ctx.Err() != nil {
 			return err
 		}
@@ -65,7 +66,7 @@ func (a *app) catOn(ctx context.Context, c sigma.Namespace, paths []string) erro
 	var wg sync.WaitGroup
 	for _, p := range paths {
 		if st, err := c.Stat(ctx, p); err == nil && (st.ID.Kind == sigma.KindDir || st.ID.Kind == sigma.KindCallable) {
-			return download(ctx, c, p, to, nothing{}) // which says why not
+			return files.OfRealm(c).Content(ctx, p, to) // which says why not
 		}
 		t := tail{tree: c, path: p, to: to, again: true}
 		wg.Go(func() {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
 
@@ -79,8 +80,8 @@ func (a *app) rm(ctx context.Context, paths []string, recursive, force bool) err
 // expandForRm is expand that forgives what is not there, if forced, and keeps what belongs to the system.
 func expandForRm(ctx context.Context, c sigma.Namespace, paths []string, force bool) (all []string, err error) {
 	for _, p := range paths {
-		found, err := expandOne(ctx, c, p)
-		if force && gone(err) {
+		found, err := files.ExpandOne(ctx, c, p)
+		if force && files.Gone(err) {
 			continue
 		}
 		if err != nil {
@@ -190,7 +191,7 @@ func (a *app) ln(ctx context.Context, target, at string, force bool) error {
 		at = path.Join(at, path.Base(target))
 	}
 	if force {
-		return putLink(ctx, c, target, at)
+		return files.OfRealm(c).PutLink(ctx, target, at)
 	}
 	return c.Symlink(ctx, target, at)
 }

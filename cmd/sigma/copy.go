@@ -3,16 +3,77 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
+
+// bucketsDir is where buckets are.
+const bucketsDir = "/s3"
+
+func newPutCommand(a *app) *cobra.Command {
+	recursive := false
+	cmd := &cobra.Command{
+		Use:   "put [-r] LOCAL... PATH",
+		Short: "Store local files in the realm",
+		Long: `Store a local file at a realm path, or, if PATH ends with / or is a directory, below it
+with its own name; "-" is standard input. With -r, store what is in a local directory at
+PATH (or, if PATH ends with /, at PATH/NAME), making directories as needed. What is
+there under the same name is replaced, each file atomically; other files stay. Symbolic
+links and devices of the local directory are skipped and counted.
+
+A bucket has to exist: make it with "sigma mkdir /s3/NAME".`,
+		Example: `  sudo sigma mkdir /s3/in
+  sudo sigma put a.txt /s3/in/
+  sudo sigma mkdir /s3/in
+  sudo sigma put -r texts /s3/in/texts
+  date | sudo sigma put - /s3/in/now`,
+		Args: between(2, -1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.put(cmd.Context(), args, moving{recursive: recursive})
+		},
+	}
+	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "store directories")
+	return cmd
+}
+
+func newGetCommand(a *app) *cobra.Command {
+	recursive := false
+	cmd := &cobra.Command{
+		Use:   "get [-r] [--stale] PATH... [LOCAL]",
+		Short: "Fetch files of the realm",
+		Long: `Fetch a file of the realm into a local file, or, if LOCAL ends with / or is a directory
+(default: this one), below it with its own name; "-" is standard output. With -r, fetch what
+is in a directory into the directory LOCAL (or, if LOCAL ends with /, is not given, or there
+are several PATHs, LOCAL/NAME), making directories as needed. Modes are kept, but nobody else
+gets the right to write; new directories are this user's alone until all is there. Local
+files of the same name are replaced; each is whole or as it was. Links and files without
+content are skipped and counted, and links below LOCAL on this machine are not followed.`,
+		Example: `  sudo sigma get /s3/in/a.txt
+  sudo sigma get '/s3/in/*.txt' texts/
+  sudo sigma get -r /s3/out results
+  sudo sigma get /s3/in/a.txt - | wc`,
+		Args: between(1, -1),
+	}
+	a.reading(cmd, func(ctx context.Context, args []string, _ *sigma.Age) error {
+		local, last := "./", len(args)-1
+		if last > 0 {
+			args, local = args[:last], args[last]
+		}
+		return a.get(ctx, args, local, moving{recursive: recursive})
+	})
+	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "fetch directories")
+	return cmd
+}
 
 // hostPrefix marks paths of this host where paths of the realm are meant otherwise.
 const hostPrefix = "file:"
@@ -88,8 +149,34 @@ func (a *app) cp(ctx context.Context, args []string, o moving) error {
 	return err
 }
 
+// moving says how files are copied, and what is said of it.
+type moving struct {
+	recursive bool
+	below     bool   // a directory goes below one that is there, as cp has it, not over it
+	verb      string // put, get or cp
+	done      string // stored, fetched or copied
+	skips     string // what is skipped
+}
+
+// refuse is why what was named and is st cannot be copied.
+func (o moving) refuse(name string, st sigma.Stat, hint string) error {
+	switch {
+	case st.ID.Kind == sigma.KindDir && !o.recursive:
+		return &sigma.Error{Op: "sigma." + o.verb, Path: name, Kind: sigma.KindIsDir, Hint: hint}
+	case st.ID.Kind == sigma.KindCallable:
+		return files.NoContent(name)
+	}
+	return nil
+}
+
+// into says whether what is copied goes below the target with its name.
+func (o moving) into(typed string, isDir bool, st sigma.Stat) bool {
+	return strings.HasSuffix(typed, "/") || isDir && (o.below || st.ID.Kind != sigma.KindDir)
+}
+
 // copyWithin copies within the realm.
 func (a *app) copyWithin(ctx context.Context, from []string, typed string, o moving) error {
+	o.verb, o.done, o.skips = "cp", "copied", "endpoints, callable files, and links where none can be"
 	to, err := plainPath(typed)
 	if err == nil {
 		err = cleanPaths(from)
@@ -102,33 +189,43 @@ func (a *app) copyWithin(ctx context.Context, from []string, typed string, o mov
 		return err
 	}
 	defer c.Close()
-	if from, err = expand(ctx, c, from); err != nil {
+	if from, err = files.Expand(ctx, c, from); err != nil {
 		return err
 	}
-	below, err := isDirectory(ctx, c, to)
+	isDir, err := isDirectory(ctx, c, to)
 	if err != nil {
 		return err
 	}
-	if !below && len(from) > 1 {
+	if !isDir && len(from) > 1 {
 		return notDirectory("sigma.cp", to)
 	}
-	below = below || strings.HasSuffix(typed, "/")
-	var p duplication
+	realm := files.OfRealm(c)
+	p := &files.Copy{To: realm}
 	for _, f := range from {
+		st, err := c.Stat(ctx, f)
+		if err != nil {
+			return err
+		}
 		at := to
-		if below {
+		if o.into(typed, isDir, st) {
 			at = path.Join(to, path.Base(f))
 		}
-		if err := p.add(ctx, c, f, at, o.recursive); err != nil {
+		if err = checkApart(ctx, c, f, at); err == nil {
+			err = o.refuse(f, st, "copy it with all that is in it: sigma cp -r "+f+" "+at)
+		}
+		if err == nil {
+			err = p.Add(ctx, realm, f, st, at)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	return a.duplicate(ctx, c, &p)
+	return a.carryOut(ctx, p, o, from)
 }
 
 func isDirectory(ctx context.Context, c sigma.Namespace, p string) (bool, error) {
 	st, err := c.Stat(ctx, p)
-	if gone(err) {
+	if files.Gone(err) {
 		return false, nil
 	}
 	return err == nil && st.ID.Kind == sigma.KindDir, err
@@ -136,34 +233,6 @@ func isDirectory(ctx context.Context, c sigma.Namespace, p string) (bool, error)
 
 func notDirectory(op, p string) error {
 	return &sigma.Error{Op: op, Path: p, Kind: sigma.KindNotDir, Msg: "is not a directory", Hint: "make it with: sigma mkdir -p " + p}
-}
-
-// duplication is what a copy within the realm has to do.
-type duplication struct {
-	plan         // files: local is the path to copy to, remote the one to copy from
-	links []item // symlinks, likewise
-}
-
-// add plans to copy what the user named.
-func (p *duplication) add(ctx context.Context, c sigma.Namespace, from, to string, recursive bool) error {
-	st, err := c.Stat(ctx, from)
-	if err != nil {
-		return err
-	}
-	if err := checkApart(ctx, c, from, to); err != nil {
-		return err
-	}
-	switch {
-	case st.ID.Kind == sigma.KindDir && !recursive:
-		return &sigma.Error{Op: "sigma.cp", Path: from, Kind: sigma.KindIsDir, Hint: "copy it with all that is in it: sigma cp -r " + from + " " + to}
-	case st.ID.Kind == sigma.KindDir:
-		return p.copyDir(ctx, c, from, to, st.Perm)
-	case st.ID.Kind == sigma.KindCallable:
-		return noContent(from)
-	}
-	p.files = append(p.files, item{local: to, remote: from, size: int64(st.Size)})
-	p.bytes += int64(st.Size)
-	return nil
 }
 
 // checkApart refuses to copy a file on itself and a directory into itself.
@@ -184,90 +253,227 @@ func checkApart(ctx context.Context, c sigma.Namespace, from, to string) error {
 	return nil
 }
 
-func (p *duplication) copyDir(ctx context.Context, c sigma.Namespace, from, to string, perm uint32) error {
-	entries, err := p.extent.readDir(ctx, c, from)
+func (a *app) put(ctx context.Context, args []string, o moving) error {
+	typed, from := args[len(args)-1], args[:len(args)-1]
+	o.verb, o.done, o.skips = "put", "stored", "symbolic links and devices"
+	to, err := plainPath(typed)
 	if err != nil {
 		return err
 	}
-	p.plan.addDir(to, perm)
-	for _, e := range entries {
-		x := item{local: path.Join(to, e.Name), remote: path.Join(from, e.Name), size: int64(e.Size)}
-		switch e.ID.Kind {
-		case sigma.KindDir:
-			st, err := c.Lstat(ctx, x.remote)
-			if gone(err) {
-				continue // removed since it was listed
+	for _, name := range from {
+		if name == "-" {
+			continue
+		}
+		info, err := os.Stat(name)
+		if err != nil {
+			return files.HostError(err)
+		}
+		st := files.HostStat(info)
+		if st.ID.Kind == sigma.KindPipe {
+			return &sigma.Error{Op: "sigma.put", Path: name, Kind: sigma.KindInvalid, Msg: "is neither a file nor a directory", Hint: "store what can be read from it with: sigma put - PATH < " + name}
+		}
+		if err := o.refuse(name, st, "store all of it with: sigma put -r "+name+" "+typed); err != nil {
+			return err
+		}
+	}
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := checkBucket(ctx, c, to); err != nil {
+		return err
+	}
+	isDir, err := isDirectory(ctx, c, to)
+	switch {
+	case err != nil:
+		return err
+	case len(from) > 1 && !isDir:
+		return &sigma.Error{Op: "sigma.put", Path: to, Kind: sigma.KindNotDir, Msg: "is not a directory, and there are several files to store", Hint: "make it with: sigma mkdir -p " + to}
+	}
+	p := &files.Copy{To: files.OfRealm(c)}
+	for _, name := range from {
+		host, in, st, err := a.hostSource(name)
+		if err != nil {
+			return err
+		}
+		defer host.Close()
+		at := to
+		if o.into(typed, isDir, st) {
+			if name == "-" {
+				return usageError(nil, "write for example: sigma put - "+path.Join(to, "NAME"), "standard input needs a whole path")
 			}
-			if err == nil {
-				err = p.copyDir(ctx, c, x.remote, x.local, st.Perm)
-			}
+			abs, err := filepath.Abs(name) // "." and ".." have names too
 			if err != nil {
+				abs = name
+			}
+			at = path.Join(to, filepath.Base(abs))
+		}
+		if err := p.Add(ctx, host, in, st, at); err != nil {
+			return err
+		}
+	}
+	return a.carryOut(ctx, p, o, from)
+}
+
+// hostTree is what put reads.
+type hostTree interface {
+	files.Tree
+	Close() error
+}
+
+// stdin is a tree of one file.
+type stdin struct {
+	files.Tree
+	in io.Reader
+}
+
+func (s stdin) Source(context.Context, string) (*files.Source, error) {
+	return &files.Source{Reader: s.in, Perm: 0o644}, nil
+}
+
+func (s stdin) Close() error { return nil }
+
+// hostSource gives the directory of this host in which what was named is, and its name there.
+func (a *app) hostSource(name string) (host hostTree, in string, st sigma.Stat, err error) {
+	if name == "-" {
+		return stdin{in: a.in}, "", st, nil
+	}
+	root, err := filepath.EvalSymlinks(name) // what the user named is meant, also through a link
+	if err != nil {
+		return nil, "", st, files.HostError(err)
+	}
+	info, err := os.Stat(root)
+	if err != nil {
+		return nil, "", st, files.HostError(err)
+	}
+	if st = files.HostStat(info); st.ID.Kind != sigma.KindDir {
+		root, in = filepath.Split(root)
+	}
+	host, err = files.OpenHost(filepath.Clean(root))
+	return host, in, st, err
+}
+
+func (a *app) get(ctx context.Context, from []string, typed string, o moving) error {
+	o.verb, o.done, o.skips = "get", "fetched", "links and files without content"
+	if typed == "" {
+		return usageError(nil, "write . for this directory", "the local name is empty")
+	}
+	if err := cleanPaths(from); err != nil {
+		return err
+	}
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if from, err = files.Expand(ctx, c, from); err != nil {
+		return err
+	}
+	realm := files.OfRealm(c)
+	if typed == "-" {
+		for _, f := range from {
+			if err := realm.Content(ctx, f, raw(a.out)); err != nil {
 				return err
 			}
-		case sigma.KindSymlink:
-			p.links = append(p.links, x)
-		case sigma.KindFile, sigma.KindDevice:
-			p.files = append(p.files, x)
-			p.bytes += x.size
-		default:
-			p.skipped++
 		}
+		return nil
+	}
+	local, err := os.Stat(typed)
+	isDir := err == nil && local.IsDir()
+	if len(from) > 1 {
+		if !isDir && (err == nil || !strings.HasSuffix(typed, "/")) {
+			return &sigma.Error{Op: "sigma.get", Path: typed, Kind: sigma.KindNotDir, Msg: "is not a directory on this machine, and there are several files to fetch", Hint: "make it, or write a / after its name"}
+		}
+		o.below = true
+	}
+	base, p := typed, &files.Copy{To: (*files.Host)(nil)}
+	for _, f := range from {
+		st, err := c.Stat(ctx, f)
+		if err == nil {
+			err = o.refuse(f, st, "fetch all of it with: sigma get -r "+f)
+		}
+		if err != nil {
+			return err
+		}
+		at := ""
+		if o.into(typed, isDir, st) {
+			at = path.Base(f)
+		} else if !isDir {
+			base, at = filepath.Dir(typed), filepath.Base(typed)
+		}
+		if err := p.Add(ctx, realm, f, st, strings.TrimPrefix(at, "/")); err != nil {
+			return err
+		}
+	}
+	if len(from) > 1 || p.Dirs() > 0 {
+		if err := os.MkdirAll(base, 0o755); err != nil {
+			return files.HostError(err)
+		}
+	}
+	host, err := files.OpenHost(base)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	p.To = host
+	return a.carryOut(ctx, p, o, from)
+}
+
+// carryOut copies what was planned, shows how far it is, and says what was done.
+func (a *app) carryOut(ctx context.Context, p *files.Copy, o moving, from []string) error {
+	start, title := time.Now(), fmt.Sprintf("%s %d files", o.verb, p.Files())
+	if p.Files() == 1 {
+		title = o.verb + " " + path.Base(from[0])
+	}
+	bar := a.progressBytes(title, p.Bytes)
+	err := p.Run(ctx, bar)
+	bar.Done()
+	if p.Skipped > 0 {
+		a.remark("skipped %d %s", p.Skipped, o.skips)
+	}
+	done, bytes := p.Done()
+	if err != nil {
+		if done > 0 {
+			a.remark("%d of %d files were %s", done, p.Files(), o.done)
+		}
+		return err
+	}
+	took := time.Since(start)
+	switch {
+	case a.json:
+		return a.printJSON(movedJSON{done, bytes, p.Skipped, took.Seconds()})
+	case p.Dirs() > 0: // more than they named
+		rate := sigma.Bytes(float64(bytes) / max(took.Seconds(), 1e-6))
+		a.remark("%s %s, %v in %v (%v/s)", o.done, count(done, "file"), sigma.Bytes(bytes), took.Round(time.Millisecond), rate)
 	}
 	return nil
 }
 
-// duplicate carries a plan out.
-func (a *app) duplicate(ctx context.Context, c sigma.Namespace, p *duplication) error {
-	start := time.Now()
-	for i, dir := range p.dirs {
-		make := c.Mkdir
-		if i == 0 {
-			make = c.MkdirAll
-		}
-		if err := make(ctx, dir, p.perms[dir]); err != nil && sigma.KindOf(err) != sigma.KindExists {
-			return a.explainPut(err, dir)
-		}
-	}
-	bar := &counted{progress: a.progressBytes(fmt.Sprintf("copy %d files", len(p.files)), p.bytes)}
-	err := each(ctx, len(p.files), func(ctx context.Context, i int) error {
-		return a.explainPut(copyFile(ctx, c, p.files[i], bar), p.files[i].local)
-	})
-	bar.Done()
-	if err != nil {
-		return err
-	}
-	for _, l := range p.links {
-		if err := copyLink(ctx, c, l); sigma.KindOf(err) == sigma.KindUnsupported && err != nil {
-			p.skipped++
-		} else if err != nil {
-			return err
-		}
-	}
-	if p.skipped > 0 {
-		a.remark("skipped %d endpoints, callable files, and links where none can be", p.skipped)
-	}
-	return a.sayMoved("copied", p.plan, bar.n.Load(), time.Since(start))
+// movedJSON is what put, get and cp print with --json.
+type movedJSON struct {
+	Files   int     `json:"files"`
+	Bytes   int64   `json:"bytes"`
+	Skipped int     `json:"skipped"`
+	Seconds float64 `json:"seconds"`
 }
 
-func copyFile(ctx context.Context, c sigma.Namespace, it item, bar progress) error {
-	s, err := openSource(ctx, c, it.remote)
-	if err != nil {
+// checkBucket says how to make the bucket of a path if it is missing.
+func checkBucket(ctx context.Context, c sigma.Namespace, p string) error {
+	names, _ := sigma.ParsePath(p)
+	if len(names) < 2 || "/"+names[0] != bucketsDir {
+		return nil
+	}
+	bucket := sigma.JoinPath(names[:2]...)
+	_, err := c.Stat(ctx, bucket)
+	if err == nil || sigma.KindOf(err) != sigma.KindNotFound {
 		return err
 	}
-	defer s.Close()
-	return upload(ctx, c, s.reader(), it.local, s.perm, bar)
-}
-
-func copyLink(ctx context.Context, c sigma.Namespace, it item) error {
-	target, err := c.ReadLink(ctx, it.remote)
-	if err != nil {
+	if _, err := c.Stat(ctx, bucketsDir); err != nil {
 		return err
 	}
-	return putLink(ctx, c, target, it.local)
-}
-
-// putLink makes a symbolic link in the place of what is there.
-func putLink(ctx context.Context, c sigma.Namespace, target, at string) error {
-	_, err := c.Put(ctx, at, []byte(target), sigma.PutOptions{Kind: sigma.KindSymlink, Perm: 0o777})
-	return err
+	if len(names) == 2 {
+		return &sigma.Error{Op: "sigma.checkBucket", Path: p, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no bucket %q", names[1]), Hint: "make it with: sigma mkdir " + bucket + "; files are stored in buckets: " + bucket + "/NAME"}
+	}
+	return &sigma.Error{Op: "sigma.checkBucket", Path: p, Kind: sigma.KindNotFound, Msg: fmt.Sprintf("there is no bucket %q", names[1]), Hint: "make it with: sigma mkdir " + bucket}
 }

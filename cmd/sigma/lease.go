@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/files"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
@@ -176,7 +177,7 @@ func waitGone(ctx context.Context, c *sdk.Client, path string) error {
 func guard(ctx context.Context, c *sdk.Client, path string, id sigma.FileID, ttl time.Duration) {
 	for heard := time.Now(); ctx.Err() == nil && time.Since(heard) < ttl; {
 		st, err := c.Lstat(ctx, path)
-		if gone(err) || err == nil && st.ID.Path != id.Path {
+		if files.Gone(err) || err == nil && st.ID.Path != id.Path {
 			return
 		}
 		if err != nil {

@@ -6,16 +6,13 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
-
-// parallel is how many requests are under way at once where there are many to make: enough to hide round trips, few beside what a session allows.
-const parallel = 12
 
 // fileJSON is a file as ls and stat print it. ls without -l fills in what a listing tells.
 type fileJSON struct {
@@ -98,7 +95,7 @@ func (a *app) ls(ctx context.Context, paths []string, o lsOptions, age *sigma.Ag
 		return err
 	}
 	defer c.Close()
-	if paths, err = expand(ctx, c, paths); err != nil {
+	if paths, err = files.Expand(ctx, c, paths); err != nil {
 		return err
 	}
 	if o.watch {
@@ -128,25 +125,37 @@ func (a *app) printListed(lists []listed, o lsOptions, age *sigma.Age) error {
 
 // listAll lists the files that were named first, as people expect, then the directories, and says why what cannot be listed.
 func listAll(ctx context.Context, c sigma.Namespace, paths []string, o lsOptions) (lists []listed, errs []error) {
-	named := listed{}
-	var x extent
-	for i := 0; i < len(paths); i++ {
-		l, err := listOne(ctx, c, paths[i], o, &x)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		if l.dir == "" {
-			named.files = append(named.files, l.files...)
-			continue
+	named, realm := listed{}, files.OfRealm(c)
+	list := func(dir string, entries []sigma.DirEntry) error {
+		l := listed{dir: dir, files: make([]fileJSON, len(entries))}
+		for i, e := range entries {
+			l.files[i] = entryJSON(dir, e)
 		}
 		lists = append(lists, l)
-		if o.recursive {
-			below, err := listBelow(ctx, c, l, o, &x)
-			if err != nil {
-				errs = append(errs, err)
+		if o.long {
+			return describeAll(ctx, c, l.files)
+		}
+		return nil
+	}
+	for _, p := range paths {
+		itself, err := o.meansItself(ctx, c, p)
+		switch {
+		case err != nil:
+		case itself:
+			f := fileJSON{Path: p, Name: path.Base(p)}
+			if err = describe(ctx, c, &f); err == nil {
+				named.files = append(named.files, f)
 			}
-			lists = append(lists, below...)
+		case o.recursive:
+			err = files.Walk(ctx, realm, p, list)
+		default:
+			var entries []sigma.DirEntry
+			if entries, err = realm.List(ctx, p); err == nil {
+				err = list(p, entries)
+			}
+		}
+		if err != nil {
+			errs = append(errs, err)
 		}
 	}
 	if len(named.files) > 0 {
@@ -155,26 +164,19 @@ func listAll(ctx context.Context, c sigma.Namespace, paths []string, o lsOptions
 	return lists, errs
 }
 
-// listBelow lists the directories in l and what is below, each before those in it.
-func listBelow(ctx context.Context, c sigma.Namespace, l listed, o lsOptions, x *extent) (lists []listed, err error) {
-	for _, f := range l.files {
-		if f.Kind != sigma.KindDir.String() {
-			continue
-		}
-		d, err := listOne(ctx, c, f.Path, o, x)
-		if sigma.KindOf(err) == sigma.KindNotFound && err != nil {
-			continue // removed since it was listed
-		}
-		if err != nil {
-			return nil, err
-		}
-		below, err := listBelow(ctx, c, d, o, x)
-		if err != nil {
-			return nil, err
-		}
-		lists = append(append(lists, d), below...)
+// meansItself says whether p is listed itself, and not what is in it.
+func (o lsOptions) meansItself(ctx context.Context, c sigma.Namespace, p string) (bool, error) {
+	if o.itself {
+		return true, nil
 	}
-	return lists, nil
+	st, err := c.Stat(ctx, p)
+	if err != nil {
+		_, lerr := c.Lstat(ctx, p)
+		if lerr != nil {
+			return false, err
+		}
+	}
+	return err != nil || st.ID.Kind != sigma.KindDir, nil // a link that leads nowhere is listed as itself
 }
 
 func (a *app) printLists(lists []listed, long bool) error {
@@ -203,44 +205,14 @@ func cleanPaths(paths []string) error {
 	return nil
 }
 
-// listOne gives the entries of the directory p, or p itself if it is none or is meant itself.
-func listOne(ctx context.Context, c sigma.Namespace, p string, o lsOptions, x *extent) (listed, error) {
-	itself := o.itself
-	if !itself {
-		st, err := c.Stat(ctx, p)
-		if err != nil {
-			if _, lerr := c.Lstat(ctx, p); lerr != nil {
-				return listed{}, err
-			}
-		}
-		itself = err != nil || st.ID.Kind != sigma.KindDir // a link that leads nowhere is listed as itself
-	}
-	if itself {
-		l := listed{files: []fileJSON{{Path: p, Name: path.Base(p)}}}
-		return l, describe(ctx, c, &l.files[0])
-	}
-	entries, err := x.readDir(ctx, c, p)
-	if err != nil {
-		return listed{}, err
-	}
-	l := listed{dir: p, files: make([]fileJSON, len(entries))}
-	for i, e := range entries {
-		l.files[i] = entryJSON(p, e)
-	}
-	if !o.long {
-		return l, nil
-	}
-	return l, describeAll(ctx, c, l.files)
-}
-
 func entryJSON(dir string, e sigma.DirEntry) fileJSON {
 	return fileJSON{Path: path.Join(dir, e.Name), Name: e.Name, Kind: e.ID.Kind.String(), Size: e.Size, Version: uint64(e.ID.Version)}
 }
 
 // describeAll is describe for many; what was removed since it was listed is left as it is.
-func describeAll(ctx context.Context, c sigma.Namespace, files []fileJSON) error {
-	return each(ctx, len(files), func(ctx context.Context, i int) error {
-		err := describe(ctx, c, &files[i])
+func describeAll(ctx context.Context, c sigma.Namespace, all []fileJSON) error {
+	return files.Each(ctx, len(all), func(ctx context.Context, i int) error {
+		err := describe(ctx, c, &all[i])
 		if sigma.KindOf(err) == sigma.KindNotFound {
 			return nil
 		}
@@ -261,38 +233,10 @@ func describe(ctx context.Context, c sigma.Namespace, f *fileJSON) error {
 	return nil
 }
 
-// each runs f for 0..n-1, some at once, until one fails.
-func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var wg sync.WaitGroup
-	next := make(chan int)
-	for range min(n, parallel) {
-		wg.Go(func() {
-			for i := range next {
-				if err := f(ctx, i); err != nil {
-					cancel(err)
-				}
-			}
-		})
-	}
-feed:
-	for i := range n {
-		select {
-		case next <- i:
-		case <-ctx.Done():
-			break feed
-		}
-	}
-	close(next)
-	wg.Wait()
-	return context.Cause(ctx)
-}
-
 // forAll does something for each of the paths that the user named, some at once. It goes on after one for which it fails: the errors are printed in the order of the paths, and the exit code is that of the first.
 func (a *app) forAll(ctx context.Context, paths []string, do func(ctx context.Context, i int) error) error {
 	errs := make([]error, len(paths))
-	if err := each(ctx, len(paths), func(ctx context.Context, i int) error {
+	if err := files.Each(ctx, len(paths), func(ctx context.Context, i int) error {
 		errs[i] = do(ctx, i)
 		return ctx.Err()
 	}); err != nil {

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
 
@@ -113,45 +115,45 @@ func (a *app) chmod(ctx context.Context, mode string, paths []string, recursive 
 		return err
 	}
 	defer c.Close()
-	if paths, err = expand(ctx, c, paths); err != nil {
+	if paths, err = files.Expand(ctx, c, paths); err != nil {
 		return err
 	}
 	var all []string
-	var x extent
+	realm := files.OfRealm(c)
 	for _, p := range paths {
-		if err := chmodTargets(ctx, c, p, recursive, &x, &all); err != nil {
+		below, err := chmodBelow(ctx, realm, p, recursive)
+		if err != nil {
 			return err
 		}
+		all = append(append(all, below...), p)
 	}
-	return each(ctx, len(all), func(ctx context.Context, i int) error {
+	return files.Each(ctx, len(all), func(ctx context.Context, i int) error {
 		err := chmodOne(ctx, c, all[i], change)
-		if recursive && gone(err) {
+		if recursive && files.Gone(err) {
 			return nil // removed since it was listed
 		}
 		return err
 	})
 }
 
-// chmodTargets adds p, and what is below it, children first, so that a mode that forbids to list does not stand in the way.
-func chmodTargets(ctx context.Context, c sigma.Namespace, p string, recursive bool, x *extent, all *[]string) error {
-	if recursive {
-		entries, err := x.readDir(ctx, c, p)
-		if k := sigma.KindOf(err); err != nil && !gone(err) && k != sigma.KindUnsupported {
-			return err
-		}
+// chmodBelow gives what is below p, children first, so that a mode that forbids to list does not stand in the way.
+func chmodBelow(ctx context.Context, realm *files.Realm, p string, recursive bool) (all []string, err error) {
+	if !recursive {
+		return nil, nil
+	}
+	err = files.Walk(ctx, realm, p, func(dir string, entries []sigma.DirEntry) error {
 		for _, e := range entries {
-			switch at := path.Join(p, e.Name); e.ID.Kind {
-			case sigma.KindDir:
-				if err := chmodTargets(ctx, c, at, true, x, all); err != nil {
-					return err
-				}
-			case sigma.KindFile:
-				*all = append(*all, at)
+			if e.ID.Kind == sigma.KindDir || e.ID.Kind == sigma.KindFile {
+				all = append(all, path.Join(dir, e.Name))
 			}
 		}
+		return nil
+	})
+	if files.Gone(err) || sigma.KindOf(err) == sigma.KindUnsupported { // it is no directory
+		err = nil
 	}
-	*all = append(*all, p)
-	return nil
+	slices.Reverse(all)
+	return all, err
 }
 
 func chmodOne(ctx context.Context, c sigma.Namespace, p string, change func(uint32, bool) uint32) error {

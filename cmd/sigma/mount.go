@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/files"
 	"sigmaos.dev/mount"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
@@ -106,7 +107,7 @@ func mountPoint(dir string) (string, error) {
 		real, err = filepath.Abs(real)
 	}
 	if err != nil {
-		return "", localError(err)
+		return "", files.HostError(err)
 	}
 	if isMounted(real) {
 		return "", mountFault(dir, sigma.KindExists, "a realm is mounted there already", "unmount it with: sigma unmount "+dir)
@@ -116,7 +117,7 @@ func mountPoint(dir string) (string, error) {
 	case errors.Is(err, syscall.ENOTDIR):
 		return "", mountFault(dir, sigma.KindNotDir, "is not a directory", "a mount needs an empty directory: mkdir -p /mnt/sigma")
 	case err != nil:
-		return "", localError(err)
+		return "", files.HostError(err)
 	case len(entries) > 0:
 		return "", mountFault(dir, sigma.KindNotEmpty, "is not empty, and its files would be hidden", "mount on an empty directory, for example: mkdir "+filepath.Join(dir, "sigma"))
 	}
@@ -310,7 +311,7 @@ its files.`,
 		Example: `  sudo sigma unmount /mnt/sigma`,
 		Args:    between(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return each(cmd.Context(), len(args), func(_ context.Context, i int) error { return unmountDir(args[i], lazy) })
+			return files.Each(cmd.Context(), len(args), func(_ context.Context, i int) error { return unmountDir(args[i], lazy) })
 		},
 	}
 	cmd.Flags().BoolVarP(&lazy, "lazy", "l", false, "also while it is in use")
@@ -321,7 +322,7 @@ its files.`,
 func unmountDir(dir string, lazy bool) error {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
-		return localError(err)
+		return files.HostError(err)
 	}
 	if parent, err := filepath.EvalSymlinks(filepath.Dir(abs)); err == nil && !isMounted(abs) {
 		abs = filepath.Join(parent, filepath.Base(abs)) // of a dead mount only what is above can be resolved

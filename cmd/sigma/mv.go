@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
 
@@ -52,7 +53,7 @@ func (a *app) mv(ctx context.Context, args []string, copies bool) error {
 		return err
 	}
 	defer c.Close()
-	if from, err = expand(ctx, c, from); err != nil {
+	if from, err = files.Expand(ctx, c, from); err != nil {
 		return err
 	}
 	into, err := isDirectory(ctx, c, to)
@@ -90,19 +91,20 @@ func (a *app) moveByCopy(ctx context.Context, c sigma.Namespace, from, to string
 	if err != nil {
 		return err
 	}
-	var p duplication
+	realm := files.OfRealm(c)
+	p := &files.Copy{To: realm}
 	switch st.ID.Kind {
-	case sigma.KindSymlink:
-		p.links = []item{{local: to, remote: from}}
-	case sigma.KindFile, sigma.KindDir, sigma.KindDevice:
-		err = p.add(ctx, c, from, to, true)
+	case sigma.KindSymlink, sigma.KindFile, sigma.KindDir, sigma.KindDevice:
+		if err = checkApart(ctx, c, from, to); err == nil {
+			err = p.Add(ctx, realm, from, st, to)
+		}
 	default:
 		err = &sigma.Error{Op: "sigma.mv", Path: from, Kind: sigma.KindUnsupported, Msg: "a " + st.ID.Kind.String() + " cannot be copied", Err: cause}
 	}
-	if err == nil && p.skipped == 0 {
-		err = a.duplicate(ctx, c, &p)
+	if err == nil && p.Skipped == 0 {
+		err = a.carryOut(ctx, p, moving{verb: "copy", done: "copied", skips: "links where none can be"}, []string{from})
 	}
-	if err == nil && p.skipped > 0 {
+	if err == nil && p.Skipped > 0 {
 		err = &sigma.Error{Op: "sigma.mv", Path: from, Kind: sigma.KindUnsupported, Msg: "there are links or endpoints in it that cannot be copied there", Hint: "nothing was removed; copy what you need with: sigma cp -r"}
 	}
 	if err != nil {

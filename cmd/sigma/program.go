@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 
+	"sigmaos.dev/files"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
 )
@@ -202,7 +203,7 @@ func (a *app) putProgram(ctx context.Context, c sigma.Namespace, f *os.File) (st
 	}
 	p := a.progressBytes("storing "+base, size)
 	defer p.Done()
-	return remote, upload(ctx, c, io.NewSectionReader(f, 0, size), remote, 0o755, p)
+	return remote, files.OfRealm(c).Store(ctx, remote, &files.Source{Reader: io.NewSectionReader(f, 0, size), Perm: 0o755}, p)
 }
 
 // cleanPath makes a realm path of what a person typed. Double and trailing slashes are forgiven; what else is wrong is said, and a mistake in the command line.
@@ -212,4 +213,23 @@ func cleanPath(typed string) (string, error) {
 	}
 	_, err := sigma.ParsePath(typed)
 	return typed, withCode(exitUsage, err)
+}
+
+// plainPath is cleanPath for a path where nothing is looked up: what is to be made.
+func plainPath(typed string) (string, error) {
+	p, err := cleanPath(typed)
+	return files.Unquoted(p), err
+}
+
+// plainPaths is plainPath of each.
+func plainPaths(typed []string) ([]string, error) {
+	paths := make([]string, len(typed))
+	for i, t := range typed {
+		p, err := plainPath(t)
+		if err != nil {
+			return nil, err
+		}
+		paths[i] = p
+	}
+	return paths, nil
 }

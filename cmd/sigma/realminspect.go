@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/files"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -115,7 +116,7 @@ func (a *app) printRealm(r *realmJSON) error {
 // lines reads a file of lines of JSON.
 func lines[T any](ctx context.Context, c *sdk.Client, path string) (out []T, err error) {
 	var text bytes.Buffer
-	if err := download(ctx, c, path, &text, nothing{}); err != nil {
+	if err := files.OfRealm(c).Content(ctx, path, &text); err != nil {
 		return nil, err
 	}
 	for d := json.NewDecoder(&text); ; {

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"sigmaos.dev/files"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/session"
@@ -156,7 +157,7 @@ func removeSocket(file string) error {
 		c.Close()
 		return &sigma.Error{Op: "sigma.listen9P", Path: file, Kind: sigma.KindExists, Msg: "another program listens there", Hint: "choose another name"}
 	}
-	return localError(os.Remove(file))
+	return files.HostError(os.Remove(file))
 }
 
 // accept9P serves until ctx ends, and then until the last client is gone.

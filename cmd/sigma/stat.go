@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
 
@@ -36,7 +37,7 @@ func (a *app) stat(ctx context.Context, paths []string, link bool, age *sigma.Ag
 		return err
 	}
 	defer c.Close()
-	if paths, err = expand(ctx, c, paths); err != nil {
+	if paths, err = files.Expand(ctx, c, paths); err != nil {
 		return err
 	}
 	var files []fileJSON

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
 
@@ -58,7 +59,7 @@ func (w *watcher) look(ctx context.Context) error {
 		w.dir, w.since = dir, st.ID.Version
 	}
 	f, st, err := statHandle(ctx, w.tree, w.path)
-	if gone(err) {
+	if files.Gone(err) {
 		return nil
 	}
 	if err != nil {
@@ -83,15 +84,9 @@ func statHandle(ctx context.Context, tree watched, path string) (sigma.File, sig
 	return f, st, err
 }
 
-// gone says whether err means that there is no such file.
-func gone(err error) bool {
-	k := sigma.KindOf(err)
-	return err != nil && (k == sigma.KindNotFound || k == sigma.KindStale || k == sigma.KindNotDir)
-}
-
 func (w *watcher) list(ctx context.Context) error {
 	es, err := w.tree.ReadDir(ctx, w.path)
-	if err != nil && !gone(err) {
+	if err != nil && !files.Gone(err) {
 		return err
 	}
 	w.entries = make(map[string]sigma.DirEntry, len(es))
@@ -250,7 +245,7 @@ func (w *watcher) wait(until context.Context) error {
 		<-results
 	}
 	switch {
-	case err == nil || gone(err):
+	case err == nil || files.Gone(err):
 		return nil
 	case mayPass(err) && until.Err() == nil:
 		return pause(until, lookEvery)

@@ -30,7 +30,7 @@ var Layers = []Layer{
 		Why: "what is linked into every proc must start in microseconds"},
 	{Name: "kernel", Dirs: []string{"launch", "output", "schedd", "dialproxy", "binfs", "decision", "besched", "lcsched", "initd", "sim", "readiness", "kernel", "identity", "machines", "link", "names", "state"}, Sideways: true,
 		Why: "the kernel starts and connects procs; nothing that a proc links may need it"},
-	{Name: "apps", Dirs: []string{"apps", "mount"},
+	{Name: "apps", Dirs: []string{"apps", "mount", "files"},
 		Why: "an app uses what any tenant may use: the SDK and the vocabulary"},
 	{Name: "commands", Dirs: []string{"cmd", "examples", "bench", "test", "internal"}, Sideways: true,
 		Why: "flags, exits and the choice of implementations live at the very top, where nothing can depend on them"},

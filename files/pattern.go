@@ -1,4 +1,4 @@
-package main
+package files
 
 import (
 	"context"
@@ -32,8 +32,8 @@ func isPattern(name string) bool {
 	return false
 }
 
-// unquoted takes the backslashes out that take a meaning from what follows.
-func unquoted(p string) string {
+// Unquoted takes the backslashes out that take a meaning from what follows.
+func Unquoted(p string) string {
 	if strings.IndexByte(p, '\\') < 0 {
 		return p
 	}
@@ -52,25 +52,6 @@ func quotedPattern(p string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(p)
 }
 
-// plainPath is cleanPath for a path where nothing is looked up: what is to be made.
-func plainPath(typed string) (string, error) {
-	p, err := cleanPath(typed)
-	return unquoted(p), err
-}
-
-// plainPaths is plainPath of each.
-func plainPaths(typed []string) ([]string, error) {
-	paths := make([]string, len(typed))
-	for i, t := range typed {
-		p, err := plainPath(t)
-		if err != nil {
-			return nil, err
-		}
-		paths[i] = p
-	}
-	return paths, nil
-}
-
 // matchName is path.Match with [!x] besides [^x]; a name that begins with a dot has to be meant.
 func matchName(pattern, name string) bool {
 	if strings.HasPrefix(name, ".") && !strings.HasPrefix(pattern, ".") {
@@ -80,11 +61,11 @@ func matchName(pattern, name string) bool {
 	return ok && err == nil
 }
 
-// expand gives the files that clean paths mean, each at least one, in the order given.
-func expand(ctx context.Context, c sigma.Namespace, paths []string) ([]string, error) {
+// Expand gives the files that clean paths mean, each at least one, in the order given.
+func Expand(ctx context.Context, c sigma.Namespace, paths []string) ([]string, error) {
 	var out []string
 	for _, p := range paths {
-		found, err := expandOne(ctx, c, p)
+		found, err := ExpandOne(ctx, c, p)
 		if err != nil {
 			return nil, err
 		}
@@ -93,19 +74,20 @@ func expand(ctx context.Context, c sigma.Namespace, paths []string) ([]string, e
 	return out, nil
 }
 
-func expandOne(ctx context.Context, c sigma.Namespace, p string) ([]string, error) {
+// ExpandOne gives the files that a clean path means, at least one.
+func ExpandOne(ctx context.Context, c sigma.Namespace, p string) ([]string, error) {
 	names, err := sigma.ParsePath(p)
 	if err != nil {
 		return nil, err
 	}
 	if !slices.ContainsFunc(names, isPattern) {
-		return []string{unquoted(p)}, nil
+		return []string{Unquoted(p)}, nil
 	}
 	found, known := []string{"/"}, true
 	for _, name := range names {
 		if !isPattern(name) {
 			for i := range found {
-				found[i] = path.Join(found[i], unquoted(name))
+				found[i] = path.Join(found[i], Unquoted(name))
 			}
 			known = false
 			continue
@@ -124,7 +106,7 @@ func expandOne(ctx context.Context, c sigma.Namespace, p string) ([]string, erro
 		if _, err := c.Lstat(ctx, p); err == nil {
 			return []string{p}, nil
 		}
-		return nil, &sigma.Error{Op: "sigma.expand", Path: p, Kind: sigma.KindNotFound, Msg: "no file of the realm matches", Hint: `if a name has a *, ? or [ in it, write a backslash before it, in quotes: '` + quotedPattern(p) + `'`}
+		return nil, &sigma.Error{Op: "files.Expand", Path: p, Kind: sigma.KindNotFound, Msg: "no file of the realm matches", Hint: `if a name has a *, ? or [ in it, write a backslash before it, in quotes: '` + quotedPattern(p) + `'`}
 	}
 	return found, nil
 }
@@ -132,7 +114,7 @@ func expandOne(ctx context.Context, c sigma.Namespace, p string) ([]string, erro
 // matching gives the entries of dirs that match. What is no directory has none.
 func matching(ctx context.Context, c sigma.Namespace, dirs []string, pattern string) ([]string, error) {
 	matches := make([][]string, len(dirs))
-	err := each(ctx, len(dirs), func(ctx context.Context, i int) error {
+	err := Each(ctx, len(dirs), func(ctx context.Context, i int) error {
 		entries, err := c.ReadDir(ctx, dirs[i])
 		if k := sigma.KindOf(err); err != nil && (k == sigma.KindNotFound || k == sigma.KindNotDir || k == sigma.KindUnsupported) {
 			return nil
@@ -152,7 +134,7 @@ func matching(ctx context.Context, c sigma.Namespace, dirs []string, pattern str
 
 func existing(ctx context.Context, c sigma.Namespace, paths []string) ([]string, error) {
 	there := make([]bool, len(paths))
-	err := each(ctx, len(paths), func(ctx context.Context, i int) error {
+	err := Each(ctx, len(paths), func(ctx context.Context, i int) error {
 		_, err := c.Lstat(ctx, paths[i])
 		if k := sigma.KindOf(err); err != nil && k != sigma.KindNotFound && k != sigma.KindNotDir {
 			return err
@@ -171,7 +153,7 @@ func existing(ctx context.Context, c sigma.Namespace, paths []string) ([]string,
 
 func bounded(paths []string, pattern string) ([]string, error) {
 	if len(paths) > matchesMax {
-		return nil, &sigma.Error{Op: "sigma.expand", Path: pattern, Kind: sigma.KindTooBig, Msg: "matches more than 100,000 files", Hint: "name their directory, or write a narrower pattern"}
+		return nil, &sigma.Error{Op: "files.Expand", Path: pattern, Kind: sigma.KindTooBig, Msg: "matches more than 100,000 files", Hint: "name their directory, or write a narrower pattern"}
 	}
 	return paths, nil
 }
