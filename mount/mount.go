@@ -17,6 +17,7 @@ package mount
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path"
 	"strings"
@@ -57,6 +58,10 @@ type Config struct {
 	ReadOnly   bool
 	// TrustLinks shows targets of links as they were written, which lead wherever that is on this host. Only who trusts everybody that writes or serves what is mounted sets it.
 	TrustLinks bool
+	// UID and GID own all files.
+	UID, GID uint32
+	// Host mounts. Without one fusermount3 does, as it does for an ordinary user, and all reads go through this process.
+	Host Host
 	// Connect connects to the realm, now and whenever the connection was lost. How long that may take its context says.
 	Connect func(ctx context.Context) (*sdk.Client, error)
 	// Lost is called once when the system could not be reached for a while (abandonAfter).
@@ -74,9 +79,10 @@ type Mount struct {
 	made      atomic.Uint64 // how many nodes were made
 	tenants   bool          // a program of the realm serves what is mounted, not the system
 	uid, gid  uint32
-	canPass   bool     // the kernel reads and writes passed descriptors by itself
-	unpassing sync.Map // servers that pass no descriptors: string -> struct{}
-	names     []string // of cfg.Path
+	canPass   atomic.Bool // the kernel reads passed descriptors by itself
+	backings  sync.Map    // by which backing file the answer to a request says to read: <-chan struct{} -> int32
+	unpassing sync.Map    // servers that pass no descriptors: string -> struct{}
+	names     []string    // of cfg.Path
 }
 
 // New mounts. It returns when the file system can be used.
@@ -86,7 +92,7 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Mount{cfg: cfg, names: names, handles: newHandles(), inodes: newInodes(), kept: memfs.New(memfs.Config{SizeMax: keptMax}), uid: uint32(os.Getuid()), gid: uint32(os.Getgid())}
+	m := &Mount{cfg: cfg, names: names, handles: newHandles(), inodes: newInodes(), kept: memfs.New(memfs.Config{SizeMax: keptMax}), uid: cfg.UID, gid: cfg.GID}
 	m.realm = newRealm(cfg)
 	l, err := m.realm.get(ctx)
 	if err != nil {
@@ -106,19 +112,42 @@ func New(ctx context.Context, cfg Config) (*Mount, error) {
 	o := &fs.Options{EntryTimeout: &second, AttrTimeout: &second, NegativeTimeout: &second, UID: m.uid, GID: m.gid, NullPermissions: true,
 		RootStableAttr: &fs.StableAttr{Ino: fuse.FUSE_ROOT_ID},
 		MountOptions: fuse.MountOptions{AllowOther: cfg.AllowOther, FsName: cfg.Source, Name: strings.TrimPrefix(Type, "fuse."), MaxWrite: ioSize, MaxReadAhead: ioSize, MaxBackground: backgroundMax,
-			DisableXAttrs: true, DisableReadDirPlus: true, DirectMount: true, ExtraCapabilities: fuse.CAP_ATOMIC_O_TRUNC, Options: []string{"default_permissions"}}}
+			DisableXAttrs: true, DisableReadDirPlus: true, ExtraCapabilities: fuse.CAP_ATOMIC_O_TRUNC, Options: []string{"default_permissions"}}}
 	if cfg.ReadOnly {
 		o.Options = append(o.Options, "ro")
-		o.DirectMountFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_RDONLY
 	}
-	m.server, err = fs.Mount(cfg.Dir, root, o)
-	if err != nil {
+	if err := m.serve(fs.NewNodeFS(root, o), o.MountOptions); err != nil {
 		m.realm.close()
-		return nil, mountError(cfg.Dir, err)
+		return nil, err
 	}
 	m.inodes.ended.Go(m.inodes.trim)
-	m.canPass = os.Geteuid() == 0 && m.server.KernelSettings().Flags64()&fuse.CAP_PASSTHROUGH != 0
+	m.canPass.Store(cfg.Host != nil && m.server.KernelSettings().Flags64()&fuse.CAP_PASSTHROUGH != 0)
 	return m, nil
+}
+
+// serve mounts, and begins to serve.
+func (m *Mount) serve(files fuse.RawFileSystem, o fuse.MountOptions) (err error) {
+	at := m.cfg.Dir
+	if m.cfg.Host != nil {
+		device, err := m.cfg.Host.Attach()
+		if err != nil {
+			return err
+		}
+		defer device.Close()
+		fd, err := unix.FcntlInt(device.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return mountError(m.cfg.Dir, err)
+		}
+		at = fmt.Sprintf("/dev/fd/%d", fd) // go-fuse takes it from there
+	}
+	if m.server, err = fuse.NewServer(&backed{files, m}, at, &o); err != nil {
+		return mountError(m.cfg.Dir, err)
+	}
+	go m.server.Serve()
+	if err := m.server.WaitMount(); err != nil {
+		return mountError(m.cfg.Dir, err)
+	}
+	return nil
 }
 
 func mountError(dir string, err error) error {
@@ -139,7 +168,7 @@ func (m *Mount) Wait() {
 	m.kept.Close()
 }
 
-// Unmount unmounts. EBUSY, as KindBusy, says that somebody uses it.
+// Unmount unmounts what fusermount3 mounted. EBUSY, as KindBusy, says that somebody uses it.
 func (m *Mount) Unmount() error {
 	return sigma.Wrap("mount.Unmount", m.cfg.Dir, m.server.Unmount())
 }

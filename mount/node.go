@@ -23,15 +23,16 @@ type node struct {
 	handle   *handle       // handles.mu
 	listed   *list.Element // inodes.mu; nil while the kernel does not know the node
 
-	mu     sync.Mutex
-	st     sigma.Stat // mu; as it was told last
-	when   time.Time  // mu; that was
-	writes uint64     // mu; how often the file was changed through the mount
-	uses   uses       // mu
-	opens  []*open    // mu; in the order of their opening
-	anew   bool       // mu; the file was published through the mount since its identity was told
-	gone   *node      // mu; the directory that the file was removed from through the mount; nil = it has a name
-	ctime  time.Time  // mu; when mode or times were changed through the mount last
+	mu      sync.Mutex
+	st      sigma.Stat // mu; as it was told last
+	when    time.Time  // mu; that was
+	writes  uint64     // mu; how often the file was changed through the mount
+	uses    uses       // mu
+	backing int32      // mu; the backing file while uses.passed
+	opens   []*open    // mu; in the order of their opening
+	anew    bool       // mu; the file was published through the mount since its identity was told
+	gone    *node      // mu; the directory that the file was removed from through the mount; nil = it has a name
+	ctime   time.Time  // mu; when mode or times were changed through the mount last
 
 	// naming is held while the file is published, removed or renamed, and while the server is asked for that.
 	naming sync.Mutex

@@ -31,10 +31,11 @@ type opened interface{ of() *open }
 type open struct {
 	n      *node
 	flags  sigma.OpenFlags
-	passes bool        // counted in uses.passed
-	waits  bool        // what is read may take as long as it likes: a pipe, a log
-	object bool        // it is written, and published (object.go)
-	dirty  atomic.Bool // of an object: made, cut or written to since it was published last
+	passes bool            // counted in uses.passed
+	asked  <-chan struct{} // names the request that opens the file
+	waits  bool            // what is read may take as long as it likes: a pipe, a log
+	object bool            // it is written, and published (object.go)
+	dirty  atomic.Bool     // of an object: made, cut or written to since it was published last
 
 	mu     sync.RWMutex
 	file   sigma.File // mu
@@ -46,12 +47,6 @@ type open struct {
 // errClosed is of a handle that was closed since it was found.
 var errClosed = error(sigma.Errorf("mount.open", sigma.KindInvalid, "the file was closed"))
 
-// passed is an open file that the kernel reads by the descriptor that the server passed.
-type passed struct {
-	*open
-	fd *os.File // nil of a writer among readers that have one
-}
-
 // spliced is an open file that is read here by the descriptor that the server passed: pages go to the kernel without being copied.
 type spliced struct {
 	*open
@@ -59,14 +54,13 @@ type spliced struct {
 }
 
 var (
-	_ fs.FileReader          = (*open)(nil)
-	_ fs.FileWriter          = (*open)(nil)
-	_ fs.FileFlusher         = (*open)(nil)
-	_ fs.FileFsyncer         = (*open)(nil)
-	_ fs.FileLseeker         = (*open)(nil)
-	_ fs.FileReleaser        = (*open)(nil)
-	_ fs.FileReader          = (*spliced)(nil)
-	_ fs.FilePassthroughFder = (*passed)(nil)
+	_ fs.FileReader   = (*open)(nil)
+	_ fs.FileWriter   = (*open)(nil)
+	_ fs.FileFlusher  = (*open)(nil)
+	_ fs.FileFsyncer  = (*open)(nil)
+	_ fs.FileLseeker  = (*open)(nil)
+	_ fs.FileReleaser = (*open)(nil)
+	_ fs.FileReader   = (*spliced)(nil)
 )
 
 func (o *open) of() *open { return o }
@@ -94,6 +88,7 @@ func flagsOf(linux uint32) sigma.OpenFlags {
 
 // Open implements fs.NodeOpener.
 func (n *node) Open(ctx context.Context, linux uint32) (fs.FileHandle, uint32, syscall.Errno) {
+	asked := ctx.Done()
 	ctx, cancel := bounded(ctx)
 	defer cancel()
 	flags := flagsOf(linux) &^ sigma.OpenExclusive
@@ -110,7 +105,7 @@ func (n *node) Open(ctx context.Context, linux uint32) (fs.FileHandle, uint32, s
 	if flags&sigma.OpenTruncate != 0 {
 		n.changed(0)
 	}
-	fh, how := n.opened(ctx, &open{n: n, flags: flags, file: file, life: l, object: flags.Writes() && n.isObject()})
+	fh, how := n.opened(ctx, &open{n: n, flags: flags, file: file, life: l, asked: asked, object: flags.Writes() && n.isObject()})
 	return fh, how, 0
 }
 
@@ -157,13 +152,15 @@ func (n *node) opened(ctx context.Context, o *open) (fs.FileHandle, uint32) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.opens = append(n.opens, o)
-	if n.m.canPass && !o.waits && (n.uses.passed > 0 || fd != nil && n.uses.cached == 0) {
+	if !o.waits && n.passesLocked(fd) {
 		n.uses.passed++
 		o.passes = true
+		n.m.backings.Store(o.asked, n.backing)
 		if fd == nil { // it writes, or its server did not pass: through the server, beside the cache that the others do without
-			return &passed{open: o}, fuse.FOPEN_DIRECT_IO
+			return o, fuse.FOPEN_DIRECT_IO
 		}
-		return &passed{open: o, fd: fd}, 0
+		fd.Close() // the kernel has it
+		return o, 0
 	}
 	n.uses.cached++
 	switch {
@@ -209,6 +206,7 @@ func (n *node) Create(ctx context.Context, name string, linux uint32, mode uint3
 	if no := n.takes(name); no != 0 {
 		return nil, nil, 0, no
 	}
+	asked := ctx.Done()
 	ctx, cancel := bounded(ctx)
 	defer cancel()
 	flags := flagsOf(linux)
@@ -246,7 +244,7 @@ func (n *node) Create(ctx context.Context, name string, linux uint32, mode uint3
 		to.changed(0)
 		out.SetAttrTimeout(time.Nanosecond) // 0 would be replaced by the default
 	}
-	fh, how := to.opened(ctx, &open{n: to, flags: flags &^ (sigma.OpenTruncate | sigma.OpenExclusive), file: made, life: l, object: n.isObject()})
+	fh, how := to.opened(ctx, &open{n: to, flags: flags &^ (sigma.OpenTruncate | sigma.OpenExclusive), file: made, life: l, asked: asked, object: n.isObject()})
 	return to.EmbeddedInode(), fh, how, 0
 }
 
@@ -376,7 +374,9 @@ func (o *open) Release(ctx context.Context) syscall.Errno {
 	o.Flush(ctx) // what was written to mapped memory after the last close
 	o.n.mu.Lock()
 	if o.passes {
-		o.n.uses.passed--
+		if o.n.uses.passed--; o.n.uses.passed == 0 {
+			o.n.m.cfg.Host.Unback(o.n.backing)
+		}
 	} else {
 		o.n.uses.cached--
 	}
@@ -390,23 +390,7 @@ func (o *open) Release(ctx context.Context) syscall.Errno {
 }
 
 // Release implements fs.FileReleaser.
-func (p *passed) Release(ctx context.Context) syscall.Errno {
-	if p.fd != nil {
-		p.fd.Close()
-	}
-	return p.open.Release(ctx)
-}
-
-// Release implements fs.FileReleaser.
 func (s *spliced) Release(ctx context.Context) syscall.Errno {
 	s.fd.Close()
 	return s.open.Release(ctx)
-}
-
-// PassthroughFd implements fs.FilePassthroughFder.
-func (p *passed) PassthroughFd() (int, bool) {
-	if p.fd == nil {
-		return -1, false
-	}
-	return int(p.fd.Fd()), true
 }

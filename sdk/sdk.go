@@ -88,15 +88,29 @@ func Connect(ctx context.Context, addr string, realm sigma.RealmID) (*Client, er
 // ConnectAs connects a program outside to the realm that it has a credential of, through the realm socket at addr, which every user may open. What the program may do is what the credential's role says; the Client ends when it is
 // revoked or expires, and goes on when sigmad dies and is started again. KindPermission: it is not good; KindBusy: too many were wrong, or too many programs connect; KindUnavailable: nobody answers, or credentials cannot be checked now.
 func ConnectAs(ctx context.Context, addr, credential string) (*Client, error) {
+	return connect(ctx, "", func(ctx context.Context) (*net.UnixConn, error) { return greet(ctx, addr, credential) })
+}
+
+// ConnectBy connects a program that may not open a socket of sigmaOS itself: dial opens one for it, with Dial in a
+// process that may, now and after each death of sigmad. With a credential realm is empty.
+func ConnectBy(ctx context.Context, realm sigma.RealmID, dial func(context.Context) (*net.UnixConn, error)) (*Client, error) {
+	return connect(ctx, string(realm), dial)
+}
+
+// Dial opens the connection that ConnectBy needs: to the admin socket at addr or, with a credential, to the realm socket.
+func Dial(ctx context.Context, addr, credential string) (*net.UnixConn, error) {
+	if credential == "" {
+		return dialSocket(ctx, addr)
+	}
+	return greet(ctx, addr, credential)
+}
+
+// greet connects to the realm socket with a credential.
+func greet(ctx context.Context, addr, credential string) (*net.UnixConn, error) {
 	greeting := sigmap.Greeting(strings.TrimSpace(credential))
 	if greeting == nil {
 		return nil, sigma.Errorf("sdk.ConnectAs", sigma.KindInvalid, "this is not a credential")
 	}
-	return connect(ctx, "", func(ctx context.Context) (*net.UnixConn, error) { return greet(ctx, addr, greeting) })
-}
-
-// greet connects to the realm socket with a credential.
-func greet(ctx context.Context, addr string, greeting []byte) (*net.UnixConn, error) {
 	c, err := dialSocket(ctx, addr)
 	if err != nil {
 		return nil, err

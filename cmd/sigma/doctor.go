@@ -328,7 +328,8 @@ func (a *app) disk() finding {
 // mountFindings tells of mounts of realms, and of what an ordinary user needs for one.
 func mountFindings() (all []finding) {
 	live := 0
-	for _, dir := range mounts() {
+	for _, m := range mounts() {
+		dir := m.dir
 		if !deadMount(dir) {
 			live++
 			continue

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -20,12 +19,14 @@ import (
 
 	"sigmaos.dev/files"
 	"sigmaos.dev/mount"
-	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
 
-// A mount is two processes: one that serves the kernel, and its keeper, which unmounts when that one ends, however it does. A mount whose server is dead answers every program that comes near it with ENOTCONN until
-// somebody unmounts it. The keeper of a mount in the background is what the command leaves running; --foreground makes the command be it.
+// A mount is served by one process and unmounted by another, its keeper, when that one ends, however it does. A mount
+// whose server is dead answers every program that comes near it with ENOTCONN until somebody unmounts it. The keeper of a
+// mount in the background is what the command leaves running; --foreground makes the command be it. Of a mount that root
+// makes the server has no rights: the keeper does what needs them (mounthost.go). When the keeper is killed nobody would
+// unmount, so a third process, the spare, waits for that (mountspare.go).
 
 // mountReadyMax is how long the server may take until the kernel serves the mount: it connects, and asks once.
 const mountReadyMax = 30 * time.Second
@@ -35,7 +36,9 @@ const mountReadyFD = 3
 
 type mountOptions struct {
 	allowOther, readOnly, trustLinks bool
-	foreground, serve                bool
+	foreground, serve, spare         bool
+	uid                              int    // of the server; 0 = it stays the user that it is
+	device, cgroup                   string // of the mount that a spare is for, and of its server
 }
 
 func newMountCommand(a *app) *cobra.Command {
@@ -65,17 +68,25 @@ minute.`,
 					return err
 				}
 			}
+			if o.spare {
+				return spareMount(args[0], o)
+			}
 			if o.serve {
-				return a.serveMount(cmd.Context(), args[0], at, o)
+				return a.serveMount(args[0], at, o)
 			}
 			dir, err := mountPoint(args[0])
 			if err != nil {
 				return err
 			}
+			c, err := a.connect(cmd.Context()) // what is wrong with that is told here, with its exit code
+			if err != nil {
+				return err
+			}
+			c.Close()
 			if o.foreground {
 				return a.keepMount(dir, at, o)
 			}
-			return a.mountInBackground(cmd.Context(), dir, at, o)
+			return a.mountInBackground(dir, at, o)
 		},
 	}
 	f := cmd.Flags()
@@ -84,7 +95,13 @@ minute.`,
 	f.BoolVar(&o.trustLinks, "trust-links", false, "show links as they were written, also where they lead to files of this host")
 	f.BoolVarP(&o.foreground, "foreground", "f", false, "do not go to the background; ^C unmounts")
 	f.BoolVar(&o.serve, "serve", false, "serve the kernel")
-	f.MarkHidden("serve")
+	f.BoolVar(&o.spare, "spare", false, "unmount when the keeper is gone")
+	f.IntVar(&o.uid, "uid", 0, "of the server")
+	f.StringVar(&o.device, "device", "", "of the mount")
+	f.StringVar(&o.cgroup, "cgroup", "", "of the server")
+	for _, hidden := range []string{"serve", "spare", "uid", "device", "cgroup"} {
+		f.MarkHidden(hidden)
+	}
 	return cmd
 }
 
@@ -94,8 +111,8 @@ func mountFault(dir string, kind sigma.Kind, msg, hint string) error {
 
 // mountPoint checks a directory to mount on and gives its real path. A mount of ours that was left dead there is taken away.
 func mountPoint(dir string) (string, error) {
-	if abs, err := filepath.Abs(dir); err == nil && deadMount(abs) {
-		if err := unmount(abs, true); err != nil {
+	if abs, err := filepath.Abs(dir); err == nil {
+		if err := unmountDead(abs); err != nil {
 			return "", err
 		}
 	}
@@ -150,20 +167,21 @@ func (a *app) again(dir, at string, o mountOptions, flag string) (*exec.Cmd, err
 	return exec.Command(self, append(args, "--", dir, at)...), nil
 }
 
-// startMount starts keeper or server and waits until it is ready, or says why not.
-func startMount(cmd *exec.Cmd) (err error) {
+// startMount starts keeper or server, calls started, and waits until it is ready, or says why not.
+func startMount(cmd *exec.Cmd, started func()) (err error) {
 	ready, w, err := os.Pipe()
 	if err != nil {
 		return sigma.Wrap("sigma.mount", "", err)
 	}
 	defer ready.Close()
-	cmd.ExtraFiles = []*os.File{w}
+	cmd.ExtraFiles = append([]*os.File{w}, cmd.ExtraFiles...)
 	cmd.Dir = "/" // so that it keeps no file system busy
 	err = cmd.Start()
 	w.Close()
 	if err != nil {
 		return sigma.Wrap("sigma.mount", cmd.Path, err)
 	}
+	started()
 	ready.SetReadDeadline(time.Now().Add(mountReadyMax))
 	text, err := bufio.NewReader(io.LimitReader(ready, 4096)).ReadString('\n')
 	if err == nil && text == "ready\n" {
@@ -190,19 +208,14 @@ func tellStarter(err error) {
 }
 
 // mountInBackground starts a keeper that lives on.
-func (a *app) mountInBackground(ctx context.Context, dir, at string, o mountOptions) error {
-	c, err := a.connect(ctx) // what is wrong with that is told here, with its exit code
-	if err != nil {
-		return err
-	}
-	c.Close()
+func (a *app) mountInBackground(dir, at string, o mountOptions) error {
 	cmd, err := a.again(dir, at, o, "--foreground")
 	if err != nil {
 		return err
 	}
 	cmd.Env = append(os.Environ(), mountStarted+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := startMount(cmd); err != nil {
+	if err := startMount(cmd, func() {}); err != nil {
 		return err
 	}
 	return cmd.Process.Release()
@@ -225,12 +238,23 @@ func (a *app) keepMount(dir, at string, o mountOptions) error {
 		cmd.Stderr = raw(a.err)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
-	err = startMount(cmd)
+	var host *mountHost
+	if mayMount() {
+		if host, err = a.newMountHost(a.mountConfig(dir, at, o), cmd); err != nil {
+			return err
+		}
+		defer host.close()
+	}
+	err = startMount(cmd, func() { host.run(cmd.Process.Pid) })
+	if err == nil {
+		err = host.startSpare()
+	}
 	if started {
 		tellStarter(err)
 	}
 	if err != nil {
-		return err
+		host.detach()
+		return errors.Join(err, unmountDead(dir))
 	}
 	if !started {
 		a.remark("%s of realm %s is mounted on %s; ^C unmounts it", at, a.realm, dir)
@@ -240,10 +264,8 @@ func (a *app) keepMount(dir, at string, o mountOptions) error {
 	for {
 		select {
 		case err = <-ended:
-			if isMounted(dir) && deadMount(dir) {
-				err = errors.Join(err, unmount(dir, true))
-			}
-			if err != nil {
+			host.detach()
+			if err = errors.Join(err, unmountDead(dir)); err != nil {
 				return &sigma.Error{Op: "sigma.mount", Path: dir, Kind: sigma.KindLost, Msg: "the server of the mount ended, and it was unmounted", Err: err, Hint: "mount it again with: sigma mount " + dir}
 			}
 			return nil
@@ -255,47 +277,47 @@ func (a *app) keepMount(dir, at string, o mountOptions) error {
 	}
 }
 
-// mountMemory is the most memory in bytes that the server of a mount can have, whatever the trees are like that it shows: four
-// times what 131,072 inodes need. Beyond it the server ends, and its keeper unmounts.
-const mountMemory = 1 << 30
-
-// limitMemory sets that limit for this process; the collector works harder from half of it on.
-func limitMemory() error {
-	debug.SetMemoryLimit(mountMemory / 2)
-	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: mountMemory, Max: mountMemory}); err != nil {
-		return sigma.Wrap("sigma.mount", "", err)
-	}
-	return nil
+func (a *app) mountConfig(dir, at string, o mountOptions) mount.Config {
+	return mount.Config{Dir: dir, Path: at, Source: "sigma:" + a.realm + ":" + at, AllowOther: o.allowOther, ReadOnly: o.readOnly, TrustLinks: o.trustLinks,
+		UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Connect: a.connect}
 }
 
 // serveMount mounts and serves until somebody unmounts.
-func (a *app) serveMount(_ context.Context, dir, at string, o mountOptions) error {
-	if err := limitMemory(); err != nil {
-		tellStarter(err)
-		return err
-	}
-	signals := make(chan os.Signal, 4)
+func (a *app) serveMount(dir, at string, o mountOptions) error {
+	signals, lost := make(chan os.Signal, 4), make(chan struct{})
 	signal.Notify(signals, syscall.SIGTERM)
-	lost := make(chan struct{})
-	ctx, cancel := context.WithTimeout(context.Background(), mountReadyMax)
-	defer cancel()
-	m, err := mount.New(ctx, mount.Config{Dir: dir, Path: at, Source: "sigma:" + a.realm + ":" + at, AllowOther: o.allowOther, ReadOnly: o.readOnly, TrustLinks: o.trustLinks,
-		Connect: func(ctx context.Context) (*sdk.Client, error) { return a.connect(ctx) },
-		Lost:    func() { close(lost) }})
+	cfg := a.mountConfig(dir, at, o)
+	cfg.Lost = func() { close(lost) }
+	err := limitMemory()
+	if o.uid != 0 && err == nil {
+		host := a.hostOfMount()
+		cfg.Host, cfg.Connect = host, host.connect
+		err = dropRights(o.uid)
+	}
+	var m *mount.Mount
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), mountReadyMax)
+		defer cancel()
+		m, err = mount.New(ctx, cfg)
+	}
 	tellStarter(err)
 	if err != nil {
 		return err
 	}
-	go func() {
+	unmounted, ends := make(chan struct{}), false
+	go func() { m.Wait(); close(unmounted) }()
+	for !ends {
 		select {
-		case <-signals: // the keeper is gone
+		case <-unmounted:
+			return nil
+		case <-signals: // the keeper of an ordinary user's mount is gone
 		case <-lost:
 		}
-		if m.Unmount() != nil {
+		ends = cfg.Host != nil // and keeper or spare unmounts
+		if !ends && m.Unmount() != nil {
 			unmount(dir, true)
 		}
-	}()
-	m.Wait()
+	}
 	return nil
 }
 
@@ -333,17 +355,20 @@ func unmountDir(dir string, lazy bool) error {
 	return unmount(abs, lazy)
 }
 
-// mounts are the directories on which realms are mounted, of all users.
-func mounts() (dirs []string) {
+// mounted is a directory on which a realm is mounted.
+type mounted struct{ dir, device string }
+
+// mounts are those of all users.
+func mounts() (all []mounted) {
 	b, _ := os.ReadFile("/proc/self/mountinfo")
 	for line := range strings.Lines(string(b)) {
 		left, right, _ := strings.Cut(line, " - ")
 		l, r := strings.Fields(left), strings.Fields(right)
 		if len(l) > 4 && len(r) > 0 && r[0] == mount.Type {
-			dirs = append(dirs, unescapeMount(l[4]))
+			all = append(all, mounted{dir: unescapeMount(l[4]), device: l[2]})
 		}
 	}
-	return dirs
+	return all
 }
 
 // unescapeMount undoes what the kernel does to spaces and the like in mountinfo.
@@ -355,18 +380,21 @@ func unescapeMount(s string) string {
 }
 
 func isMounted(dir string) bool {
-	for _, m := range mounts() {
-		if m == dir {
-			return true
-		}
-	}
-	return false
+	return deviceOf(dir) != ""
 }
 
 // deadMount says whether a realm is mounted on dir whose server is gone. The kernel answers by itself then.
 func deadMount(dir string) bool {
 	var st unix.Statfs_t
 	return isMounted(dir) && errors.Is(unix.Statfs(dir, &st), unix.ENOTCONN)
+}
+
+// unmountDead unmounts what has no server any more.
+func unmountDead(dir string) error {
+	if deadMount(dir) {
+		return unmount(dir, true)
+	}
+	return nil
 }
 
 // unmount unmounts dir, by fusermount3 where this is not root.

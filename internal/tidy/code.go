@@ -85,6 +85,7 @@ func inSynctest(f *ast.File, pos token.Pos) bool {
 var hostPaths = map[string]string{
 	"cmd/sigma/data.go":        "DATA and its log, in a directory of this user's",
 	"cmd/sigma/join.go":        "directories of DATA, removed without following links",
+	"cmd/sigma/mountrights.go": "control groups",
 	"cmd/sigma/realmsocket.go": "a socket right below DATA, which is this user's",
 	"cmd/sigma/rootless.go":    "control groups",
 }

@@ -3,10 +3,12 @@
 package mount
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,7 +19,7 @@ import (
 	"sigmaos.dev/internal/testenv"
 )
 
-// processes of a mount, by the flag that they were started with: --foreground is the keeper's, --serve the server's.
+// processes of a mount, by the flag that they were started with: --foreground is the keeper's, --serve the server's, --spare that of who unmounts after both.
 func processes(t *testing.T, dir, flag string) (pids []int) {
 	t.Helper()
 	all, err := os.ReadDir("/proc")
@@ -59,10 +61,10 @@ func TestKilledMount(t *testing.T) {
 	must(t, err)
 	defer f.Close()
 	for _, pid := range processes(t, dir, "--serve") {
-		var limit unix.Rlimit
-		must(t, unix.Prlimit(pid, unix.RLIMIT_DATA, nil, &limit))
-		if limit.Max > 1<<30 {
-			t.Errorf("the server of a mount may have %d bytes of memory, want 1 GiB at most", limit.Max)
+		limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
+		must(t, err)
+		if _, most, _ := strings.Cut(string(limits), "Max data size"); !strings.HasPrefix(strings.TrimSpace(most), "1073741824 ") {
+			t.Errorf("the server of a mount may have more than 1 GiB of memory:\n%s", limits)
 		}
 	}
 	signal(t, dir, "--serve", syscall.SIGKILL)
@@ -80,6 +82,9 @@ func TestKilledMount(t *testing.T) {
 	}
 
 	s.Must(t, "mount", dir)
+	for _, pid := range processes(t, dir, "--spare") { // an ordinary user's mount has none
+		must(t, syscall.Kill(pid, syscall.SIGKILL))
+	}
 	signal(t, dir, "--foreground", syscall.SIGSTOP) // so that it does not unmount before it is killed itself
 	signal(t, dir, "--serve", syscall.SIGKILL)
 	signal(t, dir, "--foreground", syscall.SIGKILL)
@@ -97,7 +102,7 @@ func TestKilledMount(t *testing.T) {
 		t.Errorf("mounted again: %v", err)
 	}
 	signal(t, dir, "--foreground", syscall.SIGKILL)
-	testenv.Eventually(t, "without a keeper the server unmounts", func() error {
+	testenv.Eventually(t, "without a keeper it is unmounted", func() error {
 		if isMounted(dir) {
 			return errors.New("it is mounted still")
 		}
@@ -106,10 +111,95 @@ func TestKilledMount(t *testing.T) {
 	s.Must(t, "mount", dir)
 	s.Must(t, "unmount", dir)
 	testenv.Eventually(t, "its processes end", func() error {
-		if left := append(processes(t, dir, "--foreground"), processes(t, dir, "--serve")...); len(left) > 0 {
-			return fmt.Errorf("%d are left", len(left))
+		return leftOf(t, dir)
+	})
+}
+
+// leftOf is an error as long as processes of a mount live.
+func leftOf(t *testing.T, dir string) error {
+	for _, flag := range []string{"--foreground", "--serve", "--spare"} {
+		if left := processes(t, dir, flag); len(left) > 0 {
+			return fmt.Errorf("%d processes with %s are left", len(left), flag)
 		}
-		return nil
+	}
+	return nil
+}
+
+// argument is what follows a flag on the command line of a process.
+func argument(t *testing.T, pid int, flag string) string {
+	t.Helper()
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	must(t, err)
+	args := strings.Split(string(line), "\x00")
+	at := slices.Index(args, flag)
+	if at < 0 || at+1 == len(args) {
+		t.Fatalf("process %d has no %s: %q", pid, flag, args)
+	}
+	return args[at+1]
+}
+
+// The server of root's mount has no right of root's, and little memory. It reads, writes and unmounts nevertheless, and the
+// kernel reads large files by itself.
+func TestServerHasNoRights(t *testing.T) {
+	s := shared.Get(t)
+	dir, work := mounted(t, s)
+	servers, spares := processes(t, dir, "--serve"), processes(t, dir, "--spare")
+	if len(servers) != 1 || len(spares) != 1 {
+		t.Fatalf("%d servers and %d spares", len(servers), len(spares))
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", servers[0]))
+	must(t, err)
+	for line := range strings.Lines(string(status)) {
+		key, text, _ := strings.Cut(line, ":")
+		f := strings.Fields(text)
+		bad := false
+		switch key {
+		case "Uid", "Gid":
+			bad = len(f) != 4 || slices.Contains(f, "0")
+		case "Groups":
+			bad = len(f) > 0
+		case "CapInh", "CapPrm", "CapEff", "CapAmb":
+			bad = strings.Trim(f[0], "0") != ""
+		case "NoNewPrivs":
+			bad = f[0] != "1"
+		}
+		if bad {
+			t.Errorf("the server has %s", line)
+		}
+	}
+	cgroup := argument(t, spares[0], "--cgroup")
+	if cgroup == "" {
+		t.Log("this host lets nobody make a cgroup with a limit of memory")
+	} else {
+		in, err := os.ReadFile(filepath.Join(cgroup, "cgroup.procs"))
+		must(t, err)
+		if got := strings.TrimSpace(string(in)); got != strconv.Itoa(servers[0]) {
+			t.Errorf("in %s are %q, want %d", cgroup, got, servers[0])
+		}
+		limit, err := os.ReadFile(filepath.Join(cgroup, "memory.max"))
+		if os.IsNotExist(err) {
+			limit, err = os.ReadFile(filepath.Join(cgroup, "memory.limit_in_bytes"))
+		}
+		must(t, err)
+		if got := strings.TrimSpace(string(limit)); got != strconv.Itoa(1<<30) {
+			t.Errorf("the limit of memory is %s", got)
+		}
+	}
+	name, want := filepath.Join(work, "large"), bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+	must(t, os.WriteFile(name, want, 0o600))
+	if got, err := os.ReadFile(name); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("a large file: %d bytes, %v", len(got), err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(name, &st); err != nil || st.Uid != 0 || st.Gid != 0 {
+		t.Errorf("a file is of %d:%d, %v", st.Uid, st.Gid, err)
+	}
+	s.Must(t, "unmount", dir)
+	testenv.Eventually(t, "nothing is left", func() error {
+		if _, err := os.Stat(cgroup); cgroup != "" && err == nil {
+			return fmt.Errorf("%s is left", cgroup)
+		}
+		return leftOf(t, dir)
 	})
 }
 
