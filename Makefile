@@ -42,7 +42,7 @@ unit: ## go test ./..., which needs no root
 	@$(TESTRUN) gofmt vet unit
 
 system: setup build ## the tests that need root
-	@$(TESTRUN) system
+	@$(TESTRUN) system alone
 
 test-vm: ## the container tests on Debian 12's kernel (6.1, cgroup v2) in qemu: half an hour, or RUN=REGEXP for some of them: minutes
 	@RUN='$(RUN)' $(TESTRUN) vm

@@ -517,6 +517,7 @@ func (r *trial) shrink() {
 // Three members under a write load from several clients, any of which is killed or cut off in turn, the leader too: nothing that was acknowledged is lost, no name is made twice, and a backup taken meanwhile
 // has everything that was acknowledged before it began.
 func TestMembersSurviveLosses(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("runs three processes and kills them in turn")
 	}

@@ -42,6 +42,7 @@ type linearTrial struct {
 // Operations from several clients on few names, while members are killed, cut off one way and both, stopped as they stand, asked to resign, and ended in an orderly way: there is an order of all operations in
 // which each has the answer that it got, and stands between its call and its return. What was refused as unavailable has not happened. Among the readers are some that stay with a leader that is replaced.
 func TestLinearizable(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("runs three processes and kills them in turn")
 	}

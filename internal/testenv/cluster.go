@@ -198,10 +198,14 @@ func takeNumbers(machines int, take func(first uint32) error) error {
 	return take(freeNumbers(machines))
 }
 
-// freeNumbers chooses the first of so many numbers of instances in a row: modulo 1024 none is that of another cluster of a test.
+// freeNumbers chooses the first of so many numbers of instances in a row: modulo 1024 none is that of another system of a test.
 func freeNumbers(machines int) uint32 {
 	taken := map[uint32]bool{}
-	files, _ := filepath.Glob(filepath.Join(os.TempDir(), "sigma-test-*", "m*", "data", "instance"))
+	var files []string
+	for _, below := range []string{"m*/data", "all/machines/m*", "data"} { // of clusters of both kinds, and of systems of one machine
+		found, _ := filepath.Glob(filepath.Join(os.TempDir(), "sigma-test-*", below, "instance"))
+		files = append(files, found...)
+	}
 	for _, f := range files {
 		var n uint32
 		if b, err := os.ReadFile(f); err == nil {

@@ -117,7 +117,11 @@ func newSystem(o Options) (*System, error) {
 		return nil, err
 	}
 	s := &System{DataDir: filepath.Join(dir, "data"), home: dir, bin: bin, options: o, nsfs: nsfsMounts()}
-	if s.guardian, err = newGuardian(s, dir); err != nil {
+	err = takeNumbers(1, func(number uint32) error { return giveNumber(s.DataDir, number) })
+	if err == nil {
+		s.guardian, err = newGuardian(s, dir)
+	}
+	if err != nil {
 		os.RemoveAll(dir)
 		return nil, err
 	}

@@ -24,6 +24,9 @@ const (
 	fuzzMost    = 5 * time.Second
 )
 
+// fuzzNice makes the targets give way to the tests that run beside them.
+var fuzzNice = []string{"nice", "-n", "10"}
+
 // fuzzTarget is one func Fuzz of one package.
 type fuzzTarget struct {
 	dir  string // "./sigmap"
@@ -60,14 +63,12 @@ func fuzzShare(n int) time.Duration {
 	return min(max(fuzzTotal*fuzzWorkers/time.Duration(max(n, 1)), fuzzLeast), fuzzMost).Truncate(100 * time.Millisecond)
 }
 
-// fuzzer runs targets. A package is compiled once for all its targets: to have the go command do it for each takes as long as the targets do. The programs are made by whoever comes first, ahead or run, and
-// removed by run, or by ahead if there will be no run.
+// fuzzer runs targets. A package is compiled once for all its targets: to have the go command do it for each takes as long as the targets do. run removes the
+// programs.
 type fuzzer struct {
 	each  time.Duration // for each target; 0 = its share of a minute
-	begin sync.Once
-	err   error  // of begin
-	dir   string // of the programs; absolute
-	cache string // where the go command keeps inputs that it found, one directory for each package
+	dir   string        // of the programs; absolute
+	cache string        // where the go command keeps inputs that it found, one directory for each package
 
 	mu       sync.Mutex
 	programs map[string]func() (string, error) // mu; by the package's directory: compiles it when it is called first
@@ -105,22 +106,6 @@ func (f *fuzzer) run(ctx context.Context, r *recorder) {
 	workers.Wait()
 }
 
-// ahead compiles the packages that have targets, one after the other. run tells what is wrong with one.
-func (f *fuzzer) ahead(ctx context.Context) {
-	targets, err := fuzzTargets(".")
-	if err != nil || f.prepare(ctx) != nil {
-		return
-	}
-	for _, t := range targets {
-		if ctx.Err() == nil {
-			f.program(ctx, t.dir)
-		}
-	}
-	if ctx.Err() != nil {
-		os.RemoveAll(f.dir)
-	}
-}
-
 // spread orders targets so that neighbours are of different packages while there are such, and no worker waits for what another compiles.
 func spread(targets []fuzzTarget) []fuzzTarget {
 	nth, seen := map[fuzzTarget]int{}, map[string]int{}
@@ -134,16 +119,13 @@ func spread(targets []fuzzTarget) []fuzzTarget {
 }
 
 func (f *fuzzer) prepare(ctx context.Context) error {
-	f.begin.Do(func() {
-		cache, err := command{argv: []string{"go", "env", "GOCACHE"}}.output(ctx)
-		if err != nil {
-			f.err = fmt.Errorf("go env GOCACHE: %s%w", cache, err)
-			return
-		}
-		f.cache, f.programs = filepath.Join(strings.TrimSpace(cache), "fuzz"), map[string]func() (string, error){}
-		f.dir, f.err = os.MkdirTemp("", "testrun-fuzz-")
-	})
-	return f.err
+	cache, err := command{argv: []string{"go", "env", "GOCACHE"}}.output(ctx)
+	if err != nil {
+		return fmt.Errorf("go env GOCACHE: %s%w", cache, err)
+	}
+	f.cache, f.programs = filepath.Join(strings.TrimSpace(cache), "fuzz"), map[string]func() (string, error){}
+	f.dir, err = os.MkdirTemp("", "testrun-fuzz-")
+	return err
 }
 
 // program compiles the tests of a package, for fuzzing, and returns the program's path.
@@ -153,7 +135,8 @@ func (f *fuzzer) program(ctx context.Context, dir string) (string, error) {
 	if compile == nil {
 		compile = sync.OnceValues(func() (string, error) {
 			path := filepath.Join(f.dir, strings.ReplaceAll(strings.TrimPrefix(dir, "./"), "/", "-")+".test")
-			out, err := command{argv: []string{"go", "test", "-c", "-fuzz", ".", "-o", path, dir}}.output(ctx)
+			argv := slices.Concat(fuzzNice, []string{"go", "test", "-c"}, goFlags, []string{"-fuzz", ".", "-o", path, dir})
+			out, err := command{argv: argv, env: goEnv}.output(ctx)
 			if err != nil {
 				err = fmt.Errorf("%s%w", out, err)
 			}
@@ -178,8 +161,8 @@ func (f *fuzzer) one(ctx context.Context, r *recorder, t fuzzTarget, each time.D
 	}
 	// Without a bound each input of interest is made smaller for up to a minute, which is all of the time there is.
 	// As go test starts it, in the package's directory, where testdata is.
-	c := command{dir: t.dir, argv: []string{program, "-test.paniconexit0", "-test.run", "^$", "-test.fuzz", "^" + t.name + "$", "-test.fuzztime", each.String(), "-test.fuzzminimizetime", "10x", "-test.parallel", "1",
-		"-test.fuzzcachedir", filepath.Join(f.cache, goModule, pkg), "-test.timeout", (each + 5*time.Minute).String()}}
+	c := command{dir: t.dir, argv: slices.Concat(fuzzNice, []string{program, "-test.paniconexit0", "-test.run", "^$", "-test.fuzz", "^" + t.name + "$", "-test.fuzztime", each.String(), "-test.fuzzminimizetime", "10x", "-test.parallel", "1",
+		"-test.fuzzcachedir", filepath.Join(f.cache, goModule, pkg), "-test.timeout", (each + 5*time.Minute).String()})}
 	out, err := c.output(ctx)
 	if err != nil && fuzzClockRace(out) {
 		out, err = c.output(ctx)

@@ -132,6 +132,9 @@ func (p *goParser) ended(e goEvent) {
 // packageEnded handles the event of a whole package: what failed outside any test (build, panic, TestMain, time limit) is one failure.
 func (p *goParser) packageEnded(e goEvent, t *goTest) {
 	name := p.short(e.Package)
+	if e.Action == "fail" {
+		defer p.r.say("FAILED %s (%d tests, %.1fs)", name, t.ran, e.Elapsed)
+	}
 	switch {
 	case e.Action == "fail" && !t.failing:
 		output := t.output.String()

@@ -1,6 +1,7 @@
-// Command testrun runs every test of sigmaOS, one part after the other, and counts them: format, vet, Go unit tests, the launcher's Rust tests,
-// a short run of each fuzz target, and the system tests, which need root. `make test` calls it after a build. The part vm, which runs only if it is named,
-// repeats the tests of containers on a stock kernel in a virtual machine.
+// Command testrun runs every test of sigmaOS and counts them: format, vet, Go unit tests, the launcher's Rust tests, the system tests,
+// which need root, a short run of each fuzz target, and, by themselves, the system tests that compare times or shares of processors.
+// Where one of two parts mostly waits they run at the same time. `make test` calls testrun after a build. The part vm, which runs only
+// if it is named, repeats the tests of containers on a stock kernel in a virtual machine.
 //
 // It promises that its last line is "N passed, N failed, N skipped", that it exits with 1 if a test failed, if a part could not run or
 // ran nothing, that no part runs longer than its bound, and that nothing it started outlives it. It runs in the root of the repository.
@@ -39,8 +40,9 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	tally := &Tally{}
+	tally, begin := &Tally{}, time.Now()
 	run(ctx, parts, tally)
+	fmt.Printf("== all parts in %s\n", time.Since(begin).Round(time.Second))
 	tally.Report(os.Stdout)
 	if !tally.OK() {
 		os.Exit(1)
@@ -52,7 +54,10 @@ type part struct {
 	name  string
 	bound time.Duration // longer is a failure
 	run   func(ctx context.Context, r *recorder)
-	ahead func(ctx context.Context) // compiles what it needs, beside the parts before it, some of whose tests mostly wait; nil = nothing. run says what was wrong with it
+	// ahead compiles what the part needs, beside the parts before it. run reports what was wrong with that. nil = nothing
+	ahead func(ctx context.Context)
+	// beside is true of a part that runs at the same time as the part before it, because one of the two mostly waits.
+	beside bool
 }
 
 // allParts lists the stages, cheap ones first, so that a typing mistake is told at once. The bounds are several times what the stage takes on a
@@ -60,13 +65,14 @@ type part struct {
 func allParts(fuzzTime time.Duration) []part {
 	fuzz := &fuzzer{each: fuzzTime}
 	return []part{
-		{"gofmt", time.Minute, runGofmt, nil},
-		{"vet", 10 * time.Minute, runVet, nil},
-		{"unit", 20 * time.Minute, runUnit, nil},
-		{"rust", 15 * time.Minute, runRust, buildRust},
-		{"fuzz", 15*time.Minute + 100*fuzzTime, fuzz.run, fuzz.ahead},
-		{"system", 30 * time.Minute, runSystem, nil},
-		{vmPart, 2 * time.Hour, runVM, nil},
+		{name: "gofmt", bound: time.Minute, run: runGofmt},
+		{name: "vet", bound: 10 * time.Minute, run: runVet},
+		{name: "unit", bound: 20 * time.Minute, run: runUnit},
+		{name: "rust", bound: 15 * time.Minute, run: runRust, ahead: buildRust, beside: true},
+		{name: "system", bound: 30 * time.Minute, run: runSystem},
+		{name: "fuzz", bound: 15*time.Minute + 100*fuzzTime, run: fuzz.run, beside: true},
+		{name: "alone", bound: 10 * time.Minute, run: runAlone},
+		{name: vmPart, bound: 2 * time.Hour, run: runVM},
 	}
 }
 
@@ -91,7 +97,7 @@ func choose(all []part, names []string) ([]part, error) {
 	return slices.DeleteFunc(slices.Clone(all), func(p part) bool { return !slices.Contains(names, p.name) }), nil
 }
 
-// run runs the parts in order. A failure does not stop it, an interrupt does.
+// run runs the parts in order, each with those that run beside it. A failure does not stop it, an interrupt does.
 func run(ctx context.Context, parts []part, t *Tally) {
 	var ahead sync.WaitGroup
 	defer ahead.Wait()
@@ -100,27 +106,39 @@ func run(ctx context.Context, parts []part, t *Tally) {
 			ahead.Go(func() { p.ahead(ctx) })
 		}
 	}
-	for _, p := range parts {
-		r := &recorder{part: p.name, tally: t, out: os.Stdout}
-		if ctx.Err() != nil {
-			r.fail("interrupted", "was not run")
-			continue
+	for len(parts) > 0 {
+		n := 1
+		for n < len(parts) && parts[n].beside {
+			n++
 		}
-		fmt.Printf("== %s\n", p.name)
-		before, begin := t.count(), time.Now()
-		bounded, cancel := context.WithTimeout(ctx, p.bound)
-		p.run(bounded, r)
-		if bounded.Err() != nil {
-			name, why := "interrupted", "did not end"
-			if ctx.Err() == nil {
-				name, why = "timeout", "took longer than "+p.bound.String()
-			}
-			r.fail(name, why)
+		var stage sync.WaitGroup
+		for _, p := range parts[:n] {
+			stage.Go(func() { runPart(ctx, p, &recorder{part: p.name, tally: t, out: os.Stdout}) })
 		}
-		cancel()
-		if n := t.count().minus(before); n.Passed+n.Failed == 0 {
-			r.fail("nothing", "no test ran")
-		}
-		fmt.Printf("   %s: %v in %s\n", p.name, t.count().minus(before), time.Since(begin).Round(100*time.Millisecond))
+		stage.Wait()
+		parts = parts[n:]
 	}
+}
+
+func runPart(ctx context.Context, p part, r *recorder) {
+	if ctx.Err() != nil {
+		r.fail("interrupted", "was not run")
+		return
+	}
+	fmt.Fprintf(r.out, "== %s\n", p.name)
+	begin := time.Now()
+	bounded, cancel := context.WithTimeout(ctx, p.bound)
+	defer cancel()
+	p.run(bounded, r)
+	if bounded.Err() != nil {
+		name, why := "interrupted", "did not end"
+		if ctx.Err() == nil {
+			name, why = "timeout", "took longer than "+p.bound.String()
+		}
+		r.fail(name, why)
+	}
+	if n := r.count(); n.Passed+n.Failed == 0 {
+		r.fail("nothing", "no test ran")
+	}
+	fmt.Fprintf(r.out, "== %s: %v in %s\n", p.name, r.count(), time.Since(begin).Round(100*time.Millisecond))
 }

@@ -57,18 +57,19 @@ func goFiles(root string) ([]string, error) {
 	return files, err
 }
 
+// goBuild says how our Go packages are compiled: as make build does, so that nothing is compiled twice, and nothing again for another clone.
+var (
+	goEnv   = []string{"CGO_ENABLED=0"}
+	goFlags = []string{"-trimpath"}
+)
+
+// runVet vets all files, those of the system tests too: no file is left out by that build tag.
 func runVet(ctx context.Context, r *recorder) {
-	vets := [][]string{{"go", "vet", "./..."}}
-	if hasGoFiles("test") {
-		vets = append(vets, []string{"go", "vet", "-tags", "system", "./test/..."})
-	}
-	for _, argv := range vets {
-		name := strings.Join(argv, " ")
-		if out, err := (command{argv: argv}).output(ctx); err != nil {
-			r.fail(name, out+err.Error())
-		} else {
-			r.pass(name, 0)
-		}
+	argv := slices.Concat([]string{"go", "vet"}, goFlags, []string{"-tags", "system", "./..."})
+	if out, err := (command{argv: argv, env: goEnv}).output(ctx); err != nil {
+		r.fail("go vet", out+err.Error())
+	} else {
+		r.pass("go vet", 0)
 	}
 }
 
@@ -80,16 +81,20 @@ func hasGoFiles(dir string) bool {
 // waitFirst are packages whose tests take longest and mostly wait. They are started first, so that others have the processors meanwhile.
 var waitFirst = []string{"./named", "./kernel", "./s3/remote"}
 
+// unitPackages is how many packages are compiled and tested at a time. It is more than there are processors, because some tests wait.
+const unitPackages = "4"
+
 func runUnit(ctx context.Context, r *recorder) {
-	runGoTest(ctx, r, slices.Concat([]string{"-timeout", packageTimeout}, waitFirst, []string{"./..."})...)
+	runGoTest(ctx, r, slices.Concat([]string{"-p", unitPackages, "-timeout", packageTimeout}, waitFirst, []string{"./..."})...)
 }
 
 // runGoTest runs go test -json with args and records its tests. It does not vet: the part of that name does so for all packages, with more checks.
 func runGoTest(ctx context.Context, r *recorder, args ...string) {
-	before := r.tally.count()
-	err := command{argv: append([]string{"go", "test", "-json", "-vet=off"}, args...)}.run(ctx, newGoParser(r, goModule).parse)
+	before := r.count()
+	argv := slices.Concat([]string{"go", "test", "-json", "-vet=off"}, goFlags, args)
+	err := command{argv: argv, env: goEnv}.run(ctx, newGoParser(r, goModule).parse)
 	// The go command exits with 1 for what was counted already; anything else must not pass in silence.
-	if err != nil && ctx.Err() == nil && r.tally.count().Failed == before.Failed {
+	if err != nil && ctx.Err() == nil && r.count().Failed == before.Failed {
 		r.fail("go test", err.Error())
 	}
 }
@@ -117,22 +122,50 @@ func cargoTest(flag string) command {
 	return command{argv: []string{"cargo", "test", "--release", "--locked", "--color", "never", flag}, dir: "launcher"}
 }
 
-// runSystem runs the tests that make procs. As root they run directly; else they are compiled as this user and only the test programs are run by sudo, so that
-// no build cache gets files of root.
+// systemPackages are those of test/, in the order in which they are started: those that take longest first. What is not named comes after them.
+var systemPackages = []string{"./test/cluster", "./test/machine", "./test/mount", "./test/..."}
+
+// How many system packages are tested at a time, and how many tests of one that say so. All mostly wait.
+const (
+	systemAtOnce = "3"
+	testsAtOnce  = "2"
+)
+
+// testsAlone are the system tests that compare times or shares of processors, all in packagesAlone. They run when nothing else does.
+var (
+	testsAlone = []string{"TestBestEffortStandsAside", "TestLatencyCriticalWeighsItsReservation", "TestPaperBestEffortUsesReservedProcessorsThatAreIdle",
+		"TestPaperNetworkPriority", "TestSharesAndLatencyBesideLoad", "TestSimPredictsWaits"}
+	packagesAlone = []string{"./test/cluster", "./test/machine"}
+)
+
+func namesAlone() string { return "^(" + strings.Join(testsAlone, "|") + ")$" }
+
+// runSystem runs the tests that make procs, but those of testsAlone.
 func runSystem(ctx context.Context, r *recorder) {
 	if !hasGoFiles("test") {
 		r.fail("system tests", "there are no tests in test/")
 		return
 	}
-	args := []string{"-tags", "system", "-count", "1", "-p", "1", "-parallel", "2", "-timeout", systemTimeout}
+	runAsRoot(ctx, r, slices.Concat([]string{"-p", systemAtOnce, "-skip", namesAlone()}, systemPackages)...)
+}
+
+// runAlone runs testsAlone, one after the other.
+func runAlone(ctx context.Context, r *recorder) {
+	runAsRoot(ctx, r, slices.Concat([]string{"-p", "1", "-run", namesAlone()}, packagesAlone)...)
+}
+
+// runAsRoot runs system tests. As root they run directly; else they are compiled as this user and only the test programs are run by sudo, so that no build
+// cache gets files of root.
+func runAsRoot(ctx context.Context, r *recorder, args ...string) {
+	all := []string{"-tags", "system", "-count", "1", "-parallel", testsAtOnce, "-timeout", systemTimeout}
 	if os.Geteuid() != 0 {
 		if err := askSudo(ctx); err != nil {
 			r.fail("system tests", "could not run: "+err.Error())
 			return
 		}
-		args = append(args, "-exec", "sudo -n -E env PATH="+os.Getenv("PATH"))
+		all = append(all, "-exec", "sudo -n -E env PATH="+os.Getenv("PATH"))
 	}
-	runGoTest(ctx, r, append(args, "./test/...")...)
+	runGoTest(ctx, r, append(all, args...)...)
 }
 
 // askSudo makes sudo ready to be used without a question; it may ask for a password now, at a terminal.

@@ -35,10 +35,6 @@ func (c Counts) String() string {
 	return fmt.Sprintf("%d passed, %d failed, %d skipped", c.Passed, c.Failed, c.Skipped)
 }
 
-func (c Counts) minus(d Counts) Counts {
-	return Counts{c.Passed - d.Passed, c.Failed - d.Failed, c.Skipped - d.Skipped}
-}
-
 // Tally collects the results of all parts. Safe for concurrent use.
 type Tally struct {
 	mu      sync.Mutex
@@ -51,11 +47,15 @@ func (t *Tally) add(r Result) {
 	t.results = append(t.results, r)
 }
 
-func (t *Tally) count() Counts {
+// count counts the results of a part; of all parts if it is "".
+func (t *Tally) count(part string) Counts {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var c Counts
 	for _, r := range t.results {
+		if part != "" && r.Part != part {
+			continue
+		}
 		switch r.Outcome {
 		case Passed:
 			c.Passed++
@@ -70,7 +70,7 @@ func (t *Tally) count() Counts {
 
 // OK reports whether something passed and nothing failed.
 func (t *Tally) OK() bool {
-	c := t.count()
+	c := t.count("")
 	return c.Failed == 0 && c.Passed > 0
 }
 
@@ -79,7 +79,7 @@ const slowestShown = 10
 
 // Report prints what was skipped and why, what failed, the slowest tests, and the line of counts last.
 func (t *Tally) Report(w io.Writer) {
-	c := t.count()
+	c := t.count("")
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.reportSkippedLocked(w)
@@ -121,13 +121,16 @@ func (t *Tally) reportSkippedLocked(w io.Writer) {
 	}
 }
 
-// recorder is how a part tells what happened. Safe for concurrent use.
+// recorder is how a part tells what happened. Safe for concurrent use. Each message is one write, so that those of parts that run at the
+// same time do not mix.
 type recorder struct {
 	part  string
 	tally *Tally
 	mu    sync.Mutex
 	out   io.Writer // guarded by mu
 }
+
+func (r *recorder) count() Counts { return r.tally.count(r.part) }
 
 func (r *recorder) pass(name string, elapsed time.Duration) {
 	r.tally.add(Result{Part: r.part, Name: name, Elapsed: elapsed})
@@ -138,12 +141,13 @@ func (r *recorder) fail(name, output string) { r.failAfter(name, output, 0) }
 
 func (r *recorder) failAfter(name, output string, elapsed time.Duration) {
 	r.tally.add(Result{Part: r.part, Name: name, Outcome: Failed, Elapsed: elapsed})
+	text := fmt.Sprintf("-- FAIL %s: %s\n", r.part, name)
+	if output = strings.TrimRight(output, "\n"); output != "" {
+		text += output + "\n"
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	fmt.Fprintf(r.out, "-- FAIL %s: %s\n", r.part, name)
-	if output = strings.TrimRight(output, "\n"); output != "" {
-		fmt.Fprintln(r.out, output)
-	}
+	io.WriteString(r.out, text)
 }
 
 func (r *recorder) skip(name, reason string) {

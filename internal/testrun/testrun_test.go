@@ -4,12 +4,16 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -30,7 +34,7 @@ func TestGoParserCountsLeaves(t *testing.T) {
 	defer f.Close()
 	r, out := newTestRecorder()
 	newGoParser(r, goModule).parse(f)
-	if got, want := r.tally.count(), (Counts{Passed: 6, Failed: 4, Skipped: 1}); got != want {
+	if got, want := r.count(), (Counts{Passed: 6, Failed: 4, Skipped: 1}); got != want {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	for _, want := range []string{
@@ -67,8 +71,8 @@ func TestGoParserShowsAttacks(t *testing.T) {
 func TestGoParserKeepsGoingAfterOtherText(t *testing.T) {
 	r, out := newTestRecorder()
 	newGoParser(r, goModule).parse(strings.NewReader("go: downloading x\n{\"Action\":\"pass\",\"Package\":\"p\",\"Test\":\"T\"}\n"))
-	if r.tally.count().Passed != 1 || !strings.Contains(out.String(), "go: downloading x") {
-		t.Errorf("got %v and output %q", r.tally.count(), out)
+	if r.count().Passed != 1 || !strings.Contains(out.String(), "go: downloading x") {
+		t.Errorf("got %v and output %q", r.count(), out)
 	}
 }
 
@@ -87,7 +91,7 @@ test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; 
 `
 	r, _ := newTestRecorder()
 	output, failed := parseCargo(r, strings.NewReader(text))
-	if got, want := r.tally.count(), (Counts{Passed: 3, Failed: 1, Skipped: 1}); got != want || failed != 1 {
+	if got, want := r.count(), (Counts{Passed: 3, Failed: 1, Skipped: 1}); got != want || failed != 1 {
 		t.Errorf("got %v and %d failed, want %v", got, failed, want)
 	}
 	if output != text {
@@ -107,7 +111,7 @@ func TestParseVM(t *testing.T) {
 	for text, want := range sections {
 		r, _ := newTestRecorder()
 		done := parseVM(r, strings.NewReader("booting\n"+text+"@@ done\n"))
-		if got := r.tally.count(); got != want || done != strings.Contains(text, "@@ end") {
+		if got := r.count(); got != want || done != strings.Contains(text, "@@ end") {
 			t.Errorf("%q: got %v, done: %v; want %v", text, got, done, want)
 		}
 	}
@@ -159,8 +163,8 @@ func TestTallyOK(t *testing.T) {
 
 func TestRunFailsPartsThatRanNothing(t *testing.T) {
 	tally := &Tally{}
-	run(t.Context(), []part{{"empty", time.Minute, func(context.Context, *recorder) {}, nil}}, tally)
-	if got, want := tally.count(), (Counts{Failed: 1}); got != want {
+	run(t.Context(), []part{{name: "empty", bound: time.Minute, run: func(context.Context, *recorder) {}}}, tally)
+	if got, want := tally.count(""), (Counts{Failed: 1}); got != want {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -168,8 +172,8 @@ func TestRunFailsPartsThatRanNothing(t *testing.T) {
 func TestRunFailsPartsBeyondTheirBound(t *testing.T) {
 	tally := &Tally{}
 	slow := func(ctx context.Context, r *recorder) { r.pass("x", 0); <-ctx.Done() }
-	run(t.Context(), []part{{"slow", time.Millisecond, slow, nil}}, tally)
-	if got, want := tally.count(), (Counts{Passed: 1, Failed: 1}); got != want {
+	run(t.Context(), []part{{name: "slow", bound: time.Millisecond, run: slow}}, tally)
+	if got, want := tally.count(""), (Counts{Passed: 1, Failed: 1}); got != want {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -178,8 +182,8 @@ func TestRunCountsInterruptedPartsAsFailed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	tally := &Tally{}
-	run(ctx, []part{{"a", time.Minute, nil, nil}, {"b", time.Minute, nil, nil}}, tally)
-	if got, want := tally.count(), (Counts{Failed: 2}); got != want {
+	run(ctx, []part{{name: "a", bound: time.Minute}, {name: "b", bound: time.Minute}}, tally)
+	if got, want := tally.count(""), (Counts{Failed: 2}); got != want {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -212,6 +216,34 @@ func TestFuzzTargets(t *testing.T) {
 	}
 }
 
+// Each test that is to run alone is there: one with a new name would run beside others, and nothing would tell.
+func TestAloneExist(t *testing.T) {
+	t.Chdir("../..")
+	declared := map[string]bool{}
+	for _, dir := range packagesAlone {
+		files, err := goFiles(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range f.Decls {
+				if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil {
+					declared[fn.Name.Name] = true
+				}
+			}
+		}
+	}
+	for _, name := range testsAlone {
+		if !declared[name] {
+			t.Errorf("no file of %v declares %s", packagesAlone, name)
+		}
+	}
+}
+
 func TestSpread(t *testing.T) {
 	got := spread([]fuzzTarget{{"./p", "A"}, {"./p", "B"}, {"./q", "A"}, {"./q", "B"}, {"./q", "C"}, {"./r", "A"}})
 	if want := []fuzzTarget{{"./p", "A"}, {"./q", "A"}, {"./r", "A"}, {"./p", "B"}, {"./q", "B"}, {"./q", "C"}}; !slices.Equal(got, want) {
@@ -222,12 +254,45 @@ func TestSpread(t *testing.T) {
 // What a part compiles ahead begins with the first part, and is over before run returns.
 func TestAhead(t *testing.T) {
 	begun, over := make(chan struct{}), false
-	parts := []part{{"first", time.Minute, func(_ context.Context, r *recorder) { <-begun; r.pass("a", 0) }, nil},
-		{"second", time.Minute, func(_ context.Context, r *recorder) { r.pass("b", 0) }, func(context.Context) { close(begun); over = true }}}
+	parts := []part{
+		{name: "first", bound: time.Minute, run: func(_ context.Context, r *recorder) { <-begun; r.pass("a", 0) }},
+		{name: "second", bound: time.Minute, run: func(_ context.Context, r *recorder) { r.pass("b", 0) }, ahead: func(context.Context) { close(begun); over = true }},
+	}
 	tally := &Tally{}
 	run(t.Context(), parts, tally)
 	if !tally.OK() || !over {
-		t.Errorf("got %v, over %v", tally.count(), over)
+		t.Errorf("got %v, over %v", tally.count(""), over)
+	}
+}
+
+// A part that is to run beside another does, each counts its own tests, and the part after them waits for both.
+func TestBeside(t *testing.T) {
+	first, second := make(chan struct{}), make(chan struct{})
+	var over atomic.Int32
+	parts := []part{
+		{name: "first", bound: time.Minute, run: func(_ context.Context, r *recorder) {
+			close(first)
+			<-second
+			r.pass("a", 0)
+			over.Add(1)
+		}},
+		{name: "second", bound: time.Minute, beside: true, run: func(_ context.Context, r *recorder) {
+			<-first
+			close(second)
+			over.Add(1)
+		}},
+		{name: "third", bound: time.Minute, run: func(_ context.Context, r *recorder) {
+			if over.Load() == 2 {
+				r.pass("b", 0)
+			}
+		}},
+	}
+	tally := &Tally{}
+	run(t.Context(), parts, tally)
+	for name, want := range map[string]Counts{"first": {Passed: 1}, "second": {Failed: 1}, "third": {Passed: 1}} {
+		if got := tally.count(name); got != want {
+			t.Errorf("%s: got %v, want %v", name, got, want)
+		}
 	}
 }
 

@@ -12,10 +12,10 @@ const vmPart = "vm"
 
 // runVM runs the container tests on a stock kernel in a virtual machine and records its tests.
 func runVM(ctx context.Context, r *recorder) {
-	before := r.tally.count()
+	before := r.count()
 	done := false
 	err := command{argv: []string{"scripts/test-vm"}}.run(ctx, func(in io.Reader) { done = parseVM(r, in) })
-	switch n := r.tally.count(); {
+	switch n := r.count(); {
 	case ctx.Err() != nil:
 	case err != nil && n.Failed == before.Failed:
 		r.fail("scripts/test-vm", err.Error())
@@ -50,7 +50,7 @@ func parseVM(r *recorder, in io.Reader) (done bool) {
 
 // parseVMSection reads one test program's output up to its end. A program that failed without a failed test is a failure itself.
 func parseVMSection(r *recorder, kind, name string, lines *lineReader) {
-	before := r.tally.count()
+	before := r.count()
 	section, write := io.Pipe()
 	code := make(chan string, 1)
 	go func() {
@@ -71,7 +71,7 @@ func parseVMSection(r *recorder, kind, name string, lines *lineReader) {
 		parseGoText(r, name, section)
 	}
 	io.Copy(io.Discard, section)
-	n, ended := r.tally.count(), <-code
+	n, ended := r.count(), <-code
 	switch {
 	case ended != "0" && n.Failed == before.Failed:
 		r.fail(name, output+"exit code "+ended+" (none: the machine stopped)")

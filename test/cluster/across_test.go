@@ -181,6 +181,7 @@ func (w *wire) close() {
 // Goal: with --encrypt nothing that procs say to those of another machine, or read of files there, can be read on the network: neither by a connection that is dialled, nor by many after one another, a call, or a file's bytes. Without it, all can, which is the control; of a file what is read, as large writes go by links in any case.
 // Method: words that nothing else has, sent both ways, are looked for in every frame of a machine's network.
 func TestWire(t *testing.T) {
+	t.Parallel()
 	whats := []string{"once", "answer", "often", "often answer", "call", "call answer", "file"}
 	for _, c := range []struct {
 		name    string
@@ -222,6 +223,7 @@ func TestWire(t *testing.T) {
 
 // TestRevokeAcross: an endpoint that is taken back on its machine ends the connections that procs of another have by it, also by what was made in advance, nobody there dials it or begins one any more, and those to another endpoint go on.
 func TestRevokeAcross(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, "../machine/testdata/goprobe")
 	p.start("m1", "echo", "/stays")
 	control := p.start("m2", "hold", "/stays")

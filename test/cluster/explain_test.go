@@ -35,6 +35,7 @@ type wanted struct {
 
 // Goal: explain names the true reason of staged waits and failed starts, also at another machine, after the procs' end and after a restart of everything.
 func TestExplainNamesTheTrueReason(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 2, Memory: 512 * sigma.MiB, CPU: 1, Realms: []sigma.RealmID{"a", "b"}})
 	r := &reasons{t: t, ctx: ctx, c: c, of: map[sigma.RealmID]*sdk.Client{}}

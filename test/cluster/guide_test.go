@@ -49,6 +49,7 @@ func allWorked(said string) bool {
 
 // Goal: who follows the guide from its beginning gets what it promises: three machines, a word count in which each of them did some, a file on another machine, a drained machine, and nothing left.
 func TestGuide(t *testing.T) {
+	t.Parallel()
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 3, Unstarted: true})
 	dir := t.TempDir()
 	must(t, os.Symlink(c.Bin(), filepath.Join(dir, "bin")))

@@ -42,6 +42,7 @@ func must(t *testing.T, err error) {
 
 // Goal: what the harness does to one machine is what it says. A machine that is paused answers nobody and goes on afterwards; one that is killed is gone at once and can be booted again; its realms are there.
 func TestMachine(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Realms: []sigma.RealmID{"tenant"}})
 	m := c.Machine(0)
@@ -96,6 +97,7 @@ func state(pid int) string {
 
 // Goal: nothing is left if the test program is killed, while a machine is paused at that.
 func TestKilledTest(t *testing.T) {
+	t.Parallel()
 	testenv.RequireRoot(t)
 	if os.Getenv(victim) != "" {
 		c := testenv.NewCluster(t, testenv.ClusterOptions{})

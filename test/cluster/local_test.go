@@ -20,6 +20,7 @@ import (
 // Goal: the machines of "sigma up --machines" have a network each, which is not the host's and of which nothing stays, even after kill -9 of all; they are bounded; those that do not run are started again; and
 // commands find a machine that runs. Method: the namespaces' numbers are looked for in everything that any process of the host has open.
 func TestMachinesOnOneHost(t *testing.T) {
+	t.Parallel()
 	before := interfaces(t)
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 3})
 	all := func(args ...string) string {

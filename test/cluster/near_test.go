@@ -13,6 +13,7 @@ import (
 
 // 001 Table 1, §3.3 (~local): a proc that is to be near data in a machine's scratch storage runs there, best-effort or latency-critical, wherever it was spawned; it runs elsewhere if there is no room, or no such machine; explain says which.
 func TestPaperProcsRunNearTheirData(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 3, Memory: 512 * sigma.MiB, Realms: []sigma.RealmID{"a"}})
 	client, err := c.Machine(0).Client(ctx, "a")

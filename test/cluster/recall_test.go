@@ -19,6 +19,7 @@ const recallBound = time.Second
 // Goal: a program on one machine reads a file that another changes all the time. What it reads never goes back and was true a second ago at most, also while its machine is cut off, when reads end after that second, and
 // while named is killed; then it reads on. Method: the writer notes when it knew each version; the reader compares.
 func TestRecallIsBounded(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	c := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 2, Control: 1, Realms: []sigma.RealmID{"tenant"}})
 	writer, err := c.Machine(0).Client(ctx, "tenant")

@@ -20,6 +20,7 @@ import (
 
 // Goal: what realms have used of a machine outlives the machine: once it had told, it stays in /sys/usage when the power fails there, with the time at which it was told, and counts once when the machine is there again.
 func TestUsageSurvivesItsMachine(t *testing.T) {
+	t.Parallel()
 	ctx := testContext(t)
 	cluster := testenv.NewCluster(t, testenv.ClusterOptions{Machines: 2, Control: 1})
 	m1, m2 := cluster.Machine(0), cluster.Machine(1)
