@@ -9,8 +9,6 @@ import (
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"sigmaos.dev/sigmap"
 )
 
@@ -49,39 +47,59 @@ func harmsNaive(t *testing.T, p programs, args ...string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &naive{fd: pair[0]}
-	n.serve()
-	syscall.Close(pair[0])
+	harmed := serveNaive(t, pair[0])
 	cmd.Process.Kill()
 	cmd.Wait()
+	return harmed
+}
+
+// serveNaive has a naive server answer at a socket, which it closes, and reports whether that was harmed.
+func serveNaive(t *testing.T, fd int) bool {
+	t.Helper()
+	defer syscall.Close(fd)
+	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_PASSCRED, 1); err != nil {
+		t.Fatal(err)
+	}
+	n := &naive{fd: fd}
+	n.serve()
 	return n.harmed
 }
 
-// serve answers until the peer ends, or it is harmed.
+// A peer may have ended before the server reads its messages: on a busy host the forger of empty messages has.
+func TestNaiveReadsWhatTheEndedSent(t *testing.T) {
+	for _, message := range [][]byte{{}, {1}, nil} {
+		pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if message != nil {
+			err = syscall.Sendmsg(pair[1], message, nil, nil, 0)
+		}
+		syscall.Close(pair[1])
+		if harmed := serveNaive(t, pair[0]); err != nil || harmed != (message != nil) {
+			t.Errorf("%v: harmed %v, %v", message, harmed, err)
+		}
+	}
+}
+
+// serve answers until the peer ends, or it is harmed. A message has its sender's credentials, which tells one of no bytes from the end.
 func (n *naive) serve() {
 	defer func() {
 		if recover() != nil {
 			n.harmed = true
 		}
 	}()
-	buf := make([]byte, 64<<10)
+	buf, credentials := make([]byte, 64<<10), make([]byte, syscall.CmsgSpace(syscall.SizeofUcred)) // no room for files
 	for !n.harmed {
-		size, _, _, _, err := syscall.Recvmsg(n.fd, buf, nil, 0)
+		size, with, _, _, err := syscall.Recvmsg(n.fd, buf, credentials, 0)
 		if err == syscall.EINTR {
 			continue
 		}
-		if err != nil || size == 0 && n.ended() {
+		if err != nil || size == 0 && with == 0 {
 			return
 		}
 		n.message(buf[:size])
 	}
-}
-
-// ended tells the end from a message of no bytes.
-func (n *naive) ended() bool {
-	fds := []unix.PollFd{{Fd: int32(n.fd), Events: unix.POLLIN}}
-	unix.Poll(fds, 0)
-	return fds[0].Revents&unix.POLLHUP != 0
 }
 
 // message trusts what it reads, so that the run-time checks of Go stand for what a server in another language would do to its memory.
