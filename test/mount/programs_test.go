@@ -5,15 +5,16 @@ package mount
 import (
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"sigmaos.dev/internal/testenv"
 )
 
 // sources is a tree to copy: that of Go's library, or a part of it unless SIGMA_TEST_MOUNT=full.
-func sources() string {
-	src := filepath.Join(runtime.GOROOT(), "src")
+func sources(t *testing.T) string {
+	src := filepath.Join(strings.TrimSpace(testenv.Output(t, "go", "env", "GOROOT")), "src")
 	if os.Getenv("SIGMA_TEST_MOUNT") == "full" {
 		return src
 	}
@@ -24,7 +25,7 @@ func sources() string {
 func TestPrograms(t *testing.T) {
 	need(t, "cp", "diff", "git", "sqlite3", "rsync")
 	_, work := mounted(t, shared.Get(t))
-	src, tree := sources(), filepath.Join(work, "src")
+	src, tree := sources(t), filepath.Join(work, "src")
 	step := func(what string, do func()) {
 		start := time.Now()
 		do()
