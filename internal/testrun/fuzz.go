@@ -25,7 +25,7 @@ const (
 )
 
 // fuzzNice makes the targets give way to the tests that run beside them.
-var fuzzNice = []string{"nice", "-n", "10"}
+var fuzzNice = []string{"nice", "-n", "5"}
 
 // fuzzTarget is one func Fuzz of one package.
 type fuzzTarget struct {

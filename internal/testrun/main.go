@@ -70,7 +70,7 @@ func allParts(fuzzTime time.Duration) []part {
 		{name: "unit", bound: 20 * time.Minute, run: runUnit},
 		{name: "rust", bound: 15 * time.Minute, run: runRust, ahead: buildRust, beside: true},
 		{name: "system", bound: 30 * time.Minute, run: runSystem},
-		{name: "fuzz", bound: 15*time.Minute + 100*fuzzTime, run: fuzz.run, beside: true},
+		{name: "fuzz", bound: 30*time.Minute + 100*fuzzTime, run: fuzz.run, beside: true},
 		{name: "alone", bound: 10 * time.Minute, run: runAlone},
 		{name: vmPart, bound: 2 * time.Hour, run: runVM},
 	}
