@@ -24,9 +24,6 @@ const (
 	fuzzMost    = 5 * time.Second
 )
 
-// fuzzNice makes the targets give way to the tests that run beside them.
-var fuzzNice = []string{"nice", "-n", "5"}
-
 // fuzzTarget is one func Fuzz of one package.
 type fuzzTarget struct {
 	dir  string // "./sigmap"
@@ -135,7 +132,7 @@ func (f *fuzzer) program(ctx context.Context, dir string) (string, error) {
 	if compile == nil {
 		compile = sync.OnceValues(func() (string, error) {
 			path := filepath.Join(f.dir, strings.ReplaceAll(strings.TrimPrefix(dir, "./"), "/", "-")+".test")
-			argv := slices.Concat(fuzzNice, []string{"go", "test", "-c"}, goFlags, []string{"-fuzz", ".", "-o", path, dir})
+			argv := slices.Concat([]string{"go", "test", "-c"}, goFlags, []string{"-fuzz", ".", "-o", path, dir})
 			out, err := command{argv: argv, env: goEnv}.output(ctx)
 			if err != nil {
 				err = fmt.Errorf("%s%w", out, err)
@@ -161,8 +158,8 @@ func (f *fuzzer) one(ctx context.Context, r *recorder, t fuzzTarget, each time.D
 	}
 	// Without a bound each input of interest is made smaller for up to a minute, which is all of the time there is.
 	// As go test starts it, in the package's directory, where testdata is.
-	c := command{dir: t.dir, argv: slices.Concat(fuzzNice, []string{program, "-test.paniconexit0", "-test.run", "^$", "-test.fuzz", "^" + t.name + "$", "-test.fuzztime", each.String(), "-test.fuzzminimizetime", "10x", "-test.parallel", "1",
-		"-test.fuzzcachedir", filepath.Join(f.cache, goModule, pkg), "-test.timeout", (each + 5*time.Minute).String()})}
+	c := command{dir: t.dir, argv: []string{program, "-test.paniconexit0", "-test.run", "^$", "-test.fuzz", "^" + t.name + "$", "-test.fuzztime", each.String(), "-test.fuzzminimizetime", "10x", "-test.parallel", "1",
+		"-test.fuzzcachedir", filepath.Join(f.cache, goModule, pkg), "-test.timeout", (each + 5*time.Minute).String()}}
 	out, err := c.output(ctx)
 	if err != nil && fuzzClockRace(out) {
 		out, err = c.output(ctx)
