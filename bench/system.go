@@ -83,7 +83,7 @@ func (s *system) down() {
 	if _, many := os.Stat(filepath.Join(s.data, "cluster")); one != nil && many != nil {
 		return
 	}
-	if err := s.command(ctx, "down"); err != nil {
+	if err := s.command(ctx, "down", "--now"); err != nil {
 		s.r.note("%v", err)
 	}
 }

@@ -263,14 +263,15 @@ func (c *Core) listed(now time.Time, all map[Key]Versioned) {
 	}
 }
 
-// ended notes the end of the present instance and when the next is due: at once if it was told to go, or was lost, which is no fault of the proc's, unless that goes on. The time that an instance waited in a queue says nothing about its health.
+// ended notes the end of the present instance and when the next is due: at once if it was told to go, or was lost or its machine stopped, which is no fault of the proc's, unless that goes on. The time that an instance waited in a queue says nothing about its health.
 func (c *Core) ended(now time.Time, e *entry, s sigma.Status) {
 	e.Record.end(s, now)
 	if e.Record.Anew {
 		e.pause = pauseMin
 	}
 	e.Record.Pause = e.pause
-	if e.Record.Anew || s.Code == sigma.StatusLost && e.pause == pauseMin {
+	lost := s.Code == sigma.StatusLost || s.Code == sigma.StatusEvicted && s.Kind == sigma.KindUnavailable // with its machine, or before that went
+	if e.Record.Anew || lost && e.pause == pauseMin {
 		e.Record.Pause = 0
 	}
 	e.due = now.Add(e.Record.Pause)

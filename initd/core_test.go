@@ -282,6 +282,13 @@ func TestPausesOutliveTheLeader(t *testing.T) {
 	if p := d.files[k].Record.Pause; p != 0 {
 		t.Errorf("a proc that was lost after it had run well waited %v", p)
 	}
+	d.wait(healthy)
+	d.procs[d.running(k)] = &sigma.Status{Code: sigma.StatusEvicted, Kind: sigma.KindUnavailable} // its machine is stopped
+	d.look()
+	d.state(k, "running")
+	if p := d.files[k].Record.Pause; p != 0 {
+		t.Errorf("a proc whose machine was stopped after it had run well waited %v", p)
+	}
 }
 
 // Policies: on-failure ends with ok and not before; most bounds the starts; the history is bounded.

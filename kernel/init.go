@@ -302,6 +302,10 @@ func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File
 	if err := sigmap.Parse(payload, l.Code); err != nil {
 		return nil, nil, err
 	}
+	down := sigma.Errorf("kernel.initLook", sigma.KindUnavailable, "the system is being stopped")
+	if k.allLeave() { // what has gone for that is no news, and nothing is to be started
+		return nil, nil, down
+	}
 	ss := make([]initd.Seen, len(l.Questions))
 	far := initd.Look{Epoch: l.Epoch}
 	var at []int
@@ -322,6 +326,9 @@ func (r *root) initLook(ctx context.Context, payload []byte) ([]byte, []*os.File
 		if err := k.initLookFar(ctx, &far, at, ss); err != nil {
 			return nil, nil, err
 		}
+	}
+	if k.allLeave() { // meanwhile
+		return nil, nil, down
 	}
 	reply, err := sigmap.Payload(func(c *sigmap.Coder) { initd.CodeSeen(c, &ss) })
 	return reply, nil, err

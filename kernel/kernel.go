@@ -370,8 +370,13 @@ func (k *Kernel) Run(ctx context.Context) error {
 	}
 }
 
-// Down ends Run.
-func (k *Kernel) Down() { k.down() }
+// Down ends Run: when the procs that run here have had their grace, or now.
+func (k *Kernel) Down(now bool) {
+	if now {
+		k.own.now.Store(true)
+	}
+	k.down()
+}
 
 // serve answers one program's session until it ends.
 func (k *Kernel) serve(ctx context.Context, conn session.Conn, p sigma.Principal) {

@@ -436,7 +436,7 @@ func TestShutdown(t *testing.T) {
 		_, err := c.WaitExit(t.Context(), id)
 		waited <- err
 	}()
-	if err := c.Down(t.Context()); err != nil {
+	if err := c.Down(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-m.over; err != nil {

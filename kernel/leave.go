@@ -2,22 +2,113 @@ package kernel
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"sigmaos.dev/identity"
+	"sigmaos.dev/schedd"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
 )
 
-// peerLeave: the machine that calls is being stopped.
+// How a machine is stopped while all of it still works: it takes no new procs, asks those that it runs to go, waits until they have gone or were killed at the end of their grace, and until who waited for them knows.
+// Whoever stops several machines says so to all of them (leaveCall) before the procs of any are asked, and stops the first when the procs of the last have gone: they may need all of the machines.
+
+// peerLeave: the machine that calls is going to be stopped.
 const peerLeave = "leave"
 
-// leaveMost is how long other machines may take to hear that this one is being stopped.
-const leaveMost = 500 * time.Millisecond
+const (
+	leaveMost  = 500 * time.Millisecond // that other machines may take to hear that this one is going to be stopped
+	leaveFor   = 5 * time.Second        // after which this machine takes procs again, if whoever wants to stop it has not said so again
+	leftFor    = 30 * time.Second       // that another machine believes it
+	leaveKill  = 2 * time.Second        // that killed procs may take to end
+	answerMost = time.Second            // that those who waited for procs may take to hear of their end and to read what they printed
+	leaveShown = 5                      // procs that are named to whoever waits for them
+)
 
-// leave does what is done before this machine stops, while all of it still works. Other machines are told, so that the end of
-// its life is known to be meant. Who does not hear it in time takes the machine for lost.
+// leaver is a machine that said it is going to be stopped.
+type leaver struct {
+	life sigma.Incarnation
+	at   time.Time
+}
+
+// leaveCall answers whoever is about to stop this machine, and says what runs here.
+func (k *Kernel) leaveCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+	var evict bool
+	if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Bool(&evict) }); err != nil {
+		return nil, nil, err
+	}
+	k.setLeaving()
+	if evict {
+		k.step(schedd.Drained{Why: k.leaveWords()})
+	} else {
+		k.tellLeave()
+	}
+	k.mu.Lock()
+	n, some := uint32(k.core.Running()), k.core.Here(leaveShown)
+	k.mu.Unlock()
+	reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.U32(&n); c.ProcInfos(&some) })
+	return reply, nil, err
+}
+
+func (k *Kernel) leaveWords() string {
+	return fmt.Sprintf("machine %s is being stopped", k.cfg.Machine)
+}
+
+// setLeaving has this machine take no procs for leaveFor.
+func (k *Kernel) setLeaving() {
+	m := k.own
+	m.mu.Lock()
+	m.leaving = time.Now().Add(leaveFor)
+	m.mu.Unlock()
+	admit := func() {
+		m.following.Lock()
+		defer m.following.Unlock()
+		if k.ctx.Err() == nil {
+			k.sched.close(k.cordoned())
+		}
+	}
+	admit()
+	time.AfterFunc(leaveFor+time.Millisecond, admit)
+}
+
+// leaves says whether this machine is going to be stopped.
+func (m *membership) leaves() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return time.Now().Before(m.leaving)
+}
+
+// hasLeft says whether a machine said that it is going to be stopped, in the life that it has in the roster.
+func (m *membership) hasLeft(x identity.Member) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, said := m.left[x.Machine]
+	return said && l.life == x.Incarnation && time.Since(l.at) < leftFor
+}
+
+// allLeave says whether the whole system is going to be stopped. Then initd starts nothing: no machine would take it.
+func (k *Kernel) allLeave() bool {
+	return k.own.leaves() && !slices.ContainsFunc(k.members(), func(m identity.Member) bool {
+		return m.Machine != k.cfg.Machine && !m.Lost && !k.own.hasLeft(m)
+	})
+}
+
+// leave does what is done before this machine stops.
 func (k *Kernel) leave() {
+	k.setLeaving()
+	k.tellLeave()
+	if !k.own.now.Load() {
+		k.empty()
+	}
+}
+
+// tellLeave tells other machines, so that the end of this life is known to be meant. Who does not hear it in time takes the machine for lost.
+func (k *Kernel) tellLeave() {
 	if !k.registered() {
 		return
 	}
@@ -33,15 +124,52 @@ func (k *Kernel) leave() {
 func (k *Kernel) peerLeave(_ context.Context, from identity.Subject, _ []byte) ([]byte, error) {
 	k.own.mu.Lock()
 	defer k.own.mu.Unlock()
-	k.own.left[from.Machine] = from.Incarnation
+	k.own.left[from.Machine] = leaver{from.Incarnation, time.Now()}
 	return nil, nil
+}
+
+// empty gives procs their grace. It returns when none is left and who waited for them knows, or they had time for that.
+func (k *Kernel) empty() {
+	most := schedd.GraceDefault + leaveKill
+	begun, asked := time.Now(), time.Time{}
+	for time.Since(begun) < most && !k.own.now.Load() && k.ctx.Err() == nil {
+		if time.Since(asked) >= drainAgain { // again for what was on its way here
+			asked = time.Now()
+			k.setLeaving()
+			k.step(schedd.Drained{Why: k.leaveWords()})
+		}
+		k.mu.Lock()
+		running := k.core.Running()
+		k.mu.Unlock()
+		if running == 0 {
+			break
+		}
+		sleep(k.ctx, endsAgain)
+	}
+	k.step(schedd.Drained{Queued: true, Why: k.leaveWords()})
+	for begun = time.Now(); time.Since(begun) < answerMost && !k.own.now.Load() && k.owesAnswers(); {
+		sleep(k.ctx, endsAgain)
+	}
+}
+
+// owesAnswers says whether somebody is still to hear of the end of a proc: its home, or a session that waited for one and has not ended.
+func (k *Kernel) owesAnswers() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.core.Owes() {
+		return true
+	}
+	for t := range k.open {
+		if t.waited.Load() {
+			return true
+		}
+	}
+	return false
 }
 
 // lostOrLeft names the event that the life of a member is over.
 func (m *membership) lostOrLeft(x identity.Member) string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if life, said := m.left[x.Machine]; said && life == x.Incarnation {
+	if m.hasLeft(x) {
 		return state.EventMachineLeft
 	}
 	return state.EventMachineLost

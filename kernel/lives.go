@@ -26,7 +26,7 @@ func (k *Kernel) drain() {
 		if !said {
 			k.cfg.Log.Info("the machine is drained", "machine", k.cfg.Machine, "procs", running)
 		}
-		k.step(schedd.Drained{Grace: drainGrace})
+		k.step(schedd.Drained{Grace: drainGrace, Why: "machine " + string(k.cfg.Machine) + " is drained"})
 		sleep(k.ctx, drainAgain)
 	}
 }

@@ -33,17 +33,19 @@ type membership struct {
 	over chan error // takes one: why the present life is over
 
 	mu      sync.Mutex
-	present context.Context                       // mu; ends with the present life
-	end     context.CancelFunc                    // mu; of present
-	silent  map[sigma.MachineID]bool              // mu
-	left    map[sigma.MachineID]sigma.Incarnation // mu; lives whose machine said that it is being stopped; one of each member
+	present context.Context            // mu; ends with the present life
+	end     context.CancelFunc         // mu; of present
+	silent  map[sigma.MachineID]bool   // mu
+	left    map[sigma.MachineID]leaver // mu; lives whose machine said that it is being stopped; one of each member
+	leaving time.Time                  // mu; until when this machine takes no procs, for it is going to be stopped
+	now     atomic.Bool                // and its procs are not waited for
 
 	following sync.Mutex        // makes a change of the roster and telling of it one act
 	told      []identity.Member // following; the roster that was told of last
 }
 
 func newMembership(dir string) *membership {
-	m := &membership{keeper: identityKeeper{dir: dir}, ear: machines.NewEar(), timing: machines.DefaultTiming(), over: make(chan error, 1), silent: map[sigma.MachineID]bool{}, left: map[sigma.MachineID]sigma.Incarnation{}}
+	m := &membership{keeper: identityKeeper{dir: dir}, ear: machines.NewEar(), timing: machines.DefaultTiming(), over: make(chan error, 1), silent: map[sigma.MachineID]bool{}, left: map[sigma.MachineID]leaver{}}
 	m.present, m.end = context.WithCancel(context.Background())
 	return m
 }
@@ -374,8 +376,11 @@ func draining(ms []identity.Member, id sigma.MachineID) bool {
 	return slices.ContainsFunc(ms, func(m identity.Member) bool { return m.Machine == id && m.Draining })
 }
 
-// cordoned says whether this machine is to get no new procs: because an operator said so, or because its life was ended.
+// cordoned says whether this machine is to get no new procs: because an operator said so, it is going to be stopped, or its life was ended.
 func (k *Kernel) cordoned() bool {
+	if k.own.leaves() {
+		return true
+	}
 	if !k.registered() {
 		return false
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sigmaos.dev/names"
@@ -29,6 +30,7 @@ type tree struct {
 	leases  map[sigma.LeaseID]sigma.RealmID // mu
 	clients []uint64                        // mu; that number mutations
 	counted bool                            // mu; in quota
+	waited  atomic.Bool                     // a program of no proc was told of a proc's end while the machine was going to be stopped
 }
 
 // Attach implements sigma.Tree. A program of the admin socket chooses its realm by name; a proc has its own.

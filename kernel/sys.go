@@ -147,6 +147,9 @@ func (r *root) procsCalls() map[string]handler {
 			if err != nil {
 				return nil, err
 			}
+			if (r.tree.principal.Proc == "" || r.tree.granted != nil) && k.own.leaves() {
+				r.tree.waited.Store(true)
+			}
 			return sigmap.Payload(func(c *sigmap.Coder) { c.Status(&p.Status) })
 		}),
 		sigmap.CallKill: r.aboutProc(sigma.RightWrite, func(ctx context.Context, id sigma.ProcID) ([]byte, error) {
@@ -486,8 +489,13 @@ func (r *root) machineCalls() map[string]handler {
 			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Usages(&us) })
 			return reply, nil, err
 		}),
-		sigmap.CallDown: provider(func(context.Context, []byte) ([]byte, []*os.File, error) {
-			time.AfterFunc(10*time.Millisecond, k.Down) // after the answer is on its way
+		sigmap.CallLeave: provider(k.leaveCall),
+		sigmap.CallDown: provider(func(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
+			var now bool
+			if err := sigmap.Parse(payload, func(c *sigmap.Coder) { c.Bool(&now) }); err != nil {
+				return nil, nil, err
+			}
+			time.AfterFunc(10*time.Millisecond, func() { k.Down(now) }) // after the answer is on its way
 			return nil, nil, nil
 		}),
 	}

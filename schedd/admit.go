@@ -78,6 +78,27 @@ func (c *Core) PlacedBefore(at time.Time) (out []sigma.ProcID) {
 	return out
 }
 
+// Here returns up to n of the procs that run here, oldest first.
+func (c *Core) Here(n int) (out []sigma.ProcInfo) {
+	for _, p := range c.sorted(func(p *Proc) bool { return p.charged }) {
+		if len(out) == n {
+			break
+		}
+		out = append(out, p.ProcInfo)
+	}
+	return out
+}
+
+// Owes reports whether a home has still to be told that a proc ended here.
+func (c *Core) Owes() bool {
+	for _, p := range c.procs {
+		if p.owed {
+			return true
+		}
+	}
+	return false
+}
+
 // List returns up to n of the procs of a realm that are at home here, oldest first, without the first skip.
 func (c *Core) List(realm sigma.RealmID, all bool, skip, n int) (out []sigma.ProcInfo) {
 	for _, p := range c.After(realm, 0) {

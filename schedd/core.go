@@ -51,6 +51,7 @@ type Proc struct {
 	forgotten  bool           // nobody can find it any more
 	evicting   bool           // it was asked to go, or is being killed
 	noticed    bool           // it was given notice
+	why        string         // it was asked to go, if its machine was the reason
 	asked      bool           // the launcher was asked for it
 	killing    bool           // it was killed, or is to be as soon as it has been launched
 	grace      *time.Duration // to be asked to go as soon as it has been launched
@@ -267,7 +268,7 @@ func (c *Core) stepProc(now time.Time, p *Proc, e Event) []Effect {
 		}
 		s := sigma.Status{Code: sigma.StatusError, ExitCode: 125, Kind: sigma.KindOf(e.Err), Msg: e.Err.Error()}
 		if p.killing {
-			s = unstarted()
+			s = unstarted(p)
 		} else if s.Kind == sigma.KindNoExec {
 			s.ExitCode = 126
 		} else if s.Kind == sigma.KindNotFound {

@@ -136,6 +136,8 @@ func event(t *testing.T, w []string, now time.Time) Event {
 		return Evicted{id, time.Duration(num(w[2])) * time.Second}
 	case "killed":
 		return Killed{id}
+	case "drained":
+		return Drained{Queued: len(w) > 2, Why: "machine m1 is being stopped"}
 	case "timer":
 		return TimerFired{id}
 	case "wait":

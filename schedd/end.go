@@ -27,7 +27,7 @@ func statusOf(p *Proc, x launch.Exited) sigma.Status {
 	case x.OOM && code != 0:
 		return sigma.Status{Code: sigma.StatusOOM, ExitCode: 137, Msg: fmt.Sprintf("exceeded its memory limit of %v", p.Memory)}
 	case p.evicting || x.Killed: // the latter maybe by a sigmad before this one
-		return sigma.Status{Code: sigma.StatusEvicted, ExitCode: code, Msg: "evicted"}
+		return evicted(p, sigma.Status{ExitCode: code, Msg: "evicted"})
 	case x.Wait.Signaled():
 		return sigma.Status{Code: sigma.StatusCrashed, ExitCode: code, Msg: "died of signal " + x.Wait.Signal().String()}
 	case code != 0:
@@ -70,8 +70,17 @@ func (p *Proc) until(at time.Time) []Effect {
 }
 
 // unstarted is the status of a proc that was ended before there was a process of it.
-func unstarted() sigma.Status {
-	return sigma.Status{Code: sigma.StatusEvicted, ExitCode: 137, Msg: "evicted before it was started"}
+func unstarted(p *Proc) sigma.Status {
+	return evicted(p, sigma.Status{ExitCode: 137, Msg: "evicted before it was started"})
+}
+
+// evicted completes the status of a proc that was asked to go. KindUnavailable: its machine was the reason, not the proc.
+func evicted(p *Proc, s sigma.Status) sigma.Status {
+	s.Code = sigma.StatusEvicted
+	if p.why != "" {
+		s.Kind, s.Msg = sigma.KindUnavailable, p.why
+	}
+	return s
 }
 
 func (c *Core) kill(now time.Time, p *Proc) []Effect {
@@ -79,9 +88,9 @@ func (c *Core) kill(now time.Time, p *Proc) []Effect {
 	switch p.State {
 	case sigma.ProcQueued:
 		if p.Class == sigma.LatencyCritical && c.reserved.sent[p.ID] == nil { // no scheduler knows of it
-			return c.end(now, p, unstarted())
+			return c.end(now, p, unstarted(p))
 		}
-		return append([]Effect{Dequeue{p.ID, p.Class, p.Shard}}, c.end(now, p, unstarted())...)
+		return append([]Effect{Dequeue{p.ID, p.Class, p.Shard}}, c.end(now, p, unstarted(p))...)
 	case sigma.ProcStarting:
 		if !p.asked && !p.killing { // its program may be long in coming
 			p.killing = true

@@ -249,8 +249,13 @@ type (
 	}
 	// Reborn: this machine's own life is over, and its procs with it.
 	Reborn struct{}
-	// Drained: all that run here are to go.
-	Drained struct{ Grace time.Duration }
+	// Drained: all that run here are to go, and with Queued those that wait here for their start. Why is told to who waits
+	// for them.
+	Drained struct {
+		Grace  time.Duration // 0 = the default
+		Queued bool
+		Why    string
+	}
 )
 
 func (Offered) event()         {}

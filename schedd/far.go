@@ -125,7 +125,10 @@ func (c *Core) stepFar(now time.Time, e Event) []Effect {
 		return c.reborn(now)
 	case Drained:
 		var out []Effect
-		for _, p := range c.sorted(func(p *Proc) bool { return p.charged && !p.Ended() }) {
+		for _, p := range c.sorted(func(p *Proc) bool {
+			return !p.Ended() && !p.Away() && (p.charged || e.Queued && p.State == sigma.ProcQueued)
+		}) {
+			p.why = e.Why
 			out = append(out, c.evict(now, p, e.Grace)...)
 		}
 		return out

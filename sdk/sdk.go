@@ -529,7 +529,14 @@ func (c *Client) Stores(ctx context.Context, after sigma.RealmID, ask bool) ([]b
 	return reply, err
 }
 
-// Down stops sigmaOS on this machine; only the admin socket may.
-func (c *Client) Down(ctx context.Context) error {
-	return c.do(ctx, sigmap.FileMachine, sigmap.CallDown, nil, nil)
+// Leave says that this machine is going to be stopped: for some seconds from now on it takes no new procs. With evict those that
+// run here are asked to go, too. It returns how many run, and some of them. Only the admin socket may.
+func (c *Client) Leave(ctx context.Context, evict bool) (n uint32, some []sigma.ProcInfo, err error) {
+	err = c.do(ctx, sigmap.FileMachine, sigmap.CallLeave, func(e *sigmap.Coder) { e.Bool(&evict) }, func(d *sigmap.Coder) { d.U32(&n); d.ProcInfos(&some) })
+	return n, some, err
+}
+
+// Down stops sigmaOS on this machine, when the procs that run here have had their grace, or now. Only the admin socket may.
+func (c *Client) Down(ctx context.Context, now bool) error {
+	return c.do(ctx, sigmap.FileMachine, sigmap.CallDown, func(e *sigmap.Coder) { e.Bool(&now) }, nil)
 }

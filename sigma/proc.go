@@ -172,7 +172,7 @@ func (c StatusCode) String() string {
 type Status struct {
 	Code     StatusCode
 	ExitCode int    // of the process; 128+signal if a signal ended it
-	Kind     Kind   // when Code is StatusError because it could not be started: why
+	Kind     Kind   // when Code is StatusError because it could not be started: why; KindUnavailable when it was evicted because its machine was stopped or drained
 	Msg      string // a sentence part for people
 	Data     []byte // whatever the proc gave to Exited, up to StatusDataMax
 }

@@ -88,7 +88,8 @@ const (
 	CallSetLimits   = "set-limits"
 	CallChanges     = "changes" // of named and s3d, to the provider: - -> - + file descriptor
 	CallStatus      = "status"
-	CallDown        = "down"
+	CallLeave       = "leave" // before down: bool evict -> u32 procs, ProcInfos
+	CallDown        = "down"  // bool now -> -
 	CallHash        = "hash"
 	CallInitAdd     = "add"
 	CallInitRemove  = "rm"

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -462,11 +463,11 @@ func (a *app) stayAll(ms []*member, signals <-chan os.Signal) error {
 	return nil
 }
 
-// downSeveral stops all machines of DATA, those with a part of the control plane last.
-func (a *app) downSeveral(ctx context.Context, dir string, c *cluster) error {
-	var control, others []string
+// downSeveral stops all machines of DATA, those with a part of the control plane last, when the procs of all have gone.
+func (a *app) downSeveral(ctx context.Context, dir string, c *cluster, now bool) error {
+	var control, others []*stopping
 	for i, m := range c.dirs(dir) {
-		_, held, err := running(m)
+		pid, held, err := running(m)
 		if err != nil {
 			return err
 		}
@@ -474,41 +475,25 @@ func (a *app) downSeveral(ctx context.Context, dir string, c *cluster) error {
 		case !held:
 			freeCgroups(ctx, m)
 		case i < c.Control:
-			control = append(control, m)
+			control = append(control, &stopping{dir: m, pid: pid})
 		default:
-			others = append(others, m)
+			others = append(others, &stopping{dir: m, pid: pid})
 		}
 	}
-	if len(control)+len(others) == 0 {
+	all := append(slices.Clone(others), control...)
+	if len(all) == 0 {
 		return notRunning(dir)
 	}
-	if err := a.downEach(ctx, others); err != nil {
+	if err := a.seeOff(ctx, all, now); err != nil {
 		return err
 	}
-	if err := a.downEach(ctx, control); err != nil {
-		return err
-	}
-	fmt.Fprintf(a.out, "sigmaOS on %s is stopped (%s)\n", dir, count(len(control)+len(others), "machine"))
-	return nil
-}
-
-func (a *app) downEach(ctx context.Context, dirs []string) error {
-	errs := make([]error, len(dirs))
-	var all sync.WaitGroup
-	for i, dir := range dirs {
-		all.Go(func() {
-			pid, held, err := running(dir)
-			if err == nil && held {
-				err = a.downOne(ctx, dir, pid)
-			}
-			errs[i] = err
-		})
-	}
-	all.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
+	for _, ms := range [][]*stopping{others, control} {
+		errs := make([]error, len(ms))
+		onEach(ms, func(i int, m *stopping) { errs[i] = a.downOne(ctx, m, now) })
+		if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 { // one is enough to say
+			return errs[i]
 		}
 	}
+	fmt.Fprintf(a.out, "sigmaOS on %s is stopped (%s)\n", dir, count(len(all), "machine"))
 	return nil
 }

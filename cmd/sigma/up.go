@@ -18,7 +18,7 @@ import (
 // How long the parts of a start and a stop may take.
 const (
 	readyTimeout = 60 * time.Second
-	stopTimeout  = 20 * time.Second // the launcher gives sigmad 10 s, then kills
+	stopTimeout  = 30 * time.Second // the launcher gives sigmad 20 s, then kills
 )
 
 // bootPrograms are what the launcher is told of, sigmad first.

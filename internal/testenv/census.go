@@ -279,13 +279,13 @@ func (s *System) Gone() error {
 func (s *System) close() error {
 	var err error
 	if s.Running() {
-		stdout, stderr, code, cerr := s.cli("down")
+		stdout, stderr, code, cerr := s.cli("down", "--now")
 		if cerr != nil || code != 0 {
 			err = fmt.Errorf("sigma down: exit code %d, %v\n%s%s", code, cerr, stdout, stderr)
 		}
 	} else if s.instance != "" { // it was killed; the next start would have removed what it left
 		err = s.up()
-		if _, _, code, cerr := s.cli("down"); err == nil && (cerr != nil || code != 0) {
+		if _, _, code, cerr := s.cli("down", "--now"); err == nil && (cerr != nil || code != 0) {
 			err = fmt.Errorf("sigma down after a kill: exit code %d, %v", code, cerr)
 		}
 	}

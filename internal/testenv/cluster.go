@@ -500,7 +500,7 @@ func (c *Cluster) downAll() (errs []error) {
 // end takes the machine down. Control groups that one that was killed left are none of the test's leaks, since its next start would have removed them; but no process of it may be left.
 func (m *Machine) end() error {
 	if m.Running() {
-		stdout, stderr, code, err := m.cli("down")
+		stdout, stderr, code, err := m.cli("down", "--now")
 		if err != nil || code != 0 {
 			return fmt.Errorf("sigma down: exit code %d, %v\n%s%s", code, err, stdout, stderr)
 		}

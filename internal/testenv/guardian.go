@@ -15,7 +15,7 @@ for f in $(grep -la -e "sigma-${id:-none}" -e "instance.${id:-none}" /proc/[0-9]
 	f=${f#/proc/}
 	kill -CONT "${f%/*}"
 done 2>/dev/null
-"$1" down --data "$2" >/dev/null 2>&1
+"$1" down --now --data "$2" >/dev/null 2>&1
 if test -n "$id"; then
 	for g in $(find /sys/fs/cgroup -depth -type d -path "*/sigma-$id*" -not -path "*/.*" 2>/dev/null); do rmdir "$g" 2>/dev/null; done
 fi

@@ -20,8 +20,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 const SECOND: u64 = 1_000_000_000;
-/// How long sigmad may take to end after SIGTERM.
-const GRACE: u64 = 10 * SECOND;
+/// How long sigmad may take to end after SIGTERM: procs have 5 s of it, and its services 5 s.
+const GRACE: u64 = 20 * SECOND;
 /// How long the launcher may take to end what it started: it waits a little less for killed processes.
 const KILL_PATIENCE: u64 = 25 * SECOND;
 /// A system that dies so often before it is this old does not come up; it ends, and `sigma up` says why.

@@ -279,7 +279,7 @@ func provider() []Attempt {
 			}
 			return err
 		}},
-		{Name: "stop the machine", Try: func(ctx context.Context, e *Env) error { return e.C.Down(ctx) },
+		{Name: "stop the machine", Try: func(ctx context.Context, e *Env) error { return e.C.Down(ctx, true) },
 			Uncontrolled: true}, // that the method works is shown by every sigma down
 		{Name: "become the provider by what is said", Try: func(ctx context.Context, e *Env) error {
 			if !e.C.Info().Principal.System {

@@ -60,6 +60,8 @@ func run(ctx context.Context, c *sdk.Client, what string, args []string) error {
 		}
 		fmt.Println("noticed")
 		return nil
+	case "farewell": // when it is to go, it takes a second to write a file
+		return farewell(ctx, c, args[0])
 	case "late": // asks for its notice only after it was given as a signal
 		return late(ctx, c)
 	case "survive": // waits for its child, and at a listener, while sigmad is replaced
@@ -613,4 +615,21 @@ func opens(ctx context.Context, c *sdk.Client, args []string) error {
 	err := c.WaitEvict(ctx)
 	runtime.KeepAlive(handles)
 	return err
+}
+
+func farewell(ctx context.Context, c *sdk.Client, path string) error {
+	signal.Ignore(syscall.SIGTERM) // which is the notice of who does not wait for it yet
+	if err := c.Started(ctx); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	if err := c.WaitEvict(ctx); err != nil {
+		return err
+	}
+	<-time.After(time.Second)
+	if _, err := c.Put(ctx, path, []byte("farewell"), sigma.PutOptions{Perm: 0o644}); err != nil {
+		return err
+	}
+	fmt.Println("gone in good order")
+	return nil
 }
