@@ -1,10 +1,13 @@
 package named
 
 import (
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/sigma"
 )
@@ -86,6 +89,44 @@ func TestDiskLow(t *testing.T) {
 	if due := m.opened().compactDue(); due <= compactNarrow {
 		t.Errorf("with room, old values are compacted after %d bytes", due)
 	}
+}
+
+// Goal: etcd writes its database into disk space that it has, so that others who fill the disk do not end it.
+// Method: what the database has used has no holes, and some of the disk beyond is its own: when the store is open, when it has grown, and when it was copied.
+func TestDiskSetAside(t *testing.T) {
+	m, stop := aloneWith(t, Config{Dir: t.TempDir()})
+	defer stop()
+	root := memberRoot(t, m)
+	s := m.opened()
+	size := func(when string) int64 {
+		t.Helper()
+		var st unix.Stat_t
+		if err := unix.Stat(s.file, &st); err != nil {
+			t.Fatal(err)
+		}
+		used := s.etcd.Server.Backend().Size()
+		if has := st.Blocks * 512; has < used+asideMore/2 {
+			t.Errorf("%s %d bytes of the disk are the database's, which has used %d", when, has, used)
+		}
+		return used
+	}
+	put(t, root, "one", "1")
+	before := size("when it is open")
+	big := make([]byte, FileMax)
+	for i := range 3 * asideMore / len(big) {
+		if _, _, err := root.Put(t.Context(), []string{fmt.Sprint("big", i)}, big, sigma.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.etcd.Server.Backend().ForceCommit()
+	put(t, root, "one", "2") // sees what has grown
+	if after := size("when it has grown"); after <= before {
+		t.Fatalf("it was %d bytes long, and is %d", before, after)
+	}
+	if err := s.defragment(); err != nil {
+		t.Fatal(err)
+	}
+	size("when it was copied")
 }
 
 func putError[A, B any](_ A, _ B, err error) error { return err }

@@ -49,6 +49,8 @@ type etcdStore struct {
 	disk   func() (sigma.Space, error) // where it is; nil = an operator's
 	whose  sigma.MachineID             // that is
 	narrow atomic.Bool                 // less than the reserve of that is free
+	file   string                      // of etcd's database
+	aside  atomic.Int64                // how much of that the disk has set aside
 
 	several atomic.Bool // there are other members, or will be in a moment
 
@@ -112,6 +114,8 @@ func startEtcd(cfg Config, change func(*embed.Config)) (*etcdStore, error) {
 	s := newStore(e, v3client.New(e.Server), cfg.Log, e.Server.StopNotify(), lock)
 	s.max.Store(int64(cfg.StoreMax))
 	s.disk, s.whose = func() (sigma.Space, error) { return cfg.disk(cfg.Dir) }, cfg.machine
+	s.file = filepath.Join(c.Dir, "member", "snap", "db")
+	s.setAside()
 	tending, stop := context.WithCancel(context.Background())
 	compacting := s.stop
 	s.stop = func() { compacting(); stop() }
@@ -303,6 +307,7 @@ func (s *etcdStore) Close() {
 
 // admit makes a writer wait while there is too much garbage, and refuses what would take the last room.
 func (s *etcdStore) admit(ctx context.Context, b Batch) error {
+	s.setAside()
 	if err := s.diskFor(b); err != nil {
 		return err
 	}

@@ -3,10 +3,12 @@ package named
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
+	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/diskspace"
 	"sigmaos.dev/sigma"
@@ -188,6 +190,32 @@ func (s *etcdStore) diskFor(b Batch) error {
 	return &diskFull{diskspace.Error("named.commit", s.whose, space)}
 }
 
+// asideMore is how much is set aside beyond the pages that etcd's database has used, and at least half of it.
+// What is written until old values are removed from a database on a low disk fits into it.
+const asideMore = compactNarrow
+
+// setAside takes disk space for what etcd's database has used and a little more.
+// Its file has holes. etcd ends its process when a page does not fit on the disk, even if nobody but a leader's beat writes.
+// Where the file system cannot set space aside, or has none, it is tried again later.
+func (s *etcdStore) setAside() {
+	if s.etcd == nil {
+		return
+	}
+	was, size := s.aside.Load(), s.etcd.Server.Backend().Size()
+	if size+asideMore/2 <= was || !s.aside.CompareAndSwap(was, size+asideMore) {
+		return
+	}
+	f, err := os.OpenFile(s.file, os.O_WRONLY, 0)
+	if err == nil {
+		err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size+asideMore)
+		f.Close()
+	}
+	if err != nil {
+		s.aside.CompareAndSwap(size+asideMore, 0)
+		s.log.Debug("no disk space is set aside for the names", "err", err)
+	}
+}
+
 // squeeze compacts and has the pages that this frees counted: those of a transaction are free after the next.
 func (s *etcdStore) squeeze(ctx context.Context) error {
 	if err := s.compactNow(ctx); err != nil {
@@ -247,6 +275,7 @@ func (s *etcdStore) tend(ctx context.Context) {
 }
 
 func (s *etcdStore) tendOnce(ctx context.Context, now time.Time) error {
+	s.setAside()
 	srv := s.etcd.Server
 	if len(srv.Alarms()) > 0 && srv.Leader() == srv.MemberID() {
 		return s.makeRoom(ctx)
@@ -281,6 +310,8 @@ func (s *etcdStore) defragment() error {
 	if err := b.Defrag(); err != nil { // the client has no way to that of a server without a listener
 		return err
 	}
+	s.aside.Store(0) // it is another file
+	s.setAside()
 	s.log.Info("the store of names was defragmented", "before", before, "after", b.Size(), "took", time.Since(began))
 	return nil
 }

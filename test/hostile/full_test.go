@@ -190,6 +190,7 @@ func TestNamesOnFullDisk(t *testing.T) {
 	s.Must(t, "put", small, "/one")
 	s.Must(t, "put", small, "/two")
 	s.Must(t, "realm", "create", "before")
+	s.Must(t, "run", shared.Program(t, hello)) // its program is put there
 	doctor("ok")
 
 	fill(20 << 20)
