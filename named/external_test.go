@@ -367,7 +367,7 @@ func TestExternalReserve(t *testing.T) {
 	}
 	eventually(t, "there is room after all was removed", func() bool {
 		_, _, err := root.Put(t.Context(), []string{"again"}, big, sigma.PutOptions{})
-		if err != nil {
+		if err != nil && sigma.KindOf(err) != sigma.KindUnavailable { // etcd stands still while it is defragmented, on a slow host for longer than a leader waits
 			wantKind(t, err, sigma.KindNoSpace)
 		}
 		return err == nil
