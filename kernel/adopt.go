@@ -185,6 +185,10 @@ func (k *Kernel) adopt(e launch.Adopted) bool {
 		return false
 	}
 	realm, id := what.info.Realm, what.info.ID
+	if len(e.FDs) == 0 && k.past.archive.Has(id) { // more is known than that it ended
+		k.past.told = append(k.past.told, id)
+		return true
+	}
 	c := &child{k: k, launch: e.ID, release: func() {}, who: sigma.Principal{Realm: realm, Proc: id, Machine: k.cfg.Machine}, view: what.view, kin: what.kin, outW: -1, errW: -1, ours: -1, theirs: -1}
 	var out, errs int
 	if len(e.FDs) > 0 {

@@ -47,6 +47,7 @@ func (k *Kernel) boot(ctx context.Context) error {
 			return err
 		}
 	}
+	k.recall(ctx)
 	return k.listenAdmin()
 }
 

@@ -55,6 +55,7 @@ func (k *Kernel) forgetRealm(realm sigma.RealmID) {
 	k.worked.drop(realm)
 	defer k.events.forget(realm)
 	defer k.decisions.Forget(realm)
+	defer k.forgetPast(realm)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.stepLocked(schedd.RealmGone{Realm: realm})

@@ -179,6 +179,7 @@ type Kernel struct {
 	removing  map[sigma.RealmID]bool              // mu; realms that are being removed
 	events    *eventLog
 	decisions *decision.Log
+	past      *past
 	initEpoch sigma.Epoch              // mu; of the newest leader of initd that is known
 	open      map[*tree]bool           // mu; the sessions there are
 	gids      map[sigma.RealmID]uint32 // mu
@@ -273,7 +274,7 @@ func New(cfg Config) (*Kernel, error) {
 	if k.copies, err = newCopies(cfg.Data); err != nil {
 		cfg.Log.Warn("what other machines told of the usage of realms cannot be read and begins anew", "err", err)
 	}
-	k.decisions = k.openDecisions()
+	k.decisions, k.past = k.openDecisions(), k.openPast()
 	k.turns, k.worked = treekit.NewTurns(), newWorked()
 	k.countTraffic()
 	k.reserved = newReservations(k)
@@ -337,6 +338,7 @@ func (k *Kernel) Run(ctx context.Context) error {
 	k.sessions.Go(func() { k.watchGuests(ctx) })
 	k.sessions.Go(func() { k.keepLedger(ctx) })
 	k.sessions.Go(func() { k.decisions.Run(ctx) })
+	k.sessions.Go(func() { k.keepPast(ctx) })
 	k.sessions.Go(func() { k.tellLedger(ctx) })
 	k.sessions.Go(k.ready.Run)
 	context.AfterFunc(ctx, k.ready.Close)

@@ -34,6 +34,7 @@ func (k *Kernel) launchers(ctx context.Context) error {
 			for _, id := range unknown {
 				l.Kill(id)
 			}
+			k.recallTold()
 			k.sweepLogs()
 			k.shares.classes(l, k.cpu())
 			k.mu.Lock()

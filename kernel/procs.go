@@ -89,6 +89,9 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 		}
 	case schedd.Wake:
 		k.tellProcLocked(f.ID)
+		if p := k.core.Find(f.ID); p != nil && p.Ended() {
+			k.past.note(p.Realm, p.ID)
+		}
 		if ch := k.wake[f.ID]; ch != nil {
 			close(ch)
 			delete(k.wake, f.ID)
@@ -100,6 +103,7 @@ func (k *Kernel) applyLocked(f schedd.Effect) {
 		}
 		k.timers[f.ID] = time.AfterFunc(time.Until(f.At), func() { k.step(schedd.TimerFired{ID: f.ID}) })
 	case schedd.Forget:
+		k.past.archive.Forget(f.ID)
 		if l := k.logs[f.ID]; l != nil {
 			delete(k.logs, f.ID)
 			if l.out.InMemory() && l.err.InMemory() {
@@ -152,7 +156,7 @@ func (k *Kernel) newLogsLocked(realm sigma.RealmID, id sigma.ProcID) *procLogs {
 // logsDir is where logs are that are not in memory.
 func (k *Kernel) logsDir() string { return filepath.Join(k.cfg.Data, "logs") }
 
-// sweepLogs removes the logs of procs that nobody remembers: those that had ended when a sigmad before this one died.
+// sweepLogs removes the logs of procs that nobody remembers.
 func (k *Kernel) sweepLogs() {
 	files, err := os.ReadDir(k.logsDir())
 	if err != nil && !os.IsNotExist(err) {
@@ -161,7 +165,7 @@ func (k *Kernel) sweepLogs() {
 	for _, f := range files {
 		id, _, _ := strings.Cut(f.Name(), ".")
 		k.mu.Lock()
-		known := k.logs[sigma.ProcID(id)] != nil
+		known := k.logs[sigma.ProcID(id)] != nil || k.past.archive.Has(sigma.ProcID(id))
 		k.mu.Unlock()
 		if !known {
 			os.Remove(filepath.Join(k.logsDir(), f.Name()))

@@ -210,6 +210,8 @@ func (c *Core) step(now time.Time, e Event) []Effect {
 		c.largest = e.Memory
 	case Adopted:
 		return c.adopted(now, e)
+	case Remembered:
+		return c.remembered(now, e.Procs)
 	case ShardFound:
 		if !slices.Contains(c.shards, e.Shard) {
 			c.shards = append(c.shards, e.Shard)

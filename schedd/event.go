@@ -153,6 +153,8 @@ type (
 		Kin    []sigma.ProcID
 		Home   sigma.Life // of a guest
 	}
+	// Remembered: procs that had ended when a sigmad before this one did, and that are not forgotten yet.
+	Remembered struct{ Procs []Past }
 	// CalledStarted, CalledExited: the proc said so.
 	CalledStarted struct{ ID sigma.ProcID }
 	// CalledExited records the status it wants.
@@ -285,6 +287,7 @@ func (Gone) event()            {}
 func (LauncherDied) event()    {}
 func (Carried) event()         {}
 func (Adopted) event()         {}
+func (Remembered) event()      {}
 func (CalledStarted) event()   {}
 func (CalledExited) event()    {}
 func (WaitsEvict) event()      {}

@@ -92,3 +92,51 @@ func (c *Core) realmGone(now time.Time, id sigma.RealmID) []Effect {
 	}
 	return c.forgetOf(now, id, true)
 }
+
+// Past is what the next sigmad is told of a proc that has ended.
+type Past struct {
+	Info         sigma.ProcInfo
+	Launch       uint64
+	Kin          []sigma.ProcID
+	Home, Runner sigma.Life
+}
+
+// Past tells it; false of a proc that is not known or has not ended.
+func (c *Core) Past(id sigma.ProcID) (Past, bool) {
+	p := c.procs[id]
+	if p == nil || !p.Ended() {
+		return Past{}, false
+	}
+	return Past{p.ProcInfo, p.Launch, p.Kin, p.Home, p.Runner}, true
+}
+
+// remembered enters procs that have ended. The home of a guest is told once more: it may not have been.
+func (c *Core) remembered(now time.Time, all []Past) (out []Effect) {
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b Past) int { return a.Info.Times.Spawned.Compare(b.Info.Times.Spawned) })
+	touched := map[sigma.RealmID]bool{}
+	for _, e := range all {
+		if c.procs[e.Info.ID] != nil || e.Info.State != sigma.ProcEnded {
+			continue
+		}
+		if c.Over(e.Home) {
+			e.Home = sigma.Life{}
+		}
+		p := &Proc{ProcInfo: e.Info, Launch: e.Launch, startedOK: !e.Info.Times.Started.IsZero(), Kin: e.Kin, Home: e.Home, Runner: e.Runner}
+		c.enter(p)
+		r := c.realms[p.Realm]
+		if p.owed = p.Guest(); p.owed {
+			out = append(out, Owed{p.ID, p.Home})
+		} else {
+			r.live--
+		}
+		r.results += resultOf(p)
+		r.ended = append(r.ended, p)
+		touched[p.Realm] = true
+	}
+	for _, id := range slices.Sorted(maps.Keys(touched)) {
+		slices.SortStableFunc(c.realms[id].ended, func(a, b *Proc) int { return a.Times.Ended.Compare(b.Times.Ended) })
+		out = append(out, c.forgetOf(now, id, false)...)
+	}
+	return out
+}
