@@ -37,19 +37,19 @@ func check(r io.ReaderAt, size int64) (hot []int64, err error) {
 		if err != nil && !errors.Is(err, io.EOF) {
 			return nil, sigma.Wrap("binfs.Check", "", err)
 		}
-		return no("not a program: it has only "+fmt.Sprint(size)+" bytes", "")
+		return no("is not a program: it has only "+fmt.Sprint(size)+" bytes", "")
 	}
 	if bytes.HasPrefix(magic[:], []byte("#!")) {
 		return no("is a script", "sigmaOS runs static Linux executables; pass the script to an interpreter that is one")
 	}
 	if string(magic[:]) != elf.ELFMAG {
-		return no("not a Linux executable (no ELF header)", "")
+		return no("is not an ELF executable", "sigmaOS runs static Linux executables")
 	}
 	damaged := func(err error) ([]int64, error) {
 		if err != nil && !errors.Is(err, io.EOF) { // the bytes could not be had
 			return nil, sigma.Wrap("binfs.Check", "", err)
 		}
-		return no("damaged or truncated executable", "")
+		return no("is a damaged or truncated executable", "build it again")
 	}
 	var head [64]byte
 	if n, err := r.ReadAt(head[:], 0); n < len(head) {
@@ -58,10 +58,10 @@ func check(r io.ReaderAt, size int64) (hot []int64, err error) {
 	le := binary.LittleEndian
 	machine := elf.Machine(le.Uint16(head[18:]))
 	if want := machines[runtime.GOARCH]; machine != want || elf.Class(head[4]) != elf.ELFCLASS64 || elf.Data(head[5]) != elf.ELFDATA2LSB {
-		return no(fmt.Sprintf("built for %v, this machine needs %v", machine, want), "build it for this architecture")
+		return no(fmt.Sprintf("is built for %s, this machine is %s", machineWord(machine), machineWord(want)), "build it for this machine; in Go: GOOS=linux GOARCH="+runtime.GOARCH+" CGO_ENABLED=0 go build")
 	}
 	if typ := elf.Type(le.Uint16(head[16:])); typ != elf.ET_EXEC && typ != elf.ET_DYN {
-		return no("not an executable but "+typ.String(), "")
+		return no("is not an executable but "+typ.String(), "link it; an object file (.o) does not run")
 	}
 	// Not elf.NewFile, which is not made for hostile files and allocates for as many sections as the file claims to have.
 	offset, each, n := le.Uint64(head[32:]), le.Uint16(head[54:]), int(le.Uint16(head[56:]))
@@ -72,19 +72,39 @@ func check(r io.ReaderAt, size int64) (hot []int64, err error) {
 	if got, err := r.ReadAt(headers, int64(offset)); got < len(headers) {
 		return damaged(err)
 	}
-	entry := le.Uint64(head[24:])
+	entry, loads := le.Uint64(head[24:]), false
+	if entry == 0 && elf.Type(le.Uint16(head[16:])) == elf.ET_DYN {
+		return no("is a shared library", linkStatic)
+	}
 	for ; len(headers) > 0; headers = headers[headerSize:] {
 		switch elf.ProgType(le.Uint32(headers)) {
 		case elf.PT_INTERP:
-			return no("dynamically linked", "link it statically: gcc -static, CGO_ENABLED=0 go build, or Rust with -C target-feature=+crt-static")
+			return no("is dynamically linked", linkStatic)
 		case elf.PT_LOAD: // beyond the end there would be no pages, and the program would die of that at any time
 			if from, bytes := le.Uint64(headers[8:]), le.Uint64(headers[32:]); from > uint64(size) || bytes > uint64(size)-from {
 				return damaged(nil)
 			}
-			hot = append(hot, hotIn(headers, entry)...)
+			hot, loads = append(hot, hotIn(headers, entry)...), true
 		}
 	}
+	if !loads {
+		return damaged(nil)
+	}
 	return hot, nil
+}
+
+// linkStatic is what to do about a program that needs others.
+const linkStatic = "link it statically; C: -static; Go: CGO_ENABLED=0; Rust: --target x86_64-unknown-linux-musl"
+
+// machineWord is what people call a machine.
+func machineWord(m elf.Machine) string {
+	switch m {
+	case elf.EM_X86_64:
+		return "x86-64"
+	case elf.EM_AARCH64:
+		return "arm64"
+	}
+	return m.String()
 }
 
 // hotIn gives the offsets of a segment that a start reads: of one that is written to both ends (constructors and variables are at its beginning, and the kernel clears what

@@ -41,14 +41,17 @@ func TestCheck(t *testing.T) {
 	dynamic := bytes.Clone(good)
 	phoff := binary.LittleEndian.Uint64(dynamic[32:])
 	binary.LittleEndian.PutUint32(dynamic[phoff:], 3) // PT_INTERP
+	library := bytes.Clone(good)
+	binary.LittleEndian.PutUint16(library[16:], 3) // ET_DYN
+	binary.LittleEndian.PutUint64(library[24:], 0)
 	for _, c := range []struct {
 		name string
 		data []byte
 		says string
 	}{
-		{"good", good, ""}, {"empty", nil, "0 bytes"}, {"short", []byte("\x7fE"), "2 bytes"}, {"script", []byte("#!/bin/sh\n"), "script"}, {"text", []byte("hello"), "no ELF"},
+		{"good", good, ""}, {"empty", nil, "0 bytes"}, {"short", []byte("\x7fE"), "2 bytes"}, {"script", []byte("#!/bin/sh\n"), "script"}, {"text", []byte("hello"), "not an ELF"},
 		{"only magic", []byte("\x7fELF"), "truncated"}, {"cut header", good[:60], "truncated"}, {"another architecture", other, "built for"}, {"relocatable", relocatable, "not an executable"},
-		{"dynamic", dynamic, "dynamically linked"},
+		{"dynamic", dynamic, "dynamically linked"}, {"library", library, "shared library"},
 	} {
 		err := Check(bytes.NewReader(c.data), int64(len(c.data)))
 		switch {

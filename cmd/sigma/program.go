@@ -3,19 +3,17 @@ package main
 import (
 	"context"
 	"crypto/sha256"
-	"debug/elf"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 
+	"sigmaos.dev/binfs"
 	"sigmaos.dev/files"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/sigma"
@@ -77,74 +75,12 @@ func checkProgram(f *os.File) error {
 	case st.Size() == 0:
 		return bad("is empty", "")
 	}
-	var magic [4]byte
-	if n, err := f.ReadAt(magic[:], 0); err != nil && err != io.EOF {
-		return withCode(exitRun, sigma.Wrap("sigma.checkProgram", f.Name(), err))
-	} else if string(magic[:min(n, 2)]) == "#!" {
-		return bad("is a script", "a proc has no interpreter and no files around it; sigma runs static ELF executables")
-	} else if string(magic[:n]) != elf.ELFMAG {
-		return bad("is not an ELF executable", "sigma runs static Linux executables")
+	err = binfs.Check(f, st.Size())
+	var e *sigma.Error
+	if errors.As(err, &e) && e.Kind == sigma.KindNoExec {
+		return bad(e.Msg, e.Hint)
 	}
-	return checkELF(f, bad)
-}
-
-func checkELF(f *os.File, bad func(msg, hint string) error) error {
-	e, err := elf.NewFile(f)
-	if err != nil {
-		return bad("is a damaged ELF file: "+err.Error(), "build it again")
-	}
-	defer e.Close()
-	machine, ok := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
-	switch {
-	case ok && e.Machine != machine || e.Class != elf.ELFCLASS64 || e.Data != elf.ELFDATA2LSB:
-		return bad(fmt.Sprintf("is built for %s (%s), this machine is %s", machineWord(e.Machine), classWord(e.Class), machineWord(machine)),
-			"build it for this machine; in Go: GOOS=linux GOARCH="+runtime.GOARCH+" CGO_ENABLED=0 go build")
-	case e.Type != elf.ET_EXEC && e.Type != elf.ET_DYN:
-		return bad("is an ELF file but not an executable", "link it; an object file (.o) does not run")
-	}
-	runs := false
-	for _, p := range e.Progs {
-		switch p.Type {
-		case elf.PT_INTERP:
-			return bad("is dynamically linked", "link it statically; C: -static; Go: CGO_ENABLED=0; Rust: --target "+rustTarget())
-		case elf.PT_LOAD:
-			runs = true
-		}
-	}
-	libs, _ := e.ImportedLibraries()
-	switch {
-	case len(libs) > 0 || e.Type == elf.ET_DYN && e.Entry == 0:
-		return bad("is a shared library or needs some", "link a static executable; C: -static; Go: CGO_ENABLED=0; Rust: --target "+rustTarget())
-	case !runs:
-		return bad("has nothing in it to load", "build it again")
-	}
-	return nil
-}
-
-func machineWord(m elf.Machine) string {
-	switch m {
-	case elf.EM_X86_64:
-		return "x86-64"
-	case elf.EM_386:
-		return "i386"
-	case elf.EM_AARCH64:
-		return "arm64"
-	}
-	return strings.ToLower(strings.TrimPrefix(m.String(), "EM_"))
-}
-
-func classWord(c elf.Class) string {
-	if c == elf.ELFCLASS32 {
-		return "32 bit"
-	}
-	return "64 bit"
-}
-
-func rustTarget() string {
-	if runtime.GOARCH == "arm64" {
-		return "aarch64-unknown-linux-musl"
-	}
-	return "x86_64-unknown-linux-musl"
+	return withCode(exitRun, err)
 }
 
 // findProgram gives the realm path of the program that word names, and puts a local file there first. local is what localFile gave for word.
