@@ -32,17 +32,11 @@ its beginning. One that does not exist is waited for then.`,
 }
 
 func (a *app) cat(ctx context.Context, paths []string, follow bool) error {
-	if err := cleanPaths(paths); err != nil {
-		return err
-	}
-	c, err := a.connect(ctx)
+	c, paths, err := a.connectFor(ctx, paths)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if paths, err = files.Expand(ctx, c, paths); err != nil {
-		return err
-	}
 	if follow {
 		return a.catOn(ctx, c, paths)
 	}

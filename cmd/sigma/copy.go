@@ -178,20 +178,14 @@ func (o moving) into(typed string, isDir bool, st sigma.Stat) bool {
 func (a *app) copyWithin(ctx context.Context, from []string, typed string, o moving) error {
 	o.verb, o.done, o.skips = "cp", "copied", "endpoints, callable files, and links where none can be"
 	to, err := plainPath(typed)
-	if err == nil {
-		err = cleanPaths(from)
-	}
 	if err != nil {
 		return err
 	}
-	c, err := a.connect(ctx)
+	c, from, err := a.connectFor(ctx, from)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if from, err = files.Expand(ctx, c, from); err != nil {
-		return err
-	}
 	isDir, err := isDirectory(ctx, c, to)
 	if err != nil {
 		return err
@@ -359,17 +353,11 @@ func (a *app) get(ctx context.Context, from []string, typed string, o moving) er
 	if typed == "" {
 		return usageError(nil, "write . for this directory", "the local name is empty")
 	}
-	if err := cleanPaths(from); err != nil {
-		return err
-	}
-	c, err := a.connect(ctx)
+	c, from, err := a.connectFor(ctx, from)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if from, err = files.Expand(ctx, c, from); err != nil {
-		return err
-	}
 	realm := files.OfRealm(c)
 	if typed == "-" {
 		for _, f := range from {

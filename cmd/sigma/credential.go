@@ -210,26 +210,15 @@ func (a *app) credentialLs(ctx context.Context, realm string, quiet bool) error 
 	if err != nil {
 		return err
 	}
-	switch {
-	case quiet:
-		for _, k := range all {
-			fmt.Fprintln(a.out, k.Name)
-		}
-		return nil
-	case a.json:
-		return a.printJSON(all)
-	}
-	t := a.table("CREDENTIAL", "ROLE", "MADE BY", "AGE", "EXPIRES")
-	for _, k := range all {
+	return printList(a, all, quiet, func(k state.Credential) []any {
 		expires := "never"
 		if k.Expires != nil {
 			if expires = "expired"; time.Now().Before(*k.Expires) {
 				expires = "in " + short(time.Until(*k.Expires))
 			}
 		}
-		t.row(k.Name, k.Role, orElse(k.By, "-"), ago(k.Created), expires)
-	}
-	return t.print()
+		return []any{k.Name, k.Role, orElse(k.By, "-"), ago(k.Created), expires}
+	}, "CREDENTIAL", "ROLE", "MADE BY", "AGE", "EXPIRES")
 }
 
 func newCredentialRevokeCommand(a *app) *cobra.Command {

@@ -158,14 +158,9 @@ func (a *app) initLs(ctx context.Context, realm sigma.RealmID) error {
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.printJSON(rs)
-	}
-	t := a.table("REALM", "NAME", "STATE", "PROC", "STARTS", "RESTART", "AGE", "PROGRAM")
-	for _, r := range rs {
-		t.row(r.Realm, r.Name, r.State, orElse(r.Proc, "-"), r.Starts, r.Restart, ago(r.Added), strings.Join(append([]string{r.Program}, r.Args...), " "))
-	}
-	return t.print()
+	return printList(a, rs, false, func(r state.Registration) []any {
+		return []any{r.Realm, r.Name, r.State, orElse(r.Proc, "-"), r.Starts, r.Restart, ago(r.Added), strings.Join(append([]string{r.Program}, r.Args...), " ")}
+	}, "REALM", "NAME", "STATE", "PROC", "STARTS", "RESTART", "AGE", "PROGRAM")
 }
 
 func (a *app) initLog(ctx context.Context, name string) error {

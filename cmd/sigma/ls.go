@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/files"
+	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
 )
 
@@ -87,17 +88,11 @@ func (a *app) ls(ctx context.Context, paths []string, o lsOptions, age *sigma.Ag
 	if len(paths) == 0 {
 		paths = []string{"/"}
 	}
-	if err := cleanPaths(paths); err != nil {
-		return err
-	}
-	c, err := a.connect(ctx)
+	c, paths, err := a.connectFor(ctx, paths)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if paths, err = files.Expand(ctx, c, paths); err != nil {
-		return err
-	}
 	if o.watch {
 		return a.lsAndWatch(ctx, c, paths, o)
 	}
@@ -192,6 +187,22 @@ func (a *app) printLists(lists []listed, long bool) error {
 		}
 	}
 	return nil
+}
+
+// connectFor opens the realm and gives the files that were typed.
+func (a *app) connectFor(ctx context.Context, typed []string) (c *sdk.Client, paths []string, err error) {
+	typed = slices.Clone(typed)
+	if err := cleanPaths(typed); err != nil {
+		return nil, nil, err
+	}
+	if c, err = a.connect(ctx); err != nil {
+		return nil, nil, err
+	}
+	if paths, err = files.Expand(ctx, c, typed); err != nil {
+		c.Close()
+		return nil, nil, err
+	}
+	return c, paths, nil
 }
 
 func cleanPaths(paths []string) error {

@@ -107,17 +107,11 @@ func (a *app) chmod(ctx context.Context, mode string, paths []string, recursive 
 	if err != nil {
 		return err
 	}
-	if err := cleanPaths(paths); err != nil {
-		return err
-	}
-	c, err := a.connect(ctx)
+	c, paths, err := a.connectFor(ctx, paths)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if paths, err = files.Expand(ctx, c, paths); err != nil {
-		return err
-	}
 	var all []string
 	realm := files.OfRealm(c)
 	for _, p := range paths {

@@ -35,27 +35,15 @@ stops it before anything is removed.`,
 
 func (a *app) mv(ctx context.Context, args []string, copies bool) error {
 	typed, from := args[len(args)-1], slices.Clone(args[:len(args)-1])
-	err := cleanPaths(from)
-	for _, p := range from {
-		if err == nil {
-			err = checkNotWellKnown("mv", p)
-		}
-	}
-	if err != nil {
-		return err
-	}
 	to, err := plainPath(typed)
 	if err != nil {
 		return err
 	}
-	c, err := a.connect(ctx)
+	c, from, err := a.connectFor(ctx, from)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if from, err = files.Expand(ctx, c, from); err != nil {
-		return err
-	}
 	into, err := isDirectory(ctx, c, to)
 	if err != nil {
 		return err

@@ -256,20 +256,9 @@ func (a *app) realmLs(ctx context.Context, quiet bool) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case quiet:
-		for _, r := range list {
-			fmt.Fprintln(a.out, r.ID)
-		}
-		return nil
-	case a.json:
-		return a.printJSON(list)
-	}
-	t := a.table("REALM", "AGE", "PROCS", "SHARES")
-	for _, r := range list {
-		t.row(r.ID, ago(r.Created), r.Procs, r.Shares)
-	}
-	return t.print()
+	return printList(a, list, quiet, func(r state.Realm) []any {
+		return []any{r.ID, ago(r.Created), r.Procs, r.Shares}
+	}, "REALM", "AGE", "PROCS", "SHARES")
 }
 
 // realmList lists all realms; a guest's own.

@@ -197,18 +197,13 @@ func (a *app) usageProcs(ctx context.Context, only []string) error {
 	slices.SortStableFunc(out, func(a, b state.ProcSpent) int {
 		return cmp.Or(cmp.Compare(a.Realm, b.Realm), a.Began.Compare(b.Began))
 	})
-	if a.json {
-		return a.printJSON(out)
-	}
-	t := a.table("REALM", "PROC", "NAME", "MACHINE", "BEGAN", "ENDED", "CPU", "MEMORY", "EGRESS")
-	for _, p := range out {
+	return printList(a, out, false, func(p state.ProcSpent) []any {
 		ended := "-"
 		if p.Ended != nil {
 			ended = p.Ended.Local().Format("15:04:05")
 		}
-		t.row(p.Realm, p.Proc, clip(p.Name, 24), p.Machine, p.Began.Local().Format("2006-01-02 15:04:05"), ended, secondsWords(p.CPU), memoryHours(p.Memory), sigma.Bytes(p.Egress))
-	}
-	return t.print()
+		return []any{p.Realm, p.Proc, clip(p.Name, 24), p.Machine, p.Began.Local().Format("2006-01-02 15:04:05"), ended, secondsWords(p.CPU), memoryHours(p.Memory), sigma.Bytes(p.Egress)}
+	}, "REALM", "PROC", "NAME", "MACHINE", "BEGAN", "ENDED", "CPU", "MEMORY", "EGRESS")
 }
 
 func secondsWords(s float64) time.Duration {

@@ -195,24 +195,13 @@ func (a *app) sqlLs(ctx context.Context, quiet bool) error {
 		}
 		list = append(list, i)
 	}
-	switch {
-	case quiet:
-		for _, i := range list {
-			fmt.Fprintln(a.out, i.Name)
-		}
-		return nil
-	case a.json:
-		return a.printJSON(list)
-	}
-	t := a.table("DATABASE", "ENGINE", "SIZE", "SESSIONS")
-	for _, i := range list {
+	return printList(a, list, quiet, func(i query.Info) []any {
 		size := "-"
 		if i.Bytes != nil {
 			size = sigma.Bytes(*i.Bytes).String()
 		}
-		t.row(i.Name, i.Engine, size, i.Sessions)
-	}
-	return t.print()
+		return []any{i.Name, i.Engine, size, i.Sessions}
+	}, "DATABASE", "ENGINE", "SIZE", "SESSIONS")
 }
 
 func newSQLRmCommand(a *app) *cobra.Command {

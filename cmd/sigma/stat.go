@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"sigmaos.dev/files"
 	"sigmaos.dev/sigma"
 )
 
@@ -29,17 +28,11 @@ followed; with --link they are described themselves.`,
 }
 
 func (a *app) stat(ctx context.Context, paths []string, link bool, age *sigma.Age) error {
-	if err := cleanPaths(paths); err != nil {
-		return err
-	}
-	c, err := a.connect(ctx)
+	c, paths, err := a.connectFor(ctx, paths)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if paths, err = files.Expand(ctx, c, paths); err != nil {
-		return err
-	}
 	var files []fileJSON
 	var errs []error
 	for _, p := range paths {

@@ -18,6 +18,24 @@ func (a *app) table(heads ...string) *table {
 	return t
 }
 
+// printList prints a list: as JSON, as a table, or, quietly, only the first cell of each row.
+func printList[T any](a *app, list []T, quiet bool, row func(T) []any, heads ...string) error {
+	if a.json && !quiet {
+		return a.printJSON(list)
+	}
+	if quiet {
+		for _, x := range list {
+			fmt.Fprintln(a.out, row(x)[0])
+		}
+		return nil
+	}
+	t := a.table(heads...)
+	for _, x := range list {
+		t.row(row(x)...)
+	}
+	return t.print()
+}
+
 func newTable(out io.Writer) *table {
 	return &table{out: tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)}
 }

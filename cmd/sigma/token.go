@@ -163,24 +163,13 @@ func (a *app) tokenLs(ctx context.Context, quiet bool) error {
 	for i, t := range tokens {
 		list[i] = tokenJSON{ID: string(t.ID), State: tokenState(t, time.Now()), Uses: t.Uses, Made: t.Made, Expires: t.Expires}
 	}
-	switch {
-	case quiet:
-		for _, t := range list {
-			fmt.Fprintln(a.out, t.ID)
-		}
-		return nil
-	case a.json:
-		return a.printJSON(list)
-	}
-	t := a.table("TOKEN", "STATE", "USES LEFT", "AGE", "EXPIRES")
-	for _, k := range list {
+	return printList(a, list, quiet, func(k tokenJSON) []any {
 		expires := "-"
 		if k.State == "good" {
 			expires = "in " + short(time.Until(k.Expires))
 		}
-		t.row(k.ID, k.State, k.Uses, ago(k.Made), expires)
-	}
-	return t.print()
+		return []any{k.ID, k.State, k.Uses, ago(k.Made), expires}
+	}, "TOKEN", "STATE", "USES LEFT", "AGE", "EXPIRES")
 }
 
 func newTokenRevokeCommand(a *app) *cobra.Command {
