@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/hostsetup"
 	"sigmaos.dev/kernel"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -24,8 +25,8 @@ type bootPlan struct {
 	record           record
 	join             *kernel.Join // nil = it has joined, or founds a system
 	weaken, rootless bool
-	network          *localNetwork // nil = the host's
-	etcd             *sigmap.Etcd  // nil = what was noted there before, if anything
+	network          *hostsetup.Network // nil = the host's
+	etcd             *sigmap.Etcd       // nil = what was noted there before, if anything
 }
 
 // booting is a launcher that was started.
@@ -55,7 +56,7 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 	if err != nil {
 		return nil, err
 	}
-	defer user.close()
+	defer user.Close()
 	if err := prepareData(dir); err != nil {
 		return nil, err
 	}
@@ -105,7 +106,7 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 	}
 	if p.network != nil {
 		args = append(args, "--hold-fd", "5")
-		files = append(files, p.network.hub)
+		files = append(files, p.network.Hub)
 	}
 	realms, err := listenRealms(dir)
 	if err != nil {
@@ -115,8 +116,8 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 	args = append(args, "--realm-fd", fmt.Sprint(3+len(files)))
 	files = append(files, realms)
 	if user != nil {
-		args = append(args, user.argument(3+len(files))...)
-		files = append(files, user.theirs)
+		args = append(args, user.Argument(3+len(files))...)
+		files = append(files, user.Theirs)
 	}
 	if p.weaken {
 		args = append(args, "--weaken")
@@ -126,7 +127,7 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 	b.cmd.Stdout, b.cmd.Stderr = b.log, b.log
 	b.cmd.ExtraFiles = files
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := p.network.start(b.cmd); err != nil {
+	if err := p.network.Start(b.cmd); err != nil {
 		return nil, sigma.Wrap("sigma.boot", programs["launcher"], err)
 	}
 	go func() {
@@ -135,7 +136,7 @@ func (a *app) boot(ctx context.Context, dir string, p bootPlan) (_ *booting, err
 	}()
 	err = writeHolder(b.lock, b.cmd.Process.Pid)
 	if err == nil && user != nil {
-		err = user.mapIDs(b.cmd.Process.Pid)
+		err = user.MapIDs(b.cmd.Process.Pid)
 	}
 	if err != nil {
 		b.stop(stopTimeout)

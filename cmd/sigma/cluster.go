@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/hostsetup"
 	"sigmaos.dev/kernel"
 	"sigmaos.dev/sigma"
 )
@@ -247,7 +248,7 @@ func (c *cluster) plan(ctx context.Context, dir string, o upOptions) (ms []*memb
 				r.Role = roleControl
 			}
 		}
-		r.Machine, r.Address = sigma.MachineID(fmt.Sprint("m", i+1)), localAddress(i+1).String()
+		r.Machine, r.Address = sigma.MachineID(fmt.Sprint("m", i+1)), hostsetup.LocalAddress(i+1).String()
 		if err := o.apply(ctx, r); err != nil {
 			return nil, err
 		}
@@ -398,10 +399,10 @@ func (s *starting) one(ctx context.Context, m *member) error {
 		return err
 	}
 	syscall.CloseOnExec(hub)
-	if m.plan.network, err = newNetwork(os.NewFile(uintptr(hub), "hub"), at.Addr()); err != nil {
+	if m.plan.network, err = hostsetup.NewNetwork(os.NewFile(uintptr(hub), "hub"), at.Addr()); err != nil {
 		return err
 	}
-	defer m.plan.network.close()
+	defer m.plan.network.Close()
 	b, err := s.a.boot(ctx, m.dir, m.plan)
 	if err != nil {
 		return err

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/diskspace"
+	"sigmaos.dev/hostsetup"
 	"sigmaos.dev/sigma"
 )
 
@@ -219,9 +220,6 @@ func (m machine) seccomp() finding {
 	return f
 }
 
-// controllers are those that hold procs to their limits.
-var controllers = []string{"memory", "pids", "cpu"}
-
 // cgroups chooses as the launcher does: version 2 if one hierarchy has all controllers, else version 1.
 func (m machine) cgroups() finding {
 	v1 := map[string]bool{}
@@ -235,8 +233,8 @@ func (m machine) cgroups() finding {
 		switch r[0] {
 		case "cgroup2":
 			has := strings.Fields(m.read(filepath.Join(l[4], "cgroup.controllers")))
-			if missing := missingOf(has); len(missing) == 0 {
-				return finding{Check: "cgroups", State: findingOK, Found: "version 2 at " + l[4] + ", with " + strings.Join(controllers, " ")}
+			if missing := hostsetup.MissingControllers(has); len(missing) == 0 {
+				return finding{Check: "cgroups", State: findingOK, Found: "version 2 at " + l[4] + ", with " + strings.Join(hostsetup.Controllers(), " ")}
 			} else if advice == "" {
 				advice = "version 2 at " + l[4] + " lacks " + strings.Join(missing, ", ")
 			}
@@ -250,9 +248,9 @@ func (m machine) cgroups() finding {
 	for c := range v1 {
 		has = append(has, c)
 	}
-	missing := missingOf(has)
+	missing := hostsetup.MissingControllers(has)
 	if len(missing) == 0 {
-		return weak("cgroups", "version 1, with "+strings.Join(controllers, " "),
+		return weak("cgroups", "version 1, with "+strings.Join(hostsetup.Controllers(), " "),
 			"what procs used is put together from several hierarchies, and starts cost some more: boot with systemd.unified_cgroup_hierarchy=1, or mount version 2 with all controllers")
 	}
 	if advice == "" {
@@ -260,10 +258,6 @@ func (m machine) cgroups() finding {
 	}
 	return finding{Check: "cgroups", State: findingMissing, Found: advice,
 		Advice: "mount all controllers in one place: mount -t cgroup2 none /sys/fs/cgroup; if memory is missing, boot with cgroup_enable=memory; in a container, give it its own writable cgroup"}
-}
-
-func missingOf(has []string) []string {
-	return slices.DeleteFunc(slices.Clone(controllers), func(c string) bool { return slices.Contains(has, c) })
 }
 
 func (m machine) namespaces() finding {

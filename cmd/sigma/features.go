@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"sigmaos.dev/hostsetup"
 )
 
 // What doctor says about what sigmaOS can do without: each is ok, or weak with a word about what that means for procs and how to get more. How well the host is protected
@@ -67,7 +69,7 @@ func (m machine) hierarchies() map[string]string {
 		}
 		switch r[0] {
 		case "cgroup2":
-			if len(missingOf(strings.Fields(m.read(filepath.Join(l[4], "cgroup.controllers"))))) == 0 {
+			if len(hostsetup.MissingControllers(strings.Fields(m.read(filepath.Join(l[4], "cgroup.controllers"))))) == 0 {
 				out[""] = l[4]
 			}
 		case "cgroup":

@@ -127,7 +127,7 @@ func (a *app) up(ctx context.Context, o upOptions) error {
 		if p.network, err = rejoinNetwork(dir, p.record.Address); err != nil {
 			return err
 		}
-		defer p.network.close()
+		defer p.network.Close()
 	}
 	return a.bootAndStay(ctx, dir, p, o.detach, signals)
 }

@@ -28,7 +28,7 @@ var Layers = []Layer{
 		Why: "a tree serves its own state; trees meet only in a name space, so that each can run, fail and be tested alone"},
 	{Name: "sdk", Dirs: []string{"sdk", "call"},
 		Why: "what is linked into every proc must start in microseconds"},
-	{Name: "kernel", Dirs: []string{"launch", "output", "schedd", "dialproxy", "binfs", "decision", "besched", "lcsched", "initd", "sim", "readiness", "kernel", "identity", "machines", "link", "names", "state"}, Sideways: true,
+	{Name: "kernel", Dirs: []string{"launch", "output", "schedd", "dialproxy", "binfs", "decision", "besched", "lcsched", "initd", "sim", "readiness", "kernel", "identity", "machines", "link", "names", "state", "hostsetup"}, Sideways: true,
 		Why: "the kernel starts and connects procs; nothing that a proc links may need it"},
 	{Name: "apps", Dirs: []string{"apps", "mount", "files"},
 		Why: "an app uses what any tenant may use: the SDK and the vocabulary"},

@@ -1,4 +1,9 @@
-package main
+// Package hostsetup makes on a host what a machine of sigmaOS needs besides its processes: networks of several machines of one host, the queue of the interface to others, and the
+// user namespace of an ordinary user's system.
+//
+// It promises that nothing of it needs a name that others could have, and that each can be taken away by whoever did not make it. It assumes the rights to do so: root's, but for
+// a user namespace. cmd/sigma uses it for up, join, down and doctor.
+package hostsetup
 
 import (
 	"crypto/rand"
@@ -27,34 +32,35 @@ const (
 	machinePort = 7700
 )
 
-// localAddress is where the i-th machine, from 1, listens. The network is shared with nothing, so it is the same in each system.
-func localAddress(i int) netip.AddrPort {
+// LocalAddress is where the i-th machine, from 1, listens. The network is shared with nothing, so it is the same in each system.
+func LocalAddress(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 77, 0, byte(i)}), machinePort)
 }
 
-// localNetwork is the network of one machine. nil is the host's.
-type localNetwork struct {
-	hub *os.File // a network namespace
+// Network is the network of one machine. nil is the host's.
+type Network struct {
+	Hub *os.File // a network namespace
 	own *os.File // a network namespace
 }
 
-func (n *localNetwork) close() {
+// Close lets go of the network.
+func (n *Network) Close() {
 	if n != nil {
-		n.hub.Close()
+		n.Hub.Close()
 		n.own.Close()
 	}
 }
 
-// start starts a program in the network.
-func (n *localNetwork) start(cmd *exec.Cmd) error {
+// Start starts a program in the network.
+func (n *Network) Start(cmd *exec.Cmd) error {
 	if n == nil {
 		return cmd.Start()
 	}
-	return n.within(cmd.Start)
+	return n.Within(cmd.Start)
 }
 
-// within runs f in the network.
-func (n *localNetwork) within(f func() error) error {
+// Within runs f in the network.
+func (n *Network) Within(f func() error) error {
 	if n == nil {
 		return f()
 	}
@@ -77,7 +83,7 @@ func onThread(f func() error) error {
 }
 
 func networkError(doing string, err error) error {
-	e := &sigma.Error{Op: "sigma.network", Kind: sigma.KindOf(err), Msg: "cannot " + doing + " for machines on this host", Err: err}
+	e := &sigma.Error{Op: "hostsetup.Network", Kind: sigma.KindOf(err), Msg: "cannot " + doing + " for machines on this host", Err: err}
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) {
 		e.Kind, e.Hint = sigma.KindUnsupported, "the kernel needs veth and bridge: modprobe -a veth bridge"
 	}
@@ -102,8 +108,8 @@ func newSpace(f func() error) (space *os.File, err error) {
 	return space, err
 }
 
-// newHub makes the bridge.
-func newHub() (*os.File, error) {
+// NewHub makes the bridge.
+func NewHub() (*os.File, error) {
 	hub, err := newSpace(func() error {
 		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridgeName}}
 		if err := netlink.LinkAdd(bridge); err != nil {
@@ -117,14 +123,14 @@ func newHub() (*os.File, error) {
 	return hub, nil
 }
 
-// newNetwork makes the network of the machine with this address and takes over hub.
-func newNetwork(hub *os.File, at netip.Addr) (*localNetwork, error) {
+// NewNetwork makes the network of the machine with this address and takes over hub.
+func NewNetwork(hub *os.File, at netip.Addr) (*Network, error) {
 	own, err := newSpace(func() error { return plug(hub, at) })
 	if err != nil {
 		hub.Close()
 		return nil, networkError("make a network", err)
 	}
-	return &localNetwork{hub: hub, own: own}, nil
+	return &Network{Hub: hub, own: own}, nil
 }
 
 // plug connects this thread's namespace to the hub.
@@ -171,8 +177,8 @@ func plug(hub *os.File, at netip.Addr) error {
 	return netlink.LinkSetUp(veth)
 }
 
-// findHub opens the hub that a running keeper holds: that of its descriptors which is a network namespace. nil if there is none.
-func findHub(keeper int) *os.File {
+// FindHub opens the hub that a running keeper holds: that of its descriptors which is a network namespace. nil if there is none.
+func FindHub(keeper int) *os.File {
 	dir := fmt.Sprintf("/proc/%d/fd", keeper)
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
@@ -203,28 +209,12 @@ func hasBridge(space *os.File) bool {
 	return err == nil && l.Type() == "bridge"
 }
 
-// rejoinNetwork makes the network of one machine of several anew, joined to those that run. dir is DATA/machines/mI.
-func rejoinNetwork(dir, address string) (*localNetwork, error) {
-	at, err := netip.ParseAddrPort(address)
-	if err != nil || !at.Addr().Is4() {
-		return nil, &sigma.Error{Op: "sigma.network", Path: filepath.Join(dir, recordName), Kind: sigma.KindInvalid, Msg: "has no address", Err: err, Hint: "restore it from a backup"}
-	}
-	hub, err := hubOf(filepath.Dir(dir))
+// WithinNetworkOf runs f in the network of a process.
+func WithinNetworkOf(pid int, f func() error) error {
+	space, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return newNetwork(hub, at.Addr())
-}
-
-// hubOf gives the hub of the machines below a directory: that of those that run, or a new one.
-func hubOf(machines string) (*os.File, error) {
-	entries, _ := os.ReadDir(machines)
-	for _, e := range entries {
-		if pid, held, err := running(filepath.Join(machines, e.Name())); err == nil && held {
-			if hub := findHub(pid); hub != nil {
-				return hub, nil
-			}
-		}
-	}
-	return newHub()
+	defer space.Close()
+	return (&Network{own: space}).Within(f)
 }

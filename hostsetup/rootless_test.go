@@ -1,4 +1,4 @@
-package main
+package hostsetup
 
 import (
 	"os/user"
@@ -19,15 +19,15 @@ func TestSubordinate(t *testing.T) {
 
 // What the operator gives up is said, and no more is given up than was found missing.
 func TestRootlessSaysWhatIsWeaker(t *testing.T) {
-	with, without := rootless{cgroup: "/sys/fs/cgroup/mine"}, rootless{cgroupWhy: "there are none of version 2"}
-	if said := strings.Join(with.weaker(), "\n"); strings.Contains(said, "cgroup") {
+	with, without := Rootless{CGroup: "/sys/fs/cgroup/mine"}, Rootless{cgroupWhy: "there are none of version 2"}
+	if said := strings.Join(with.Weaker(), "\n"); strings.Contains(said, "cgroup") {
 		t.Errorf("with a cgroup: %s", said)
 	}
-	if said := strings.Join(without.weaker(), "\n"); !strings.Contains(said, "no limit of memory") || !strings.Contains(said, without.cgroupWhy) {
+	if said := strings.Join(without.Weaker(), "\n"); !strings.Contains(said, "no limit of memory") || !strings.Contains(said, without.cgroupWhy) {
 		t.Errorf("without: %s", said)
 	}
-	uids := rootlessStart{rootless: rootless{uids: idRange{1, 70000}, gids: idRange{1, 65536}, cgroup: "/sys/fs/cgroup/mine"}}
-	if got, want := strings.Join(uids.argument(5), " "), "--rootless 5:65536:/sys/fs/cgroup/mine"; got != want {
+	uids := RootlessStart{Rootless: Rootless{uids: idRange{1, 70000}, gids: idRange{1, 65536}, CGroup: "/sys/fs/cgroup/mine"}}
+	if got, want := strings.Join(uids.Argument(5), " "), "--rootless 5:65536:/sys/fs/cgroup/mine"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
