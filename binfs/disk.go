@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"sigmaos.dev/atomicfile"
 	"sigmaos.dev/sigma"
 )
 
@@ -319,10 +320,7 @@ func (c *Cache) saveLocked(p *program, hashes []Hash) {
 	if err == nil {
 		sum := sha256.Sum256(rest)
 		text := append([]byte(hex.EncodeToString(sum[:])+"\n"), rest...)
-		path := contentPath(c.cfg.Dir, *p.content) + ".txt"
-		if err = os.WriteFile(path+"~", text, 0o600); err == nil {
-			err = os.Rename(path+"~", path)
-		}
+		err = atomicfile.Write(contentPath(c.cfg.Dir, *p.content)+".txt", text)
 	}
 	if err != nil { // it will be fetched again after a restart
 		c.cfg.Log.Warn("a program cannot be remembered", "path", p.name.Path, "err", err)

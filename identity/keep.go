@@ -4,9 +4,9 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
+	"sigmaos.dev/atomicfile"
 	"sigmaos.dev/sigma"
 )
 
@@ -44,26 +44,4 @@ func makeAuthority(path string, now time.Time) (*Authority, error) {
 }
 
 // KeepAuthority puts the authority into its file, as a whole or not at all, durable before it returns.
-func KeepAuthority(path string, a *Authority) error {
-	const op = "identity.KeepAuthority"
-	f, err := os.OpenFile(path+"~", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return sigma.Wrap(op, path, err)
-	}
-	_, err = f.Write(a.Marshal())
-	if err = errors.Join(err, f.Chmod(0o600), f.Sync(), f.Close()); err == nil {
-		err = os.Rename(path+"~", path)
-	}
-	if err == nil {
-		err = syncDir(filepath.Dir(path))
-	}
-	return sigma.Wrap(op, path, err)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
+func KeepAuthority(path string, a *Authority) error { return atomicfile.Write(path, a.Marshal()) }

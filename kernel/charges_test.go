@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/kernel/meter"
+
 	"sigmaos.dev/besched"
 	"sigmaos.dev/launch"
 	"sigmaos.dev/schedd"
@@ -138,9 +140,9 @@ func TestChargedFromWhenSomebodyWaits(t *testing.T) {
 func TestServicesCountInTurns(t *testing.T) {
 	begin := time.Now()
 	k := loneScheduler().k
-	k.worked = newWorked()
+	k.worked = meter.NewWorks()
 	var err error
-	if k.ledger, err = newLedger(t.TempDir(), begin); err != nil {
+	if k.ledger, err = meter.OpenLedger(t.TempDir(), begin); err != nil {
 		t.Fatal(err)
 	}
 	c := k.sched.charges

@@ -36,7 +36,7 @@ func (r *root) connectionsFile() sigma.File {
 		meters := map[sigma.ProcID]map[uint64]ring.Carried{}
 		for _, o := range ends {
 			if meters[o.Proc] == nil {
-				meters[o.Proc] = k.traffic.open(o.Proc)
+				meters[o.Proc] = k.traffic.Open(o.Proc)
 			}
 		}
 		near := map[uint64][]ring.Carried{} // of each connection's ends here, the dialler's first

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/kernel/meter"
+
 	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
 )
@@ -113,11 +115,11 @@ func (d *databases) unused(realm sigma.RealmID) bool {
 // charge charges a realm for all that its dbd has used since it was charged last. total is what this dbd has used since
 // its launch; works is what it did, as far as it told.
 func (d *databases) charge(now time.Time, s *service, id uint64, total time.Duration, works []sigma.Work) {
-	done := sigma.Work{Realm: s.realm, CPU: d.k.worked.fresh(s.name, spent{id, total})}
+	done := sigma.Work{Realm: s.realm, CPU: d.k.worked.Fresh(s.name, meter.Spent{Launch: id, CPU: total})}
 	for _, w := range works {
 		done.Requests, done.In, done.Out = done.Requests+w.Requests, done.In+w.In, done.Out+w.Out
 	}
-	d.k.countDone(now, spanned(now, d.k.worked.since(s.name, now)), serviceDB, []sigma.Work{done})
+	d.k.countDone(now, meter.Spanned(now, d.k.worked.Since(s.name, now)), serviceDB, []sigma.Work{done})
 }
 
 // ended charges what a dbd used until its end.

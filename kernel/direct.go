@@ -77,7 +77,7 @@ func (p listenerPlace) Take(conn *net.TCPConn) {
 		p.Close()
 		return
 	}
-	p.k.traffic.follow(p.e.Realm, p.e.Proc, f) // before the proc can close it
+	p.k.traffic.Follow(p.e.Realm, p.e.Proc, f) // before the proc can close it
 	p.Give(f)
 	p.k.recheck()
 }

@@ -354,7 +354,7 @@ func (k *Kernel) receive(ctx context.Context, c *net.UnixConn, x *greeting) {
 	c.SetDeadline(time.Time{})
 	k.cfg.Log.Debug("a session begins with a credential", "uid", uid, "realm", g.presented.Realm, "name", g.presented.Name, "role", g.role.String())
 	k.serveAs(g.ctx, session.NewPacketConn(c, false), t, false)
-	k.traffic.end(time.Now(), t.principal.Proc)
+	k.traffic.End(time.Now(), t.principal.Proc)
 }
 
 // guestTree makes what a guest's session serves, and counts it.

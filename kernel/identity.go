@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 
+	"sigmaos.dev/atomicfile"
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
 )
@@ -126,21 +127,7 @@ func (i *identityKeeper) writeLocked(name string) error {
 	if err != nil {
 		return sigma.Wrap(op, path, err)
 	}
-	f, err := os.OpenFile(path+"~", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return sigma.Wrap(op, path, err)
-	}
-	_, err = f.Write(text)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(path+"~", path)
-	}
-	if err == nil {
-		var d *os.File
-		if d, err = os.Open(i.dir); err == nil {
-			err = errors.Join(d.Sync(), d.Close())
-		}
-	}
-	return sigma.Wrap(op, path, err)
+	return atomicfile.Write(path, text)
 }
 
 // key is the machine's.

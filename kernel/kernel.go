@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/kernel/meter"
+
 	"sigmaos.dev/besched"
 	"sigmaos.dev/binfs"
 	"sigmaos.dev/decision"
@@ -114,11 +116,12 @@ type Kernel struct {
 	sched     *scheduler
 	shares    *groupShares
 	launches  *launches // of services and sigmad, counted
-	ledger    *ledger
-	copies    *copies
+	ledger    *meter.Ledger
+	copies    *meter.Copies
 	turns     *treekit.Turns
-	worked    *worked
-	traffic   *traffic
+	worked    *meter.Works
+	traffic   *meter.Traffic
+	tcpEnds   hearing
 	reserved  *reservations
 	metrics   metrics
 	meters    *questions // what launches use
@@ -268,14 +271,14 @@ func New(cfg Config) (*Kernel, error) {
 	}
 	k.sched = newScheduler(k)
 	k.shares = newGroupShares()
-	if k.ledger, err = newLedger(cfg.Data, k.start); err != nil {
+	if k.ledger, err = meter.OpenLedger(cfg.Data, k.start); err != nil {
 		cfg.Log.Warn("the usage of realms cannot be read and begins anew", "err", err)
 	}
-	if k.copies, err = newCopies(cfg.Data); err != nil {
+	if k.copies, err = meter.OpenCopies(cfg.Data); err != nil {
 		cfg.Log.Warn("what other machines told of the usage of realms cannot be read and begins anew", "err", err)
 	}
 	k.decisions, k.past = k.openDecisions(), k.openPast()
-	k.turns, k.worked = treekit.NewTurns(), newWorked()
+	k.turns, k.worked = treekit.NewTurns(), meter.NewWorks()
 	k.countTraffic()
 	k.reserved = newReservations(k)
 	k.holders = newHolders(k)
@@ -300,10 +303,10 @@ func New(cfg Config) (*Kernel, error) {
 
 // countTraffic begins to count what procs carry to other machines.
 func (k *Kernel) countTraffic() {
-	k.traffic = newTraffic(k.ledger)
-	k.traffic.late = k.carriedLate
-	k.traffic.full = func() {
-		k.cfg.Log.Warn("more TCP connections of procs than are counted; what others carry to other machines is not", "counted", flowsMost)
+	k.traffic = meter.NewTraffic(k.ledger)
+	k.traffic.Late = k.carriedLate
+	k.traffic.Full = func() {
+		k.cfg.Log.Warn("more TCP connections of procs than are counted; what others carry to other machines is not", "counted", meter.FlowsMost)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+
+	"sigmaos.dev/atomicfile"
 )
 
 // launches counts how often each service and sigmad was started since "sigma up", which removes the file: sigmad may
@@ -62,10 +64,7 @@ func (l *launches) restarts(name string) uint32 {
 func (l *launches) keepLocked() {
 	text, err := json.Marshal(l.of)
 	if err == nil {
-		err = os.WriteFile(l.path+"~", text, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(l.path+"~", l.path)
+		err = atomicfile.Write(l.path, text)
 	}
 	if err != nil {
 		l.log.Warn("restarts cannot be counted", "err", err)

@@ -202,7 +202,7 @@ func (k *Kernel) serveLink(ctx context.Context, l *link.Link) {
 		if e, err := k.endpointHere(l.Target); l.Target.Kind == link.ToEndpoint && err == nil {
 			who = sigma.Principal{Realm: e.Realm, Proc: e.Proc}
 		}
-		k.traffic.begin(who) // it may have no meter
+		k.traffic.Begin(who) // it may have no meter
 		k.join(ctx, l, file, who)
 	case l.Target.Kind == link.ToBeat:
 		if k.beats != nil {
@@ -253,7 +253,7 @@ func (c counted) Write(b []byte) (int, error) {
 
 func (c counted) count(out, in int) {
 	if c.who.Realm != "" {
-		c.k.traffic.crossed(time.Now(), c.who.Realm, c.who.Proc, uint64(max(out, 0)), uint64(max(in, 0)))
+		c.k.traffic.Crossed(time.Now(), c.who.Realm, c.who.Proc, uint64(max(out, 0)), uint64(max(in, 0)))
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/kernel/meter"
+
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -39,7 +41,7 @@ func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad
 			m.Services += t
 		}
 	}
-	spent, running := k.ledger.classes()
+	spent, running := k.ledger.Classes()
 	m.At = time.Since(k.start).Seconds()
 	k.mu.Lock()
 	m.Reserved, m.MemoryLC = float64(k.core.ReservedCPU())/1000, uint64(k.core.ReservedMemory())
@@ -51,12 +53,12 @@ func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad
 	k.mu.Unlock()
 	m.MemoryGiven = m.Memory - min(m.Memory, m.MemoryFree)
 	for c, t := range spent {
-		r := of[c.realm]
+		r := of[c.Realm]
 		if r == nil {
 			r = &state.RealmLoad{}
-			of[c.realm] = r
+			of[c.Realm] = r
 		}
-		if c.class == sigma.LatencyCritical {
+		if c.Class == sigma.LatencyCritical {
 			r.LC += t.Seconds()
 			m.LC += t.Seconds()
 		} else {
@@ -78,7 +80,7 @@ func (k *Kernel) load(ctx context.Context) (state.MachineLoad, []state.RealmLoad
 // lookAtProcs has the ledger know what procs have used until now, as far as that is learnt before ctx ends, and gives how much memory they use.
 func (k *Kernel) lookAtProcs(ctx context.Context) (used sigma.Bytes) {
 	var mu sync.Mutex
-	eachOf(metersMax, k.ledger.procs(), func(p ledgerProc) {
+	eachOf(metersMax, k.ledger.Procs(), func(p meter.Proc) {
 		if ctx.Err() != nil {
 			return
 		}
@@ -86,7 +88,7 @@ func (k *Kernel) lookAtProcs(ctx context.Context) (used sigma.Bytes) {
 		if err != nil {
 			return
 		}
-		k.ledger.uses(time.Now(), p.ID, u.UserTime+u.SystemTime, false)
+		k.ledger.Uses(time.Now(), p.ID, u.UserTime+u.SystemTime, false)
 		mu.Lock()
 		used += u.Memory
 		mu.Unlock()

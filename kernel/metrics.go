@@ -87,7 +87,7 @@ func (k *Kernel) yieldMetrics(b *strings.Builder) {
 
 // trafficMetrics prints what connections of the realms' procs carried since this sigmad began.
 func (k *Kernel) trafficMetrics(b *strings.Builder) {
-	all := k.traffic.totals()
+	all := k.traffic.Totals()
 	realms := slices.Sorted(maps.Keys(all))
 	for _, m := range []struct {
 		name  string
@@ -178,7 +178,7 @@ func (k *Kernel) metricsText(context.Context) ([]byte, error) {
 	k.recallMetrics(&b)
 	k.linksText(&b)
 	k.trafficMetrics(&b)
-	k.worked.text(&b)
+	k.worked.Text(&b)
 	const start, phase = "sigma_schedd_start_seconds", "sigma_schedd_start_phase_seconds"
 	fmt.Fprintf(&b, "# TYPE %s histogram\n", start)
 	k.metrics.total.text(&b, start, "")

@@ -49,7 +49,7 @@ func (k *Kernel) poolAway(ctx context.Context, who sigma.Principal, ask sigmap.P
 		return nil, nil, err
 	}
 	for _, f := range files {
-		k.traffic.follow(who.Realm, who.Proc, f)
+		k.traffic.Follow(who.Realm, who.Proc, f)
 	}
 	k.recheck()
 	return grant, files, nil
@@ -125,7 +125,7 @@ func (k *Kernel) takeBatch(d link.Direct, b link.Batch, conns []*net.TCPConn) er
 		if socks[i] = c; urgent {
 			link.TrafficLatencyCritical.Mark(c)
 		}
-		k.traffic.follow(e.Realm, e.Proc, c) // before the proc can close it; if it does not get it, this is forgotten with the socket
+		k.traffic.Follow(e.Realm, e.Proc, c) // before the proc can close it; if it does not get it, this is forgotten with the socket
 	}
 	if err := k.proxy.PoolFrom(d.From, e, d.Peer.Life(), b.First, b.Line, socks); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/atomicfile"
 	"sigmaos.dev/sigma"
 )
 
@@ -118,7 +119,7 @@ func (s *scratch) saveLocked() error {
 	if err != nil {
 		return err
 	}
-	err = replaceFile(s.file, text)
+	err = atomicfile.Write(s.file, text)
 	return sigma.Wrap("kernel.scratch", s.file, err)
 }
 

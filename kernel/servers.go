@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/atomicfile"
 	"sigmaos.dev/link"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -137,10 +138,7 @@ func (d *servers) change(do func(places) error) error {
 	}
 	text, err := json.Marshal(changed)
 	if err == nil {
-		err = os.WriteFile(d.path+".new", text, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(d.path+".new", d.path)
+		err = atomicfile.Write(d.path, text)
 	}
 	if err != nil {
 		return sigma.Wrap("kernel.servers", serversFile, err)

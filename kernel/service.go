@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 
+	"sigmaos.dev/kernel/meter"
+
 	"sigmaos.dev/launch"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
@@ -27,7 +29,7 @@ const (
 	// serviceMachined decides about membership, on control machines.
 	serviceMachined = "machined"
 	// serviceSigmad is sigmad itself, where it is counted like a service.
-	serviceSigmad = "sigmad"
+	serviceSigmad = meter.Sigmad
 )
 
 const (

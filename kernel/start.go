@@ -255,7 +255,7 @@ func (c *child) event(e launch.Event) {
 	switch e := e.(type) {
 	case launch.Started:
 		k.metrics.started.Add(1)
-		k.ledger.started(time.Now(), c.who.Realm, id, c.name, c.memory, c.class)
+		k.ledger.Started(time.Now(), c.who.Realm, id, c.name, c.memory, c.class)
 		k.step(schedd.Launched{ID: id, Cloned: k.wallTime(e.Cloned), Contained: k.wallTime(e.Contained), Executed: k.wallTime(e.Executed)})
 		k.keepLater(c)
 		return
@@ -288,7 +288,7 @@ func (c *child) gone(e schedd.Event) {
 	c.ended = true // before, so that whatever is made after this is closed with the session
 	c.mu.Unlock()
 	c.k.proxy.CloseProc(c.who.Proc)
-	carried := c.k.traffic.end(time.Now(), c.who.Proc)
+	carried := c.k.traffic.End(time.Now(), c.who.Proc)
 	if g, ok := e.(schedd.Gone); ok {
 		g.Traffic = carried
 		e = g
@@ -308,7 +308,7 @@ func (c *child) tellGone(e schedd.Event) {
 	k.stepLocked(e)
 	k.sched.endedLocked(c.who.Realm, c.who.Proc)
 	if p := k.core.Proc(c.who.Realm, c.who.Proc); p != nil {
-		k.ledger.uses(time.Now(), p.ID, p.Usage.UserTime+p.Usage.SystemTime, true)
+		k.ledger.Uses(time.Now(), p.ID, p.Usage.UserTime+p.Usage.SystemTime, true)
 	}
 	k.endedLocked(c.who.Proc)
 	for _, s := range k.unlock() { // what waited for the memory

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/meter"
+
 	"sigmaos.dev/besched"
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/lcsched"
@@ -26,7 +28,7 @@ const (
 	nameUtilisation = "utilisation"
 	nameLimits      = "limits"
 	nameMetrics     = "metrics"
-	nameUsage       = "usage"
+	nameUsage       = meter.ByHour
 	nameUsageProcs  = "usage-procs"
 	nameLoad        = "load"
 )

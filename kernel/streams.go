@@ -59,7 +59,7 @@ func (k *Kernel) dialStraight(ctx context.Context, who sigma.Principal, e sigma.
 		f.Close()
 		return nil, err
 	}
-	k.traffic.follow(who.Realm, who.Proc, f)
+	k.traffic.Follow(who.Realm, who.Proc, f)
 	k.recheck()
 	return f, nil
 }
@@ -109,7 +109,7 @@ func (k *Kernel) dialRelay(ctx context.Context, who sigma.Principal, m sigma.Mac
 		theirs.Close()
 		return nil, err
 	}
-	k.traffic.begin(who)
+	k.traffic.Begin(who)
 	k.sessions.Go(func() {
 		defer done()
 		k.join(k.ctx, l, ours, who)

@@ -2,30 +2,19 @@ package kernel
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"os"
 	"sync"
 	"syscall"
 	"time"
 
-	"sigmaos.dev/sigma"
+	"sigmaos.dev/kernel/meter"
 )
 
 // When a TCP connection is over the kernel tells what it carried, whoever closed it, and also of a proc that was killed (sock_diag's groups of destroyed sockets). sigmad hears that of all connections of its machine's network; those that are no procs' are nobody's business and forgotten. Where there is no such socket
 // (a kernel without tcp_diag) what a connection carried since it was looked at last is not counted.
 
-// Layout of the messages (linux/netlink.h, inet_diag.h, tcp.h).
 const (
-	diagHead    = 16 // struct nlmsghdr
-	diagCookie  = diagHead + 44
-	diagAttrs   = diagHead + 72
-	diagType    = 20 // SOCK_DIAG_BY_FAMILY
-	diagInfo    = 2  // INET_DIAG_INFO
-	infoAcked   = 120
-	infoAtLeast = infoAcked + 16
-	// diagMost is the longest message.
-	diagMost = 16 << 10
 	// endsAnswer is how long the keeper may take; it answers at once.
 	endsAnswer = 2 * time.Second
 	// hearAgain is how long after a failure the keeper is not asked again.
@@ -39,40 +28,12 @@ type hearing struct {
 	not time.Time  // mu; not asked before
 }
 
-// tcpEnd is the end of a TCP connection.
-type tcpEnd struct{ cookie, sent, received uint64 }
-
-// parseTCPEnd decodes a message.
-func parseTCPEnd(b []byte) (e tcpEnd, err error) {
-	const op = "kernel.parseTCPEnd"
-	if len(b) < diagAttrs || binary.NativeEndian.Uint16(b[4:]) != diagType {
-		return e, sigma.Errorf(op, sigma.KindInvalid, "no message about a socket")
-	}
-	if n := int(binary.NativeEndian.Uint32(b)); n >= diagAttrs && n < len(b) {
-		b = b[:n]
-	}
-	e.cookie = binary.NativeEndian.Uint64(b[diagCookie:])
-	for at := diagAttrs; at+4 <= len(b); {
-		n, kind := int(binary.NativeEndian.Uint16(b[at:])), binary.NativeEndian.Uint16(b[at+2:])
-		if n < 4 || at+n > len(b) {
-			break
-		}
-		if kind == diagInfo && n-4 >= infoAtLeast {
-			info := b[at+4 : at+n]
-			e.sent, e.received = binary.NativeEndian.Uint64(info[infoAcked:]), binary.NativeEndian.Uint64(info[infoAcked+8:])
-			return e, nil
-		}
-		at += (n + 3) &^ 3
-	}
-	return e, sigma.Errorf(op, sigma.KindInvalid, "a message about a socket does not say what it carried")
-}
-
 // hearTCPEnds begins to listen to the ends of TCP connections, unless it does. It returns when that has begun, so that none of a connection that is made then is missed.
 func (k *Kernel) hearTCPEnds(ctx context.Context) {
 	if k.keeper == nil || k.cfg.Connect == nil { // it makes no sockets
 		return
 	}
-	h := &k.traffic.ends
+	h := &k.tcpEnds
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.is || time.Now().Before(h.not) {
@@ -100,7 +61,7 @@ func (k *Kernel) hearTCPEnds(ctx context.Context) {
 func (k *Kernel) followTCPEnds(f *os.File) {
 	defer f.Close()
 	defer context.AfterFunc(k.ctx, func() { f.SetReadDeadline(time.Now()) })()
-	b := make([]byte, diagMost)
+	b := make([]byte, meter.EndMost)
 	for {
 		n, err := f.Read(b)
 		switch {
@@ -112,8 +73,8 @@ func (k *Kernel) followTCPEnds(f *os.File) {
 			}
 			return
 		}
-		if e, err := parseTCPEnd(b[:n]); err == nil {
-			k.traffic.flowNow(time.Now(), e.cookie, e.sent, e.received, true)
+		if e, err := meter.ParseEnd(b[:n]); err == nil {
+			k.traffic.FlowNow(time.Now(), e.Cookie, e.Sent, e.Received, true)
 		}
 	}
 }

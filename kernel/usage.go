@@ -154,7 +154,7 @@ func (k *Kernel) usageOf(ctx context.Context, realm sigma.RealmID, id sigma.Proc
 		u.Output = k.outputLocked(id)
 	}
 	if running {
-		u.Traffic = k.traffic.look(time.Now(), id)
+		u.Traffic = k.traffic.Look(time.Now(), id)
 	}
 	k.mu.Unlock()
 	if !running {

@@ -26,6 +26,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"sigmaos.dev/atomicfile"
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -174,16 +175,7 @@ func known(dir string) (id string, sure bool, err error) {
 }
 
 func remember(dir, text string) error {
-	path := filepath.Join(dir, systemName)
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err == nil {
-		_, err = f.WriteString(text)
-		err = errors.Join(err, f.Sync(), f.Close())
-	}
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	return sigma.Wrap("named.External", path, err)
+	return atomicfile.Write(filepath.Join(dir, systemName), []byte(text))
 }
 
 // whose compares the system that the etcd names ("" = none) with the one that this machine knows. fresh means that neither knows any.

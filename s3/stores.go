@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/atomicfile"
 	"sigmaos.dev/s3/remote"
 	"sigmaos.dev/s3/store"
 	"sigmaos.dev/sigma"
@@ -243,22 +244,7 @@ func (s *stores) note(realm sigma.RealmID, name, text string, st store.Store) er
 	if _, ok := s.noted[realm]; !ok && len(s.noted) >= storesMax {
 		return sigma.Errorf("s3.SetStore", sigma.KindNoSpace, "%d stores are set, which is the limit", storesMax)
 	}
-	f, err := os.CreateTemp(s.dir, ".new-") // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		os.Remove(f.Name())
+	if err := atomicfile.Write(name, []byte(text)); err != nil {
 		return err
 	}
 	s.noted[realm] = st

@@ -22,7 +22,7 @@ var Layers = []Layer{
 		Why: "everybody depends on the words, so they depend on nobody"},
 	{Name: "codec", Dirs: []string{"sigmap"},
 		Why: "the wire format is bytes in, messages out; it knows no connection"},
-	{Name: "kits", Dirs: []string{"session", "treekit", "namespace", "nowait", "inflight", "changeboard", "fence", "hostdir", "dirtree", "view", "ring", "bulk", "diskspace"}, Sideways: true,
+	{Name: "kits", Dirs: []string{"session", "treekit", "namespace", "nowait", "inflight", "changeboard", "fence", "hostdir", "dirtree", "view", "ring", "bulk", "diskspace", "atomicfile"}, Sideways: true,
 		Why: "what clients, servers and trees are made of knows the protocol and not what is served"},
 	{Name: "trees", Dirs: []string{"memfs", "ux", "s3", "db", "named", "treetest"},
 		Why: "a tree serves its own state; trees meet only in a name space, so that each can run, fail and be tested alone"},

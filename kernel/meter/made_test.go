@@ -1,4 +1,4 @@
-package kernel
+package meter
 
 import (
 	"testing"
@@ -12,10 +12,10 @@ import (
 // known; else when lists have lacked it for a while. Nothing of realms that stay is lost, whatever an old list says.
 func TestUsageOfRemovedRealms(t *testing.T) {
 	at := time.Now().Truncate(time.Hour).Add(30 * time.Minute)
-	was, is := madeAt(at.Add(-5*time.Hour)), madeAt(at.Add(-10*time.Minute))
+	was, is := MadeAt(at.Add(-5*time.Hour)), MadeAt(at.Add(-10*time.Minute))
 	for name, c := range map[string]struct {
-		knew  made // which realm it was, when the machine went
-		there made // the realm of the name when it is back; 0 = none
+		knew  Made // which realm it was, when the machine went
+		there Made // the realm of the name when it is back; 0 = none
 		old   uint64
 	}{
 		"removed":                   {was, 0, 0},
@@ -26,46 +26,46 @@ func TestUsageOfRemovedRealms(t *testing.T) {
 		"of an older sigmad, ended": {0, 0, 0},
 	} {
 		dir, kept := t.TempDir(), t.TempDir()
-		l, err := newLedger(dir, at)
+		l, err := OpenLedger(dir, at)
 		if err != nil {
 			t.Fatal(err)
 		}
-		cs, err := newCopies(kept)
+		cs, err := OpenCopies(kept)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for i, realm := range []sigma.RealmID{"a", "stays"} {
 			for back := range 2 {
 				id := sigma.ProcID(string(realm) + string(rune('0'+back)))
-				l.started(at.Add(-time.Duration(back)*time.Hour), realm, id, "", 1, sigma.BestEffort)
-				l.uses(at.Add(-time.Duration(back)*time.Hour-time.Duration(i)), id, 0, true)
+				l.Started(at.Add(-time.Duration(back)*time.Hour), realm, id, "", 1, sigma.BestEffort)
+				l.Uses(at.Add(-time.Duration(back)*time.Hour-time.Duration(i)), id, 0, true)
 			}
 		}
 		if c.knew != 0 {
-			l.heard(at, map[sigma.RealmID]made{"a": c.knew, "stays": was})
+			l.Heard(at, map[sigma.RealmID]Made{"a": c.knew, "stays": was})
 		}
 		tell(t, cs, at, "m2", l, 0)
-		if err := l.save(); err != nil {
+		if err := l.Save(); err != nil {
 			t.Fatal(err)
 		}
-		if err := cs.save(at); err != nil {
+		if err := cs.Save(at); err != nil {
 			t.Fatal(err)
 		}
 		at := at.Add(time.Minute)
-		if l, err = newLedger(dir, at); err != nil {
+		if l, err = OpenLedger(dir, at); err != nil {
 			t.Fatal(err)
 		}
-		if cs, err = newCopies(kept); err != nil {
+		if cs, err = OpenCopies(kept); err != nil {
 			t.Fatal(err)
 		}
 		tellsNobodyYet(t, name, l, cs)
-		there := map[sigma.RealmID]made{"stays": was}
+		there := map[sigma.RealmID]Made{"stays": was}
 		if c.there != 0 {
 			there["a"] = c.there
 		}
-		heard := func(at time.Time, there map[sigma.RealmID]made) {
-			l.heard(at, there)
-			cs.heard(at, there)
+		heard := func(at time.Time, there map[sigma.RealmID]Made) {
+			l.Heard(at, there)
+			cs.Heard(at, there)
 		}
 		check := func(when string, want uint64) {
 			t.Helper()
@@ -73,10 +73,10 @@ func TestUsageOfRemovedRealms(t *testing.T) {
 			for _, h := range l.list("a") {
 				n += h.Starts
 			}
-			if told := starts(cs, "m2", l.id, "a"); n != want || told != want || uint64(len(l.ended["a"])) != want {
+			if told := starts(cs, "m2", l.ID, "a"); n != want || told != want || uint64(len(l.ended["a"])) != want {
 				t.Errorf("%s, %s: the ledger has %d starts and %d procs, the copy %d starts, want %d", name, when, n, len(l.ended["a"]), told, want)
 			}
-			if told := starts(cs, "m2", l.id, "stays"); len(l.list("stays")) != 2 || told != 2 || len(l.ended["stays"]) != 2 {
+			if told := starts(cs, "m2", l.ID, "stays"); len(l.list("stays")) != 2 || told != 2 || len(l.ended["stays"]) != 2 {
 				t.Errorf("%s, %s: of the other realm are %d hours, %d procs and %d starts", name, when, len(l.list("stays")), len(l.ended["stays"]), told)
 			}
 		}
@@ -88,13 +88,13 @@ func TestUsageOfRemovedRealms(t *testing.T) {
 		}
 		heard(at.Add(goneAfter), there)
 		check("back", c.old)
-		heard(at.Add(goneAfter+1), map[sigma.RealmID]made{}) // of a named that does not know yet that it leads no more
+		heard(at.Add(goneAfter+1), map[sigma.RealmID]Made{}) // of a named that does not know yet that it leads no more
 		heard(at.Add(goneAfter+2), there)
 		heard(at.Add(3*goneAfter), there)
 		check("after an old list", c.old)
-		l.started(at, "a", "new", "", 1, sigma.BestEffort)
+		l.Started(at, "a", "new", "", 1, sigma.BestEffort)
 		tell(t, cs, at, "m2", l, 0)
-		if told := starts(cs, "m2", l.id, "a"); told != c.old+1 {
+		if told := starts(cs, "m2", l.ID, "a"); told != c.old+1 {
 			t.Errorf("%s: with one start more the copy has %d", name, told)
 		}
 		if l.kept != len(l.ended["a"])+len(l.ended["stays"]) {
@@ -104,13 +104,13 @@ func TestUsageOfRemovedRealms(t *testing.T) {
 }
 
 // tellsNobodyYet checks that a ledger and its copy, just read from their files, tell no realm of what may be another's, and the provider all.
-func tellsNobodyYet(t *testing.T, name string, l *ledger, cs *copies) {
+func tellsNobodyYet(t *testing.T, name string, l *Ledger, cs *Copies) {
 	t.Helper()
-	copied := copyInfo{ID: l.id, Machine: "m2"}
+	copied := Copy{ID: l.ID, Machine: "m2"}
 	for what, page := range map[string]func(sigma.RealmID) error{
-		"ledger": func(r sigma.RealmID) error { _, _, _, err := l.page(nameUsage, "m2", r, ""); return err },
-		"procs":  func(r sigma.RealmID) error { _, _, _, err := l.page(nameUsageProcs, "m2", r, ""); return err },
-		"copy":   func(r sigma.RealmID) error { _, _, _, err := cs.page(copied, r, ""); return err },
+		"ledger": func(r sigma.RealmID) error { _, _, _, err := l.Page(ByHour, "m2", r, ""); return err },
+		"procs":  func(r sigma.RealmID) error { _, _, _, err := l.Page("usage-procs", "m2", r, ""); return err },
+		"copy":   func(r sigma.RealmID) error { _, _, _, err := cs.Page(copied, r, ""); return err },
 	} {
 		if err := page("a"); sigma.KindOf(err) != sigma.KindUnavailable || err == nil {
 			t.Errorf("%s: the %s tells a realm of what may be another's: %v", name, what, err)
@@ -124,20 +124,20 @@ func tellsNobodyYet(t *testing.T, name string, l *ledger, cs *copies) {
 // Goal: a machine that comes back and tells of a realm that was removed meanwhile tells nothing of the realm that has its name now; and one that knows the new realm makes what was told of the former vanish.
 func TestToldOfAFormerRealm(t *testing.T) {
 	at := time.Now().Truncate(time.Hour)
-	c, err := newCopies(t.TempDir())
+	c, err := OpenCopies(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	old, now := madeAt(at.Add(-9*time.Hour)), madeAt(at.Add(-time.Minute))
+	old, now := MadeAt(at.Add(-9*time.Hour)), MadeAt(at.Add(-time.Minute))
 	version := uint64(0)
-	take := func(of made, hour time.Time) {
+	take := func(of Made, hour time.Time) {
 		t.Helper()
 		version++
 		text, err := state.Line(toldHour{state.RealmUsage{Realm: "a", From: hour, Starts: 1}, of})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, odd, err := c.take(at, "m2", &telling{ledger: 3, since: version - 1, version: version, text: text}); err != nil || odd {
+		if _, odd, err := c.Take(at, "m2", &Telling{Ledger: 3, Since: version - 1, Version: version, Text: text}); err != nil || odd {
 			t.Fatal(odd, err)
 		}
 	}
@@ -154,7 +154,7 @@ func TestToldOfAFormerRealm(t *testing.T) {
 	want(1)
 	take(old, at.Add(-3*time.Hour))
 	want(1)
-	c.heard(at, map[sigma.RealmID]made{"a": now})
+	c.Heard(at, map[sigma.RealmID]Made{"a": now})
 	take(old, at.Add(-2*time.Hour))
 	take(0, at.Add(-2*time.Hour))
 	want(1)
@@ -165,19 +165,19 @@ func TestToldOfAFormerRealm(t *testing.T) {
 // Goal: a proc of the new realm that runs when its machine hears of it goes on to be counted, though what the former realm used is forgotten.
 func TestUsageOfTheNewRealmGoesOn(t *testing.T) {
 	dir, at := t.TempDir(), time.Now().Truncate(time.Hour)
-	l, err := newLedger(dir, at)
+	l, err := OpenLedger(dir, at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.started(at, "a", "old", "", 1, sigma.BestEffort)
-	l.heard(at, map[sigma.RealmID]made{"a": madeAt(at.Add(-time.Hour))})
-	l.started(at.Add(time.Minute), "a", "new", "", 1, sigma.BestEffort)
-	l.heard(at.Add(2*time.Minute), map[sigma.RealmID]made{"a": madeAt(at.Add(30 * time.Second))})
+	l.Started(at, "a", "old", "", 1, sigma.BestEffort)
+	l.Heard(at, map[sigma.RealmID]Made{"a": MadeAt(at.Add(-time.Hour))})
+	l.Started(at.Add(time.Minute), "a", "new", "", 1, sigma.BestEffort)
+	l.Heard(at.Add(2*time.Minute), map[sigma.RealmID]Made{"a": MadeAt(at.Add(30 * time.Second))})
 	if u := l.list("a"); len(u) != 0 {
 		t.Errorf("the former realm's use is there: %+v", u)
 	}
-	l.uses(at.Add(3*time.Minute), "old", time.Second, true)
-	l.uses(at.Add(3*time.Minute), "new", time.Second, true)
+	l.Uses(at.Add(3*time.Minute), "old", time.Second, true)
+	l.Uses(at.Add(3*time.Minute), "new", time.Second, true)
 	if u := l.list("a"); len(u) != 1 || u[0].Ended != 1 || u[0].CPU != 1 {
 		t.Errorf("the new realm has %+v", u)
 	}

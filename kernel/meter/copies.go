@@ -1,4 +1,4 @@
-package kernel
+package meter
 
 import (
 	"bytes"
@@ -14,14 +14,15 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/atomicfile"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
 
-// copies are what a control machine was told of other machines' ledgers, so that what realms have used of a machine is known when it is lost. Each machine tells all control machines, every copyEvery, which hours have changed, as they are now: told twice they
+// Copies are what a control machine was told of other machines' ledgers, so that what realms have used of a machine is known when it is lost. Each machine tells all control machines, every copyEvery, which hours have changed, as they are now: told twice they
 // count once. A machine goes on from what the control machine holds, which says so with each answer. A ledger has a number, so that one that a machine begins after it lost its disk is another one; a machine speaks of its own alone, whatever number it says. It is
 // kept in a file, as the ledger is.
-type copies struct {
+type Copies struct {
 	path string
 
 	mu    sync.Mutex
@@ -34,8 +35,8 @@ type copies struct {
 	unsure bool // mu; what another sigmad has kept was not compared yet with which realms there are
 }
 
-// copyKey is of what a machine told of a ledger.
-func copyKey(m sigma.MachineID, ledger uint64) string { return fmt.Sprintf("%s/%020d", m, ledger) }
+// CopyKey is of what a machine told of a ledger.
+func CopyKey(m sigma.MachineID, ledger uint64) string { return fmt.Sprintf("%s/%020d", m, ledger) }
 
 // ledgerCopy is what is known of a ledger.
 type ledgerCopy struct {
@@ -50,16 +51,16 @@ type ledgerCopy struct {
 
 // copiedRealm is a realm's part of it.
 type copiedRealm struct {
-	Made  made                        `json:"made,omitempty"`
+	Made  Made                        `json:"made,omitempty"`
 	Sum   *state.RealmUsage           `json:"sum,omitempty"` // of the hours until Until, which are not kept singly any more
 	Until int64                       `json:"until,omitempty"`
 	Hours map[int64]*state.RealmUsage `json:"hours"`
 }
 
 const (
-	// copyEvery is how often a machine tells what is new, and copyLeast how often it does if nothing is.
-	copyEvery = 3 * time.Second
-	copyLeast = time.Minute
+	// CopyEvery is how often a machine tells what is new, and copyLeast how often it does if nothing is.
+	CopyEvery = 3 * time.Second
+	CopyLeast = time.Minute
 	// copyLines are kept in all, of all machines, a ledger counting as one. Of more the older hours of each realm and machine become one sum; and if there are more realms and machines than that, machines are forgotten, that with the most lines first, and nothing is taken of them
 	// for copyPause: part of what a machine has used would be taken for all.
 	copyLines = 20000
@@ -73,8 +74,8 @@ const (
 	copyGone = 256
 )
 
-func newCopies(dir string) (*copies, error) {
-	c := &copies{path: filepath.Join(dir, "usage-told"), of: map[string]*ledgerCopy{}, full: map[sigma.MachineID]time.Time{}}
+func OpenCopies(dir string) (*Copies, error) {
+	c := &Copies{path: filepath.Join(dir, "usage-told"), of: map[string]*ledgerCopy{}, full: map[sigma.MachineID]time.Time{}}
 	text, err := os.ReadFile(c.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return c, nil
@@ -87,7 +88,7 @@ func newCopies(dir string) (*copies, error) {
 }
 
 // parse reads what text makes; what is in it and no usage is left out.
-func (c *copies) parse(text []byte) error {
+func (c *Copies) parse(text []byte) error {
 	if err := json.Unmarshal(text, &c.of); err != nil {
 		c.of = map[string]*ledgerCopy{}
 		return err
@@ -109,7 +110,7 @@ func (c *copies) parse(text []byte) error {
 }
 
 // text is what the file keeps.
-func (c *copies) text(now time.Time) ([]byte, error) {
+func (c *Copies) text(now time.Time) ([]byte, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.tidyLocked(now)
@@ -117,13 +118,13 @@ func (c *copies) text(now time.Time) ([]byte, error) {
 	return json.Marshal(c.of)
 }
 
-// take notes what a machine tells, and gives the version that is held then, which is another one than was told if it does not go on from what was held. An hour that cannot be, as of a machine whose clock was wrong, is left out; odd: for the first time.
-func (c *copies) take(now time.Time, m sigma.MachineID, t *telling) (held uint64, odd bool, err error) {
+// Take notes what a machine tells, and gives the version that is held then, which is another one than was told if it does not go on from what was held. An hour that cannot be, as of a machine whose clock was wrong, is left out; odd: for the first time.
+func (c *Copies) Take(now time.Time, m sigma.MachineID, t *Telling) (held uint64, odd bool, err error) {
 	const op = "kernel.copies"
-	if t.ledger == 0 || len(t.gone) > copyGone {
+	if t.Ledger == 0 || len(t.Gone) > copyGone {
 		return 0, false, sigma.Errorf(op, sigma.KindInvalid, "no ledger is told of")
 	}
-	hours, err := parseLines[toldHour](t.text)
+	hours, err := ParseLines[toldHour](t.Text)
 	if err != nil {
 		return 0, false, sigma.Errorf(op, sigma.KindInvalid, "machine %s tells what is no usage: %v", m, err)
 	}
@@ -137,25 +138,25 @@ func (c *copies) take(now time.Time, m sigma.MachineID, t *telling) (held uint64
 	if now.Before(c.full[m]) {
 		return 0, false, sigma.Errorf(op, sigma.KindBusy, "there is no room for what realms use of machine %s", m)
 	}
-	key := copyKey(m, t.ledger)
+	key := CopyKey(m, t.Ledger)
 	one := c.of[key]
 	if one != nil {
 		held = one.Version
 	}
-	if t.since != 0 && t.since != held {
+	if t.Since != 0 && t.Since != held {
 		return held, false, nil
 	}
 	c.dirty = true
 	if one == nil {
-		one = &ledgerCopy{ID: t.ledger, Machine: m, Realms: map[sigma.RealmID]*copiedRealm{}}
+		one = &ledgerCopy{ID: t.Ledger, Machine: m, Realms: map[sigma.RealmID]*copiedRealm{}}
 		c.of[key] = one
 	}
 	for _, other := range c.of {
 		other.Former = other.Former || other.Machine == m
 	}
 	odd = len(hours) < told && !one.Odd
-	one.Former, one.Odd, one.Version, one.Told = false, one.Odd || odd, t.version, now
-	for _, realm := range t.gone {
+	one.Former, one.Odd, one.Version, one.Told = false, one.Odd || odd, t.Version, now
+	for _, realm := range t.Gone {
 		delete(one.Realms, realm)
 	}
 	for i := range hours {
@@ -171,11 +172,11 @@ func (c *copies) take(now time.Time, m sigma.MachineID, t *telling) (held uint64
 	if c.added > copyLines/10 {
 		c.tidyLocked(now)
 	}
-	return t.version, odd, nil
+	return t.Version, odd, nil
 }
 
 // partLocked is the part of a ledger's copy that an hour belongs to; nil if it is of a realm that is gone.
-func (c *copies) partLocked(one *ledgerCopy, h *toldHour) *copiedRealm {
+func (c *Copies) partLocked(one *ledgerCopy, h *toldHour) *copiedRealm {
 	realm := sigma.RealmID(h.Realm)
 	r, is := one.Realms[realm], c.there.made[realm]
 	if h.Made != 0 && h.Made < is || h.Made == 0 && is.before(h.From.Unix()/3600) {
@@ -199,7 +200,7 @@ func (c *copies) partLocked(one *ledgerCopy, h *toldHour) *copiedRealm {
 }
 
 // is notes which realm it is, and forgets what was used by one before.
-func (r *copiedRealm) is(of made) {
+func (r *copiedRealm) is(of Made) {
 	r.Made = of
 	maps.DeleteFunc(r.Hours, func(hour int64, _ *state.RealmUsage) bool { return of.before(hour) })
 	if of.before(r.Until) {
@@ -207,8 +208,8 @@ func (r *copiedRealm) is(of made) {
 	}
 }
 
-// heard takes which realms there are, and forgets what was used by others.
-func (c *copies) heard(now time.Time, there map[sigma.RealmID]made) {
+// Heard takes which realms there are, and forgets what was used by others.
+func (c *Copies) Heard(now time.Time, there map[sigma.RealmID]Made) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.unsure = false
@@ -229,7 +230,7 @@ func (c *copies) heard(now time.Time, there map[sigma.RealmID]made) {
 }
 
 // tidyLocked forgets what is old, and adds up the older hours of too many.
-func (c *copies) tidyLocked(now time.Time) {
+func (c *Copies) tidyLocked(now time.Time) {
 	oldest := now.Add(-ledgerAge).Unix() / 3600
 	c.added = 0
 	maps.DeleteFunc(c.full, func(_ sigma.MachineID, until time.Time) bool { return !now.Before(until) })
@@ -283,7 +284,7 @@ type copyWeight struct {
 }
 
 // weighLocked counts the lines, in all and of each machine.
-func (c *copies) weighLocked() (n int, of map[sigma.MachineID]copyWeight) {
+func (c *Copies) weighLocked() (n int, of map[sigma.MachineID]copyWeight) {
 	of = map[sigma.MachineID]copyWeight{}
 	for _, one := range c.of {
 		lines := 1
@@ -328,8 +329,8 @@ func (r *copiedRealm) fold(keep int) {
 	}
 }
 
-// drop forgets a realm that was removed.
-func (c *copies) drop(realm sigma.RealmID) {
+// Drop forgets a realm that was removed.
+func (c *Copies) Drop(realm sigma.RealmID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, one := range c.of {
@@ -340,8 +341,8 @@ func (c *copies) drop(realm sigma.RealmID) {
 	}
 }
 
-// save writes the file, if something is new.
-func (c *copies) save(now time.Time) error {
+// Save writes the file, if something is new.
+func (c *Copies) Save(now time.Time) error {
 	c.mu.Lock()
 	dirty := c.dirty
 	c.mu.Unlock()
@@ -350,7 +351,7 @@ func (c *copies) save(now time.Time) error {
 	}
 	text, err := c.text(now)
 	if err == nil {
-		err = replaceFile(c.path, text)
+		err = atomicfile.Write(c.path, text)
 	}
 	if err != nil {
 		c.mu.Lock()
@@ -360,8 +361,8 @@ func (c *copies) save(now time.Time) error {
 	return err
 }
 
-// parseLines reads what state.Lines wrote.
-func parseLines[T any](text []byte) (out []T, err error) {
+// ParseLines reads what state.Lines wrote.
+func ParseLines[T any](text []byte) (out []T, err error) {
 	for line := range bytes.Lines(text) {
 		var v T
 		if err := json.Unmarshal(line, &v); err != nil {

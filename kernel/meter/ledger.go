@@ -1,8 +1,7 @@
-package kernel
+package meter
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -14,29 +13,30 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/atomicfile"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/state"
 )
 
-// ledger is what the procs of each realm have used of this machine, hour by hour, and which of them used what. A proc counts while it runs, and the rest of it at its end, in the hour in which that is seen. It is kept in a file, so that another sigmad goes on with
+// Ledger is what the procs of each realm have used of this machine, hour by hour, and which of them used what. A proc counts while it runs, and the rest of it at its end, in the hour in which that is seen. It is kept in a file, so that another sigmad goes on with
 // it; what the last few seconds before a kill -9 have added is lost.
-type ledger struct {
+type Ledger struct {
 	path string
 
-	id uint64 // its number: another one is begun where there is none
+	ID uint64 // its number: another one is begun where there is none
 
 	mu      sync.Mutex
-	hours   map[ledgerKey]*ledgerHour       // mu
-	version uint64                          // mu; of the latest change; those of another sigmad were less
-	gone    map[sigma.RealmID]uint64        // mu; at which version the realm was removed; copyGone at most
-	running map[sigma.ProcID]*ledgerProc    // mu
-	ended   map[sigma.RealmID][]*ledgerProc // mu; the latest of each realm, oldest first; what has ended does not change any more
-	kept    int                             // mu; in ended
-	spent   map[ledgerClass]time.Duration   // mu; processor time since this sigmad began
-	made    map[sigma.RealmID]made          // mu; which realm of the name it is that something is kept of, as far as that is known
-	realms  realmsThere                     // mu
-	unsure  bool                            // mu; what another sigmad has kept was not compared yet with which realms there are
-	dirty   bool                            // mu
+	hours   map[ledgerKey]*ledgerHour // mu
+	version uint64                    // mu; of the latest change; those of another sigmad were less
+	gone    map[sigma.RealmID]uint64  // mu; at which version the realm was removed; copyGone at most
+	running map[sigma.ProcID]*Proc    // mu
+	ended   map[sigma.RealmID][]*Proc // mu; the latest of each realm, oldest first; what has ended does not change any more
+	kept    int                       // mu; in ended
+	spent   map[Class]time.Duration   // mu; processor time since this sigmad began
+	made    map[sigma.RealmID]Made    // mu; which realm of the name it is that something is kept of, as far as that is known
+	realms  realmsThere               // mu
+	unsure  bool                      // mu; what another sigmad has kept was not compared yet with which realms there are
+	dirty   bool                      // mu
 }
 
 type ledgerKey struct {
@@ -50,14 +50,14 @@ type ledgerHour struct {
 	changed uint64 // at which version
 }
 
-// ledgerClass is a realm's procs of a class.
-type ledgerClass struct {
-	realm sigma.RealmID
-	class sigma.Class
+// Class is a realm's procs of a class.
+type Class struct {
+	Realm sigma.RealmID
+	Class sigma.Class
 }
 
-// ledgerProc is a proc that runs here, or did.
-type ledgerProc struct {
+// Proc is a proc that runs here, or did.
+type Proc struct {
 	ID     sigma.ProcID  `json:"id"`
 	Realm  sigma.RealmID `json:"realm"`
 	Name   string        `json:"name,omitempty"`
@@ -73,16 +73,16 @@ type ledgerProc struct {
 
 // ledgerFile is what is kept.
 type ledgerFile struct {
-	ID      uint64                       `json:"id"`
-	Hours   []state.RealmUsage           `json:"hours"`
-	Running map[sigma.ProcID]*ledgerProc `json:"running"`
-	Ended   []*ledgerProc                `json:"ended"`
-	Made    map[sigma.RealmID]made       `json:"made"`
+	ID      uint64                 `json:"id"`
+	Hours   []state.RealmUsage     `json:"hours"`
+	Running map[sigma.ProcID]*Proc `json:"running"`
+	Ended   []*Proc                `json:"ended"`
+	Made    map[sigma.RealmID]Made `json:"made"`
 }
 
 const (
-	// ledgerEvery is how often procs that run are looked at and the file is written.
-	ledgerEvery = 10 * time.Second
+	// LookEvery is how often procs that run are looked at and the file is written.
+	LookEvery = 10 * time.Second
 	// ledgerEach bounds the procs that are looked at each time; each costs the launcher some 40 µs. With more each has its turn later.
 	ledgerEach = 128
 	// ledgerMost hours of realms are kept, some 100 bytes each; the oldest are forgotten.
@@ -96,10 +96,10 @@ const (
 	ledgerName = 64
 )
 
-// newLedger reads what another sigmad has kept. Between the two nothing is counted but processor time, so that no change of the clock is. A damaged file is none, which is said.
-func newLedger(dir string, now time.Time) (*ledger, error) {
-	l := &ledger{path: filepath.Join(dir, "usage"), id: rand.Uint64()>>1 + 1, version: uint64(max(1, now.UnixMicro())), hours: map[ledgerKey]*ledgerHour{}, gone: map[sigma.RealmID]uint64{}, running: map[sigma.ProcID]*ledgerProc{}, ended: map[sigma.RealmID][]*ledgerProc{}, spent: map[ledgerClass]time.Duration{},
-		made: map[sigma.RealmID]made{}}
+// OpenLedger reads what another sigmad has kept. Between the two nothing is counted but processor time, so that no change of the clock is. A damaged file is none, which is said.
+func OpenLedger(dir string, now time.Time) (*Ledger, error) {
+	l := &Ledger{path: filepath.Join(dir, "usage"), ID: rand.Uint64()>>1 + 1, version: uint64(max(1, now.UnixMicro())), hours: map[ledgerKey]*ledgerHour{}, gone: map[sigma.RealmID]uint64{}, running: map[sigma.ProcID]*Proc{}, ended: map[sigma.RealmID][]*Proc{}, spent: map[Class]time.Duration{},
+		made: map[sigma.RealmID]Made{}}
 	text, err := os.ReadFile(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return l, nil
@@ -117,7 +117,7 @@ func newLedger(dir string, now time.Time) (*ledger, error) {
 		l.version++
 	}
 	if kept.ID != 0 {
-		l.id = kept.ID
+		l.ID = kept.ID
 	}
 	for id, p := range kept.Running {
 		if p != nil {
@@ -138,7 +138,7 @@ func newLedger(dir string, now time.Time) (*ledger, error) {
 }
 
 // hourLocked is the present hour of a realm.
-func (l *ledger) hourLocked(now time.Time, realm sigma.RealmID) *state.RealmUsage {
+func (l *Ledger) hourLocked(now time.Time, realm sigma.RealmID) *state.RealmUsage {
 	l.dirty = true
 	key := ledgerKey{realm, now.Unix() / 3600}
 	h := l.hours[key]
@@ -153,7 +153,7 @@ func (l *ledger) hourLocked(now time.Time, realm sigma.RealmID) *state.RealmUsag
 }
 
 // tidyLocked forgets what is old, and the oldest of too much.
-func (l *ledger) tidyLocked(now time.Time) {
+func (l *Ledger) tidyLocked(now time.Time) {
 	oldest := now.Add(-ledgerAge).Unix() / 3600
 	for key := range l.hours {
 		if key.hour < oldest {
@@ -173,16 +173,16 @@ func (l *ledger) tidyLocked(now time.Time) {
 	}
 }
 
-// started counts a start.
-func (l *ledger) started(now time.Time, realm sigma.RealmID, id sigma.ProcID, name string, memory sigma.Bytes, class sigma.Class) {
+// Started counts a start.
+func (l *Ledger) Started(now time.Time, realm sigma.RealmID, id sigma.ProcID, name string, memory sigma.Bytes, class sigma.Class) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.hourLocked(now, realm).Starts++
-	l.running[id] = &ledgerProc{ID: id, Realm: realm, Name: name[:min(len(name), ledgerName)], Class: class, Memory: memory, Began: now, Until: now}
+	l.running[id] = &Proc{ID: id, Realm: realm, Name: name[:min(len(name), ledgerName)], Class: class, Memory: memory, Began: now, Until: now}
 }
 
-// uses counts what a proc has used in all, cpu, as far as that is new; ended: it has.
-func (l *ledger) uses(now time.Time, id sigma.ProcID, cpu time.Duration, ended bool) {
+// Uses counts what a proc has used in all, cpu, as far as that is new; ended: it has.
+func (l *Ledger) Uses(now time.Time, id sigma.ProcID, cpu time.Duration, ended bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.running[id]
@@ -192,7 +192,7 @@ func (l *ledger) uses(now time.Time, id sigma.ProcID, cpu time.Duration, ended b
 	h := l.hourLocked(now, p.Realm)
 	held := float64(p.Memory) * max(0, now.Sub(p.Until).Seconds())
 	h.CPU += max(0, cpu-p.CPU).Seconds()
-	l.spent[ledgerClass{p.Realm, p.Class}] += max(0, cpu-p.CPU)
+	l.spent[Class{p.Realm, p.Class}] += max(0, cpu-p.CPU)
 	h.Memory += held
 	p.CPU, p.Held, p.Until = max(p.CPU, cpu), p.Held+held, now
 	if ended {
@@ -207,7 +207,7 @@ func (l *ledger) uses(now time.Time, id sigma.ProcID, cpu time.Duration, ended b
 }
 
 // keepLocked forgets all ended procs of a realm but the latest most.
-func (l *ledger) keepLocked(realm sigma.RealmID, most int) {
+func (l *Ledger) keepLocked(realm sigma.RealmID, most int) {
 	if n := len(l.ended[realm]) - most; n > 0 {
 		l.ended[realm] = slices.Delete(l.ended[realm], 0, n)
 		l.kept -= n
@@ -215,7 +215,7 @@ func (l *ledger) keepLocked(realm sigma.RealmID, most int) {
 }
 
 // cutLocked leaves each realm its equal part if too many ended procs are remembered, and some realms nothing if there are too many of them.
-func (l *ledger) cutLocked() {
+func (l *Ledger) cutLocked() {
 	if l.kept < 2*ledgerProcs {
 		return
 	}
@@ -227,13 +227,13 @@ func (l *ledger) cutLocked() {
 	}
 }
 
-func (l *ledger) forgetLocked(realm sigma.RealmID) {
+func (l *Ledger) forgetLocked(realm sigma.RealmID) {
 	l.kept -= len(l.ended[realm])
 	delete(l.ended, realm)
 }
 
 // egress counts bytes that a proc has sent to other machines, or beyond the system. One that is not known counts for its realm.
-func (l *ledger) egress(now time.Time, realm sigma.RealmID, id sigma.ProcID, bytes uint64) {
+func (l *Ledger) egress(now time.Time, realm sigma.RealmID, id sigma.ProcID, bytes uint64) {
 	if bytes == 0 {
 		return
 	}
@@ -245,12 +245,15 @@ func (l *ledger) egress(now time.Time, realm sigma.RealmID, id sigma.ProcID, byt
 	l.hourLocked(now, realm).Egress += bytes
 }
 
-// served counts what a service, or sigmad, did for a realm; done.CPU is its processor time.
-func (l *ledger) served(now time.Time, service string, done sigma.Work) {
+// Sigmad is the name under which the work of sigmad itself is counted.
+const Sigmad = "sigmad"
+
+// Served counts what a service, or sigmad, did for a realm; done.CPU is its processor time.
+func (l *Ledger) Served(now time.Time, service string, done sigma.Work) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := l.hourLocked(now, done.Realm)
-	if service == serviceSigmad {
+	if service == Sigmad {
 		h.Requests += done.Requests
 		h.Served += done.CPU.Seconds()
 		h.ServedIn += uint64(done.In)
@@ -260,13 +263,13 @@ func (l *ledger) served(now time.Time, service string, done sigma.Work) {
 	}
 }
 
-// some lists procs that have not been looked at for a while.
-func (l *ledger) some(now time.Time) map[sigma.ProcID]sigma.RealmID {
+// Some lists procs that have not been looked at for a while.
+func (l *Ledger) Some(now time.Time) map[sigma.ProcID]sigma.RealmID {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := map[sigma.ProcID]sigma.RealmID{}
 	for id, p := range l.running { // in an order that differs each time, so that all have their turn
-		if now.Sub(p.Until) >= ledgerEvery {
+		if now.Sub(p.Until) >= LookEvery {
 			out[id] = p.Realm
 		}
 		if len(out) == ledgerEach {
@@ -276,8 +279,8 @@ func (l *ledger) some(now time.Time) map[sigma.ProcID]sigma.RealmID {
 	return out
 }
 
-// procs are those that run.
-func (l *ledger) procs() (out []ledgerProc) {
+// Procs are those that run.
+func (l *Ledger) Procs() (out []Proc) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, p := range l.running { // in an order that differs each time, so that all have their turn
@@ -286,8 +289,8 @@ func (l *ledger) procs() (out []ledgerProc) {
 	return out
 }
 
-// classes is what procs have used since this sigmad began, as far as it was looked at, and how many best-effort procs of realms run.
-func (l *ledger) classes() (spent map[ledgerClass]time.Duration, running map[sigma.RealmID]int) {
+// Classes is what procs have used since this sigmad began, as far as it was looked at, and how many best-effort procs of realms run.
+func (l *Ledger) Classes() (spent map[Class]time.Duration, running map[sigma.RealmID]int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	running = map[sigma.RealmID]int{}
@@ -299,15 +302,15 @@ func (l *ledger) classes() (spent map[ledgerClass]time.Duration, running map[sig
 	return maps.Clone(l.spent), running
 }
 
-// drop forgets a realm that was removed.
-func (l *ledger) drop(realm sigma.RealmID) {
+// Drop forgets a realm that was removed.
+func (l *Ledger) Drop(realm sigma.RealmID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.dropLocked(realm, time.Time{})
 }
 
 // dropLocked forgets what a realm has used, but for procs that run and began after a time which is not zero: they are another's.
-func (l *ledger) dropLocked(realm sigma.RealmID, until time.Time) {
+func (l *Ledger) dropLocked(realm sigma.RealmID, until time.Time) {
 	l.dirty = true
 	for key := range l.hours {
 		if key.realm == realm {
@@ -333,12 +336,12 @@ func (l *ledger) dropLocked(realm sigma.RealmID, until time.Time) {
 	delete(l.made, realm)
 	l.forgetLocked(realm)
 	for _, class := range []sigma.Class{sigma.BestEffort, sigma.LatencyCritical} {
-		delete(l.spent, ledgerClass{realm, class})
+		delete(l.spent, Class{realm, class})
 	}
 }
 
-// heard takes which realms there are, and forgets what was used by others.
-func (l *ledger) heard(now time.Time, there map[sigma.RealmID]made) {
+// Heard takes which realms there are, and forgets what was used by others.
+func (l *Ledger) Heard(now time.Time, there map[sigma.RealmID]Made) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.unsure = false
@@ -365,11 +368,11 @@ func (l *ledger) heard(now time.Time, there map[sigma.RealmID]made) {
 			l.isLocked(realm, is)
 		}
 	}
-	maps.DeleteFunc(l.made, func(realm sigma.RealmID, _ made) bool { return !of[realm] })
+	maps.DeleteFunc(l.made, func(realm sigma.RealmID, _ Made) bool { return !of[realm] })
 }
 
 // isLocked notes which realm it is, and forgets what was used by one before.
-func (l *ledger) isLocked(realm sigma.RealmID, is made) {
+func (l *Ledger) isLocked(realm sigma.RealmID, is Made) {
 	l.dirty = true
 	l.made[realm] = is
 	for key := range l.hours {
@@ -378,7 +381,7 @@ func (l *ledger) isLocked(realm sigma.RealmID, is made) {
 		}
 	}
 	all := len(l.ended[realm])
-	l.ended[realm] = slices.DeleteFunc(l.ended[realm], func(p *ledgerProc) bool { return p.Until.UnixNano() < int64(is) })
+	l.ended[realm] = slices.DeleteFunc(l.ended[realm], func(p *Proc) bool { return p.Until.UnixNano() < int64(is) })
 	l.kept -= all - len(l.ended[realm])
 	if len(l.ended[realm]) == 0 {
 		delete(l.ended, realm)
@@ -386,7 +389,7 @@ func (l *ledger) isLocked(realm sigma.RealmID, is made) {
 }
 
 // list gives the hours of a realm, or of all (""), by realm and time.
-func (l *ledger) list(realm sigma.RealmID) []state.RealmUsage {
+func (l *Ledger) list(realm sigma.RealmID) []state.RealmUsage {
 	l.mu.Lock()
 	out := l.hoursLocked(realm)
 	l.mu.Unlock()
@@ -395,7 +398,7 @@ func (l *ledger) list(realm sigma.RealmID) []state.RealmUsage {
 }
 
 // hoursLocked are those of list in no order.
-func (l *ledger) hoursLocked(realm sigma.RealmID) []state.RealmUsage {
+func (l *Ledger) hoursLocked(realm sigma.RealmID) []state.RealmUsage {
 	out := []state.RealmUsage{}
 	for key, h := range l.hours {
 		if realm == "" || key.realm == realm {
@@ -405,11 +408,11 @@ func (l *ledger) hoursLocked(realm sigma.RealmID) []state.RealmUsage {
 	return out
 }
 
-// since gives, as lines, the hours that have changed after a version, and the realms that were removed, as far as they are up to another version; with the oldest change first, and more if there are more.
-func (l *ledger) since(version uint64) (text []byte, gone []sigma.RealmID, last uint64, more bool, err error) {
+// Since gives, as lines, the hours that have changed after a version, and the realms that were removed, as far as they are up to another version; with the oldest change first, and more if there are more.
+func (l *Ledger) Since(version uint64) (text []byte, gone []sigma.RealmID, last uint64, more bool, err error) {
 	l.mu.Lock()
 	var hours []ledgerHour
-	of := map[sigma.RealmID]made{}
+	of := map[sigma.RealmID]Made{}
 	for key, h := range l.hours {
 		if h.changed > version {
 			hours = append(hours, *h)
@@ -445,14 +448,14 @@ func sortHours(out []state.RealmUsage) {
 	})
 }
 
-// save writes the file, if something is new. Nobody waits for more than that it is copied.
-func (l *ledger) save() error {
+// Save writes the file, if something is new. Nobody waits for more than that it is copied.
+func (l *Ledger) Save() error {
 	l.mu.Lock()
 	if !l.dirty {
 		l.mu.Unlock()
 		return nil
 	}
-	file := ledgerFile{ID: l.id, Hours: l.hoursLocked(""), Running: make(map[sigma.ProcID]*ledgerProc, len(l.running)), Made: maps.Clone(l.made)}
+	file := ledgerFile{ID: l.ID, Hours: l.hoursLocked(""), Running: make(map[sigma.ProcID]*Proc, len(l.running)), Made: maps.Clone(l.made)}
 	for id, p := range l.running {
 		now := *p
 		file.Running[id] = &now
@@ -465,7 +468,7 @@ func (l *ledger) save() error {
 	sortHours(file.Hours)
 	text, err := json.Marshal(file)
 	if err == nil {
-		err = replaceFile(l.path, text)
+		err = atomicfile.Write(l.path, text)
 	}
 	if err != nil {
 		l.mu.Lock()
@@ -473,35 +476,4 @@ func (l *ledger) save() error {
 		l.mu.Unlock()
 	}
 	return err
-}
-
-// keepLedger looks at procs that run long, and writes the file, until ctx ends; and once then.
-func (k *Kernel) keepLedger(ctx context.Context) {
-	every := time.NewTicker(ledgerEvery)
-	defer every.Stop()
-	for ctx.Err() == nil {
-		select {
-		case <-every.C:
-		case <-ctx.Done():
-		}
-		now := time.Now()
-		for id, realm := range k.ledger.some(now) {
-			if ctx.Err() != nil {
-				break
-			}
-			k.mu.Lock()
-			p := k.core.Proc(realm, id)
-			gone := p == nil || p.Ended() || p.Away() // of a former sigmad, and its end was not seen
-			k.mu.Unlock()
-			u, err := k.usageOf(ctx, realm, id)
-			if err == nil {
-				k.ledger.uses(now, id, u.UserTime+u.SystemTime, gone)
-			}
-		}
-		k.countServed(now)
-		k.sampleTraffic(ctx)
-		if err := errors.Join(k.ledger.save(), k.copies.save(now)); err != nil {
-			k.cfg.Log.Warn("cannot keep the usage of realms", "err", err)
-		}
-	}
 }

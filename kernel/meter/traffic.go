@@ -1,7 +1,6 @@
-package kernel
+package meter
 
 import (
-	"context"
 	"os"
 	"sync"
 	"syscall"
@@ -11,9 +10,7 @@ import (
 
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/ring"
-	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
 )
 
@@ -25,22 +22,21 @@ const (
 	// carriedMost bytes, and messagesMost messages, in a second are more than memory can carry: a meter that claims more is not believed.
 	carriedMost  = 1 << 37
 	messagesMost = 1 << 30
-	// flowsMost TCP connections of procs are counted at a time; of more only what meters say.
-	flowsMost = 1 << 17
+	// FlowsMost TCP connections of procs are counted at a time; of more only what meters say.
+	FlowsMost = 1 << 17
 	// flowsEach bounds the flows that are looked at each time: one costs the launcher a look at its proc's descriptors. With more each has its turn later.
 	flowsEach = 2048
 	// flowLinger is how long the kernel may try to deliver what a closed socket has left to say.
 	flowLinger = 20 * time.Minute
 )
 
-// traffic is what the connections of this machine's procs carry. Safe for concurrent use.
-type traffic struct {
-	ledger *ledger
-	late   func(sigma.ProcID, sigma.Traffic) // of a proc that has ended
-	full   func()                            // once: flowsMost are followed; nil = nobody wants to know
+// Traffic is what the connections of this machine's procs carry. Safe for concurrent use.
+type Traffic struct {
+	ledger *Ledger
+	Late   func(sigma.ProcID, sigma.Traffic) // of a proc that has ended
+	Full   func()                            // once: flowsMost are followed; nil = nobody wants to know
 
 	filled sync.Once
-	ends   hearing
 
 	mu     sync.Mutex
 	procs  map[sigma.ProcID]*procTraffic    // mu; of procs that have had connections and not ended
@@ -64,12 +60,12 @@ type flow struct {
 	gone           time.Time // since when the proc was not seen to have it; zero: it was
 }
 
-func newTraffic(l *ledger) *traffic {
-	return &traffic{ledger: l, procs: map[sigma.ProcID]*procTraffic{}, realms: map[sigma.RealmID]*sigma.Traffic{}, flows: map[uint64]*flow{}}
+func NewTraffic(l *Ledger) *Traffic {
+	return &Traffic{ledger: l, procs: map[sigma.ProcID]*procTraffic{}, realms: map[sigma.RealmID]*sigma.Traffic{}, flows: map[uint64]*flow{}}
 }
 
-// giveMeter makes a proc's meter. The file is the caller's.
-func (x *traffic) giveMeter(p sigma.Principal, now time.Time) (*os.File, error) {
+// GiveMeter makes a proc's meter. The file is the caller's.
+func (x *Traffic) GiveMeter(p sigma.Principal, now time.Time) (*os.File, error) {
 	const op = "kernel.meter"
 	if p.Proc == "" || p.Realm == sigma.SystemRealm {
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "only what procs of realms carry is counted")
@@ -96,8 +92,8 @@ func (x *traffic) giveMeter(p sigma.Principal, now time.Time) (*os.File, error) 
 	return theirs, nil
 }
 
-// begin notes that a proc has a connection that sigmad counts.
-func (x *traffic) begin(p sigma.Principal) {
+// Begin notes that a proc has a connection that sigmad counts.
+func (x *Traffic) Begin(p sigma.Principal) {
 	if p.Proc == "" || p.Realm == sigma.SystemRealm {
 		return
 	}
@@ -106,7 +102,7 @@ func (x *traffic) begin(p sigma.Principal) {
 	x.ofLocked(p.Realm, p.Proc)
 }
 
-func (x *traffic) ofLocked(realm sigma.RealmID, id sigma.ProcID) *procTraffic {
+func (x *Traffic) ofLocked(realm sigma.RealmID, id sigma.ProcID) *procTraffic {
 	t := x.procs[id]
 	if t == nil {
 		t = &procTraffic{realm: realm, id: id}
@@ -138,14 +134,14 @@ func saturate(a, b uint64) uint64 {
 }
 
 // countLocked takes next for what a proc's connections carried, and counts what is new.
-func (x *traffic) countLocked(now time.Time, t *procTraffic, next sigma.Traffic) {
+func (x *Traffic) countLocked(now time.Time, t *procTraffic, next sigma.Traffic) {
 	next.Sent, next.Received = max(next.Sent, next.Egress), max(next.Received, next.Ingress)
 	more := next.Less(t.known)
 	t.known = next
 	x.chargeLocked(now, t.realm, t.id, more)
 }
 
-func (x *traffic) chargeLocked(now time.Time, realm sigma.RealmID, id sigma.ProcID, more sigma.Traffic) {
+func (x *Traffic) chargeLocked(now time.Time, realm sigma.RealmID, id sigma.ProcID, more sigma.Traffic) {
 	if more == (sigma.Traffic{}) {
 		return
 	}
@@ -160,8 +156,8 @@ func (x *traffic) chargeLocked(now time.Time, realm sigma.RealmID, id sigma.Proc
 	x.ledger.carried(now, realm, more)
 }
 
-// look gives what a proc's connections have carried, and counts it.
-func (x *traffic) look(now time.Time, id sigma.ProcID) sigma.Traffic {
+// Look gives what a proc's connections have carried, and counts it.
+func (x *Traffic) Look(now time.Time, id sigma.ProcID) sigma.Traffic {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	t := x.procs[id]
@@ -172,7 +168,7 @@ func (x *traffic) look(now time.Time, id sigma.ProcID) sigma.Traffic {
 	return t.known
 }
 
-func (x *traffic) lookLocked(now time.Time, t *procTraffic) {
+func (x *Traffic) lookLocked(now time.Time, t *procTraffic) {
 	if t.meter == nil {
 		return
 	}
@@ -182,8 +178,8 @@ func (x *traffic) lookLocked(now time.Time, t *procTraffic) {
 	}
 }
 
-// open is what a proc's meter says of its open connections, by the inodes of their sockets.
-func (x *traffic) open(id sigma.ProcID) map[uint64]ring.Carried {
+// Open is what a proc's meter says of its open connections, by the inodes of their sockets.
+func (x *Traffic) Open(id sigma.ProcID) map[uint64]ring.Carried {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if t := x.procs[id]; t != nil && t.meter != nil {
@@ -193,8 +189,8 @@ func (x *traffic) open(id sigma.ProcID) map[uint64]ring.Carried {
 	return nil
 }
 
-// end gives what the connections of a proc carried that has ended. What TCP still has to say comes by late.
-func (x *traffic) end(now time.Time, id sigma.ProcID) sigma.Traffic {
+// End gives what the connections of a proc carried that has ended. What TCP still has to say comes by late.
+func (x *Traffic) End(now time.Time, id sigma.ProcID) sigma.Traffic {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	t := x.procs[id]
@@ -208,8 +204,8 @@ func (x *traffic) end(now time.Time, id sigma.ProcID) sigma.Traffic {
 	return t.known
 }
 
-// crossed counts bytes that left the machine for a proc or came to it; "" is a program outside.
-func (x *traffic) crossed(now time.Time, realm sigma.RealmID, id sigma.ProcID, out, in uint64) {
+// Crossed counts bytes that left the machine for a proc or came to it; "" is a program outside.
+func (x *Traffic) Crossed(now time.Time, realm sigma.RealmID, id sigma.ProcID, out, in uint64) {
 	if realm == sigma.SystemRealm || out == 0 && in == 0 {
 		return
 	}
@@ -228,13 +224,13 @@ func (x *traffic) crossed(now time.Time, realm sigma.RealmID, id sigma.ProcID, o
 	}
 	x.chargeLocked(now, realm, id, more)
 	x.mu.Unlock()
-	if id != "" && x.late != nil {
-		x.late(id, more)
+	if id != "" && x.Late != nil {
+		x.Late(id, more)
 	}
 }
 
-// follow counts a TCP connection from now on, of which a proc gets the end f. f stays the caller's.
-func (x *traffic) follow(realm sigma.RealmID, id sigma.ProcID, f syscall.Conn) {
+// Follow counts a TCP connection from now on, of which a proc gets the end f. f stays the caller's.
+func (x *Traffic) Follow(realm sigma.RealmID, id sigma.ProcID, f syscall.Conn) {
 	if id == "" || realm == sigma.SystemRealm {
 		return
 	}
@@ -258,9 +254,9 @@ func (x *traffic) follow(realm sigma.RealmID, id sigma.ProcID, f syscall.Conn) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if len(x.flows) >= flowsMost {
-		if x.full != nil {
-			x.filled.Do(x.full)
+	if len(x.flows) >= FlowsMost {
+		if x.Full != nil {
+			x.filled.Do(x.Full)
 		}
 		return
 	}
@@ -268,8 +264,8 @@ func (x *traffic) follow(realm sigma.RealmID, id sigma.ProcID, f syscall.Conn) {
 	x.flows[cookie] = &flow{end: dialproxy.Open{Realm: realm, Proc: id, Inode: inode}, sent: info.Bytes_acked, received: info.Bytes_received}
 }
 
-// flowNow takes TCP's account of a flow. over: it is the last one.
-func (x *traffic) flowNow(now time.Time, cookie, sent, received uint64, over bool) {
+// FlowNow takes TCP's account of a flow. over: it is the last one.
+func (x *Traffic) FlowNow(now time.Time, cookie, sent, received uint64, over bool) {
 	x.mu.Lock()
 	f := x.flows[cookie]
 	if f == nil {
@@ -284,11 +280,11 @@ func (x *traffic) flowNow(now time.Time, cookie, sent, received uint64, over boo
 	}
 	end := f.end
 	x.mu.Unlock()
-	x.crossed(now, end.Realm, end.Proc, out, in)
+	x.Crossed(now, end.Realm, end.Proc, out, in)
 }
 
-// some are flows to be looked at, in an order that differs each time, by cookie.
-func (x *traffic) some(now time.Time) map[uint64]dialproxy.Open {
+// Some are flows to be looked at, in an order that differs each time, by cookie.
+func (x *Traffic) Some(now time.Time) map[uint64]dialproxy.Open {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	out := map[uint64]dialproxy.Open{}
@@ -305,8 +301,8 @@ func (x *traffic) some(now time.Time) map[uint64]dialproxy.Open {
 	return out
 }
 
-// lost notes that a flow's proc does not have it any more, or not yet. If it is not seen for flowLinger either it is forgotten.
-func (x *traffic) lost(now time.Time, cookie uint64) {
+// Lost notes that a flow's proc does not have it any more, or not yet. If it is not seen for flowLinger either it is forgotten.
+func (x *Traffic) Lost(now time.Time, cookie uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if f := x.flows[cookie]; f != nil && f.gone.IsZero() {
@@ -314,15 +310,15 @@ func (x *traffic) lost(now time.Time, cookie uint64) {
 	}
 }
 
-// drop forgets what a realm carried that was removed.
-func (x *traffic) drop(realm sigma.RealmID) {
+// Drop forgets what a realm carried that was removed.
+func (x *Traffic) Drop(realm sigma.RealmID) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	delete(x.realms, realm)
 }
 
-// totals are those of the realms since this sigmad began.
-func (x *traffic) totals() map[sigma.RealmID]sigma.Traffic {
+// Totals are those of the realms since this sigmad began.
+func (x *Traffic) Totals() map[sigma.RealmID]sigma.Traffic {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	out := make(map[sigma.RealmID]sigma.Traffic, len(x.realms))
@@ -332,8 +328,8 @@ func (x *traffic) totals() map[sigma.RealmID]sigma.Traffic {
 	return out
 }
 
-// ids are the procs whose connections are counted.
-func (x *traffic) ids() (out []sigma.ProcID) {
+// Procs are the procs whose connections are counted.
+func (x *Traffic) Procs() (out []sigma.ProcID) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for id := range x.procs {
@@ -342,62 +338,10 @@ func (x *traffic) ids() (out []sigma.ProcID) {
 	return out
 }
 
-// sampleTraffic looks at all meters, and at the TCP connections that are open.
-func (k *Kernel) sampleTraffic(ctx context.Context) {
-	if k.registered() {
-		k.sweepPools()
-	}
-	x, now := k.traffic, time.Now()
-	for _, id := range x.ids() {
-		k.mu.Lock()
-		p := k.core.Find(id)
-		over := p == nil || p.Ended()
-		k.mu.Unlock()
-		if x.look(now, id); over { // what came when its end was being seen
-			x.end(now, id)
-		}
-	}
-	some := x.some(now)
-	if len(some) == 0 {
-		return
-	}
-	ends := make([]dialproxy.Open, 0, len(some))
-	for _, o := range some {
-		ends = append(ends, o)
-	}
-	found := k.found(ctx, ends, false)
-	for cookie, o := range some {
-		if s, is := found[o.Inode]; is {
-			x.flowNow(now, cookie, s.Sent, s.Received, false)
-		} else {
-			x.lost(now, cookie)
-		}
-	}
-}
-
 // carried counts what connections of a realm carried, but for what left the machine.
-func (l *ledger) carried(now time.Time, realm sigma.RealmID, more sigma.Traffic) {
+func (l *Ledger) carried(now time.Time, realm sigma.RealmID, more sigma.Traffic) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := l.hourLocked(now, realm)
 	h.Traffic = h.Traffic.Plus(state.OfTraffic(more))
-}
-
-// meterCall is the call meter.
-func (r *root) meterCall(_ context.Context, payload []byte) ([]byte, []*os.File, error) {
-	if err := sigmap.Parse(payload, func(*sigmap.Coder) {}); err != nil {
-		return nil, nil, err
-	}
-	who := r.tree.principal
-	who.Realm = r.realm
-	f, err := r.tree.k.traffic.giveMeter(who, time.Now())
-	if err != nil {
-		return nil, nil, err
-	}
-	return nil, []*os.File{f}, nil
-}
-
-// carriedLate is traffic.late: the status of a proc that has ended tells it too, as long as it is remembered.
-func (k *Kernel) carriedLate(id sigma.ProcID, more sigma.Traffic) {
-	k.step(schedd.Carried{ID: id, Traffic: more})
 }

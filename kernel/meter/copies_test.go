@@ -1,4 +1,4 @@
-package kernel
+package meter
 
 import (
 	"bytes"
@@ -10,39 +10,38 @@ import (
 	"testing"
 	"time"
 
-	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
 )
 
 // tell has c take what is new in l since a version, as machine m's, page by page.
-func tell(t *testing.T, c *copies, now time.Time, m sigma.MachineID, l *ledger, version uint64) uint64 {
+func tell(t *testing.T, c *Copies, now time.Time, m sigma.MachineID, l *Ledger, version uint64) uint64 {
 	t.Helper()
 	for more := true; more; {
-		one := telling{ledger: l.id, since: version}
+		one := Telling{Ledger: l.ID, Since: version}
 		var err error
-		if one.text, one.gone, one.version, more, err = l.since(version); err != nil {
+		if one.Text, one.Gone, one.Version, more, err = l.Since(version); err != nil {
 			t.Fatal(err)
 		}
-		wire, err := sigmap.Payload(one.code)
+		wire, err := sigmap.Payload(one.Code)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var came telling
-		if err := sigmap.Parse(wire, came.code); err != nil {
+		var came Telling
+		if err := sigmap.Parse(wire, came.Code); err != nil {
 			t.Fatal(err)
 		}
-		if held, odd, err := c.take(now, m, &came); err != nil || odd || held != one.version {
-			t.Fatalf("told up to %d, held is %d, odd %v, %v", one.version, held, odd, err)
+		if held, odd, err := c.Take(now, m, &came); err != nil || odd || held != one.Version {
+			t.Fatalf("told up to %d, held is %d, odd %v, %v", one.Version, held, odd, err)
 		}
-		version = one.version
+		version = one.Version
 	}
 	return version
 }
 
-// starts adds up the starts of a ledger's copy.
-func starts(c *copies, m sigma.MachineID, id uint64, realm sigma.RealmID) (n uint64) {
+// Starts adds up the starts of a ledger's copy.
+func starts(c *Copies, m sigma.MachineID, id uint64, realm sigma.RealmID) (n uint64) {
 	hours, _ := c.hours(m, id, "") // of none there are none
 	for _, h := range hours {
 		if realm == "" || h.Realm == string(realm) {
@@ -56,88 +55,88 @@ func starts(c *copies, m sigma.MachineID, id uint64, realm sigma.RealmID) (n uin
 func TestCopies(t *testing.T) {
 	dir, of := t.TempDir(), t.TempDir()
 	at := time.Now().Truncate(time.Hour)
-	l, err := newLedger(of, at)
+	l, err := OpenLedger(of, at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := newCopies(dir)
+	c, err := OpenCopies(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range 400 {
-		l.started(at.Add(-time.Duration(i)*time.Hour), "a", "p", "", 1, sigma.BestEffort)
+		l.Started(at.Add(-time.Duration(i)*time.Hour), "a", "p", "", 1, sigma.BestEffort)
 	}
-	l.started(at, "b", "q", "", 1, sigma.BestEffort)
-	if _, _, _, more, err := l.since(0); !more || err != nil {
+	l.Started(at, "b", "q", "", 1, sigma.BestEffort)
+	if _, _, _, more, err := l.Since(0); !more || err != nil {
 		t.Errorf("it goes on one page: %v", err)
 	}
 	v := tell(t, c, at, "m2", l, 0)
 	tell(t, c, at, "m2", l, 0)
-	l.started(at, "a", "r", "", 1, sigma.BestEffort)
-	if text, _, _, _, _ := l.since(v); len(text) == 0 || len(text) > 1000 {
+	l.Started(at, "a", "r", "", 1, sigma.BestEffort)
+	if text, _, _, _, _ := l.Since(v); len(text) == 0 || len(text) > 1000 {
 		t.Errorf("one hour has changed, and %d bytes are told", len(text))
 	}
 	v = tell(t, c, at, "m2", l, v)
-	if a, b := starts(c, "m2", l.id, "a"), starts(c, "m2", l.id, "b"); a != 401 || b != 1 {
+	if a, b := starts(c, "m2", l.ID, "a"), starts(c, "m2", l.ID, "b"); a != 401 || b != 1 {
 		t.Errorf("the copy has %d and %d starts", a, b)
 	}
-	if err := c.save(at); err != nil {
+	if err := c.Save(at); err != nil {
 		t.Fatal(err)
 	}
-	if c, err = newCopies(dir); err != nil || starts(c, "m2", l.id, "") != 402 {
-		t.Errorf("after a file: %d starts, %v", starts(c, "m2", l.id, ""), err)
+	if c, err = OpenCopies(dir); err != nil || starts(c, "m2", l.ID, "") != 402 {
+		t.Errorf("after a file: %d starts, %v", starts(c, "m2", l.ID, ""), err)
 	}
-	if err := l.save(); err != nil {
+	if err := l.Save(); err != nil {
 		t.Fatal(err)
 	}
-	again, err := newLedger(of, at.Add(time.Minute)) // another sigmad
-	if err != nil || again.id != l.id || again.version <= v {
-		t.Errorf("another sigmad has ledger %d at %d, %v; it was %d at %d", again.id, again.version, err, l.id, v)
+	again, err := OpenLedger(of, at.Add(time.Minute)) // another sigmad
+	if err != nil || again.ID != l.ID || again.version <= v {
+		t.Errorf("another sigmad has ledger %d at %d, %v; it was %d at %d", again.ID, again.version, err, l.ID, v)
 	}
 	v = tell(t, c, at, "m2", again, 0)
-	again.drop("a")
-	again.started(at, "a", "s", "", 1, sigma.BestEffort)
+	again.Drop("a")
+	again.Started(at, "a", "s", "", 1, sigma.BestEffort)
 	tell(t, c, at, "m2", again, v)
-	if a, b := starts(c, "m2", l.id, "a"), starts(c, "m2", l.id, "b"); a != 1 || b != 1 {
+	if a, b := starts(c, "m2", l.ID, "a"), starts(c, "m2", l.ID, "b"); a != 1 || b != 1 {
 		t.Errorf("of the realm that was removed and made anew %d starts are known, of the other %d", a, b)
 	}
-	other, err := newLedger(t.TempDir(), at)
+	other, err := OpenLedger(t.TempDir(), at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	other.started(at, "b", "q", "", 1, sigma.BestEffort)
+	other.Started(at, "b", "q", "", 1, sigma.BestEffort)
 	tell(t, c, at, "m2", other, 0)
 	tell(t, c, at, "m5", again, 0)
-	if one, two := c.of[copyKey("m5", again.id)], c.of[copyKey("m2", other.id)]; one.Machine != "m5" || one.Former || two.Machine != "m2" || two.Former {
+	if one, two := c.of[CopyKey("m5", again.ID)], c.of[CopyKey("m2", other.ID)]; one.Machine != "m5" || one.Former || two.Machine != "m2" || two.Former {
 		t.Errorf("the ledgers are %+v and %+v", one, two)
 	}
-	fresh, err := newLedger(t.TempDir(), at)
+	fresh, err := OpenLedger(t.TempDir(), at)
 	if err != nil {
 		t.Fatal(err)
 	}
 	tell(t, c, at, "m5", fresh, 0)
-	if !c.of[copyKey("m5", again.id)].Former || c.of[copyKey("m5", fresh.id)].Former || !c.of[copyKey("m2", again.id)].Former || c.of[copyKey("m2", other.id)].Former {
+	if !c.of[CopyKey("m5", again.ID)].Former || c.of[CopyKey("m5", fresh.ID)].Former || !c.of[CopyKey("m2", again.ID)].Former || c.of[CopyKey("m2", other.ID)].Former {
 		t.Error("a machine that begins a ledger keeps the one before")
 	}
 	tell(t, c, at, "m5", again, 0)
-	if c.of[copyKey("m5", again.id)].Former || !c.of[copyKey("m5", fresh.id)].Former {
+	if c.of[CopyKey("m5", again.ID)].Former || !c.of[CopyKey("m5", fresh.ID)].Former {
 		t.Error("a machine that goes on with the ledger before does not")
 	}
-	c.drop("b")
-	if starts(c, "m5", again.id, "b")+starts(c, "m2", again.id, "b")+starts(c, "m2", other.id, "b") != 0 {
+	c.Drop("b")
+	if starts(c, "m5", again.ID, "b")+starts(c, "m2", again.ID, "b")+starts(c, "m2", other.ID, "b") != 0 {
 		t.Error("a removed realm is there")
 	}
 	if err := os.WriteFile(filepath.Join(dir, "usage-told"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := newCopies(dir); err == nil || c == nil {
+	if c, err := OpenCopies(dir); err == nil || c == nil {
 		t.Errorf("a damaged file: %v, %v", c, err)
 	}
 }
 
 // Goal: however much is told, what is kept is bounded, and no usage is lost while sums have room: older hours become one; what is older than the ledgers' is forgotten; nonsense is refused.
 func TestCopiesBounded(t *testing.T) {
-	c, err := newCopies(t.TempDir())
+	c, err := OpenCopies(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +150,7 @@ func TestCopiesBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _, err = c.take(now, machine(ledger), &telling{ledger: ledger, text: text})
+		_, _, err = c.Take(now, machine(ledger), &Telling{Ledger: ledger, Text: text})
 		return err
 	}
 	realms := []string{"a", "b", "c", "d"}
@@ -219,14 +218,14 @@ func TestCopiesBounded(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			held, odd, err := c.take(at, "odd", &telling{ledger: 7, version: 9, text: text})
+			held, odd, err := c.Take(at, "odd", &Telling{Ledger: 7, Version: 9, Text: text})
 			if err != nil || held != 9 || odd != first || starts(c, "odd", 7, "") != 1 {
 				t.Errorf("%s beside an hour, told %d: held %d, odd %v, %v, %d starts", name, i, held, odd, err, starts(c, "odd", 7, ""))
 			}
 		}
-		delete(c.of, copyKey("odd", 7))
+		delete(c.of, CopyKey("odd", 7))
 	}
-	if _, _, err := c.take(at, "m1", &telling{ledger: 1, text: []byte("{}\nx")}); sigma.KindOf(err) != sigma.KindInvalid || err == nil || len(c.of) != 0 {
+	if _, _, err := c.Take(at, "m1", &Telling{Ledger: 1, Text: []byte("{}\nx")}); sigma.KindOf(err) != sigma.KindInvalid || err == nil || len(c.of) != 0 {
 		t.Errorf("what is no line: %v, %d ledgers", err, len(c.of))
 	}
 }
@@ -234,7 +233,7 @@ func TestCopiesBounded(t *testing.T) {
 // Goal: who tells goes on from what is held: what another one was told, or what was forgotten, is told again, and no part is taken for all; no machine changes what another one told, whatever number it says.
 func TestCopiesHeld(t *testing.T) {
 	dir, at := t.TempDir(), time.Now().Truncate(time.Hour)
-	c, err := newCopies(dir)
+	c, err := OpenCopies(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +243,7 @@ func TestCopiesHeld(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		held, _, err := c.take(at, m, &telling{ledger: 5, since: since, version: version, gone: gone, text: text})
+		held, _, err := c.Take(at, m, &Telling{Ledger: 5, Since: since, Version: version, Gone: gone, Text: text})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -256,11 +255,11 @@ func TestCopiesHeld(t *testing.T) {
 	if held := take("m2", 0, 10, "a"); held != 10 {
 		t.Errorf("%d is held", held)
 	}
-	if err := c.save(at); err != nil {
+	if err := c.Save(at); err != nil {
 		t.Fatal(err)
 	}
 	take("m2", 10, 20, "b")
-	if c, err = newCopies(dir); err != nil {
+	if c, err = OpenCopies(dir); err != nil {
 		t.Fatal(err)
 	}
 	if held := take("m2", 20, 30, "c"); held != 10 || starts(c, "m2", 5, "") != 1 {
@@ -270,13 +269,13 @@ func TestCopiesHeld(t *testing.T) {
 		t.Errorf("%d is held, with %d starts", held, starts(c, "m2", 5, ""))
 	}
 	take("m3", 0, 1<<63, "x", "a", "b")
-	if one := c.of[copyKey("m2", 5)]; starts(c, "m2", 5, "") != 2 || one.Machine != "m2" || one.Former || one.Version != 30 {
+	if one := c.of[CopyKey("m2", 5)]; starts(c, "m2", 5, "") != 2 || one.Machine != "m2" || one.Former || one.Version != 30 {
 		t.Errorf("another machine has changed it: %+v", one)
 	}
 	if err := os.Mkdir(c.path+"~", 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.save(at); err == nil || !c.dirty {
+	if err := c.Save(at); err == nil || !c.dirty {
 		t.Errorf("a file that cannot be written: %v, to be written %v", err, c.dirty)
 	}
 }
@@ -284,10 +283,10 @@ func TestCopiesHeld(t *testing.T) {
 // Goal: each ledger counts once: of members what they say, with what they told for when they are lost; of a machine that is no member any more what it told, until another one has its ledger; and of a member that lost its ledger what it had told of that.
 func TestUsageSources(t *testing.T) {
 	at := time.Now()
-	told := func(m sigma.MachineID, id uint64, former bool, ago time.Duration) copyInfo {
-		return copyInfo{ID: id, Machine: m, Former: former, Told: at.Add(-ago)}
+	told := func(m sigma.MachineID, id uint64, former bool, ago time.Duration) Copy {
+		return Copy{ID: id, Machine: m, Former: former, Told: at.Add(-ago)}
 	}
-	got := sourcesOf([]sigma.MachineID{"m1", "m2", "m3"}, 1, []copyInfo{
+	got := SourcesOf([]sigma.MachineID{"m1", "m2", "m3"}, 1, []Copy{
 		told("m2", 2, false, 0), told("m2", 9, true, time.Hour), // m2 has lost its disk
 		told("m3", 3, false, 0), told("x3", 3, false, time.Hour), // m3 was x3
 		told("x1", 1, false, time.Hour), // and m1 was x1
@@ -296,52 +295,10 @@ func TestUsageSources(t *testing.T) {
 	})
 	var lines []string
 	for _, s := range got {
-		lines = append(lines, fmt.Sprintf("%s %d %d %v", s.machine, s.copy.ID, s.lost.ID, s.copy.Told.IsZero()))
+		lines = append(lines, fmt.Sprintf("%s %d %d %v", s.Machine, s.Copy.ID, s.Lost.ID, s.Copy.Told.IsZero()))
 	}
 	if want := []string{"m1 0 0 true", "m2 0 2 true", "m2 9 0 true", "m3 0 3 true", "y4 4 0 true"}; !slices.Equal(lines, want) {
 		t.Errorf("the sources are %q, not %q", lines, want)
-	}
-}
-
-// Goal: what a machine had told when it was lost stays in /sys/usage, on all machines, marked with when it was told, and when it is no member any more it stays, without a mark.
-func TestUsageOfLost(t *testing.T) {
-	x := newThree(t)
-	x.m["m3"].k.ledger.started(time.Now(), sigma.DefaultRealm, "p", "", 1, sigma.BestEffort)
-	read := func(at sigma.MachineID) (starts uint64, told int) {
-		for _, u := range objects[state.RealmUsage](t, x.c[at], "/sys/usage") {
-			if u.Machine == "m3" && u.Realm == string(sigma.DefaultRealm) {
-				starts += u.Starts
-				if u.Told != nil {
-					told++
-				}
-			}
-		}
-		return starts, told
-	}
-	eventually(t, "the control machine is told", func() bool {
-		return starts(x.m["m1"].k.copies, "m3", x.m["m3"].k.ledger.id, "") == 1
-	})
-	for _, at := range []sigma.MachineID{"m1", "m2"} {
-		if n, told := read(at); n != 1 || told != 0 {
-			t.Errorf("%s reads %d starts, %d lines told", at, n, told)
-		}
-	}
-	x.lose("m3")
-	for _, at := range []sigma.MachineID{"m1", "m2"} {
-		eventually(t, "what it told is read at "+string(at), func() bool {
-			n, told := read(at)
-			return n == 1 && told == 1
-		})
-	}
-	x.mu.Lock()
-	x.members = slices.DeleteFunc(x.members, func(m identity.Member) bool { return m.Machine == "m3" })
-	x.mu.Unlock()
-	x.change(func(*identity.Member) {})
-	for _, at := range []sigma.MachineID{"m1", "m2"} {
-		eventually(t, "what it told stays at "+string(at), func() bool {
-			n, told := read(at)
-			return n == 1 && told == 0
-		})
 	}
 }
 
@@ -351,25 +308,29 @@ func FuzzTelling(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	good := telling{ledger: 1, version: 1, gone: []sigma.RealmID{"b"}, text: line}
-	wire, err := sigmap.Payload(good.code)
+	good := Telling{Ledger: 1, Version: 1, Gone: []sigma.RealmID{"b"}, Text: line}
+	wire, err := sigmap.Payload(good.Code)
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(wire)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var one telling
-		if sigmap.Parse(b, one.code) != nil {
+		var one Telling
+		if sigmap.Parse(b, one.Code) != nil {
 			return
 		}
-		empty := func() *copies {
-			return &copies{of: map[string]*ledgerCopy{}, full: map[sigma.MachineID]time.Time{}}
+		empty := func() *Copies {
+			return &Copies{of: map[string]*ledgerCopy{}, full: map[sigma.MachineID]time.Time{}}
 		}
 		c, now := empty(), time.Unix(7200, 0)
-		if _, _, err := c.take(now, "m1", &one); err != nil {
+		_, _, err := c.Take(now, "m1", &one)
+		if _, bad := ParseLines[toldHour](one.Text); bad != nil && err == nil {
+			t.Fatalf("lines that cannot be read were taken: %v", bad)
+		}
+		if err != nil {
 			return
 		}
-		c.heard(now, map[sigma.RealmID]made{"a": 1})
+		c.Heard(now, map[sigma.RealmID]Made{"a": 1})
 		text, err := c.text(now)
 		if err != nil {
 			t.Fatal(err)
@@ -391,7 +352,7 @@ func TestCopiesDamaged(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "usage-told"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c, err := newCopies(dir)
+	c, err := OpenCopies(dir)
 	if err != nil || len(c.of) != 2 {
 		t.Fatal(c.of, err)
 	}

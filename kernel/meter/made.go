@@ -1,4 +1,4 @@
-package kernel
+package meter
 
 import (
 	"time"
@@ -8,33 +8,33 @@ import (
 
 // Which realm of a name it is that something was used by. A machine that was away when a realm was removed has what it used on its disk, which must not become that of the next realm of the name.
 
-// made is when a realm was made, in Unix nanoseconds, which tells it from others of its name; 0 = not known.
-type made int64
+// Made is when a realm was made, in Unix nanoseconds, which tells it from others of its name; 0 = not known.
+type Made int64
 
-func madeAt(at time.Time) made {
+func MadeAt(at time.Time) Made {
 	if at.IsZero() {
 		return 0
 	}
-	return made(max(0, at.UnixNano()))
+	return Made(max(0, at.UnixNano()))
 }
 
 // before reports whether an hour (Unix time / 3600) was over when the realm was made.
-func (m made) before(hour int64) bool { return int64(m) >= (hour+1)*int64(time.Hour) }
+func (m Made) before(hour int64) bool { return int64(m) >= (hour+1)*int64(time.Hour) }
 
 // goneAfter is how long a realm must be missing in lists of all realms until what it has used is forgotten: a named that does not know yet that it leads no more may list those of a while ago.
 const goneAfter = 10 * time.Second
 
 // realmsThere is which realms there are, as was heard last. Not safe for concurrent use.
 type realmsThere struct {
-	made   map[sigma.RealmID]made // nil = nothing was heard yet
+	made   map[sigma.RealmID]Made // nil = nothing was heard yet
 	missed map[string]time.Time   // since when something that is kept is of none of them
 }
 
 // hear takes which realms there are. judge is then to be called for each thing that is kept, by a name of its own: it gives which realm of the name is there, 0 if that is not known, and says whether the thing is of one that is gone.
-func (r *realmsThere) hear(now time.Time, there map[sigma.RealmID]made) (judge func(thing string, realm sigma.RealmID, of made) (is made, over bool)) {
+func (r *realmsThere) hear(now time.Time, there map[sigma.RealmID]Made) (judge func(thing string, realm sigma.RealmID, of Made) (is Made, over bool)) {
 	before := r.missed
 	r.made, r.missed = there, map[string]time.Time{}
-	return func(thing string, realm sigma.RealmID, of made) (made, bool) {
+	return func(thing string, realm sigma.RealmID, of Made) (Made, bool) {
 		is, known := there[realm]
 		switch {
 		case realm == sigma.SystemRealm, known && (is == of || is == 0 || of == 0):
@@ -49,16 +49,6 @@ func (r *realmsThere) hear(now time.Time, there map[sigma.RealmID]made) (judge f
 		r.missed[thing] = since
 		return is, now.Sub(since) >= goneAfter
 	}
-}
-
-// heardRealms tells the ledger and the copies which realms there are.
-func (k *Kernel) heardRealms(now time.Time, all []sigma.RealmInfo) {
-	there := make(map[sigma.RealmID]made, len(all))
-	for i := range all {
-		there[all[i].ID] = madeAt(all[i].Created)
-	}
-	k.ledger.heard(now, there)
-	k.copies.heard(now, there)
 }
 
 // notHeard is the error for a realm that asks what it used before this machine knows whether it was this realm or another of its name.

@@ -1,0 +1,40 @@
+package meter
+
+import (
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/state"
+)
+
+// How machines tell control machines of their ledgers.
+
+// Telling is what a machine tells at a time.
+type Telling struct {
+	Ledger  uint64
+	Since   uint64          // what is new since this version; 0 = all
+	Version uint64          // of the ledger, as far as it is told then
+	Gone    []sigma.RealmID // removed since
+	Text    []byte          // toldHours
+}
+
+// toldHour is a line of it.
+type toldHour struct {
+	state.RealmUsage
+	Made Made `json:"made,omitempty"` // of the realm
+}
+
+func (t *Telling) Code(c *sigmap.Coder) {
+	gone := make([]string, len(t.Gone))
+	for i, r := range t.Gone {
+		gone[i] = string(r)
+	}
+	c.U64(&t.Ledger)
+	c.U64(&t.Since)
+	c.U64(&t.Version)
+	c.Strs(&gone)
+	c.Data(&t.Text)
+	t.Gone = t.Gone[:0]
+	for _, r := range gone {
+		t.Gone = append(t.Gone, sigma.RealmID(r))
+	}
+}
