@@ -71,7 +71,7 @@ func (k *Kernel) capsHere(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) 
 		caps.Leases = append(caps.Leases, slices.Collect(maps.Keys(t.leases))...)
 		t.mu.Unlock()
 		if t.view != nil {
-			t.view.caps(&caps)
+			t.view.Caps(&caps)
 		}
 	}
 	slices.Sort(caps.Leases)
@@ -81,16 +81,4 @@ func (k *Kernel) capsHere(realm sigma.RealmID, id sigma.ProcID) ([]byte, error) 
 	}
 	caps.Leases = caps.Leases[:min(len(caps.Leases), sigmap.CapsMost)]
 	return sigmap.Payload(func(c *sigmap.Coder) { c.Caps(&caps) })
-}
-
-// caps tells what the proc has come to by its view.
-func (v *viewer) caps(c *sigmap.Caps) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	c.Entered += uint32(len(v.entered))
-	for text := range v.read {
-		if e, err := sigma.ParseEndpoint(text); err == nil {
-			c.Read = append(c.Read, e)
-		}
-	}
 }

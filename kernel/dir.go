@@ -2,10 +2,11 @@ package kernel
 
 import (
 	"context"
-	"hash/fnv"
 	"slices"
 	"strings"
 	"time"
+
+	"sigmaos.dev/kernel/viewfs"
 
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/treekit"
@@ -21,13 +22,6 @@ type dir struct {
 	// page, if set, gives the entries after a cookie instead of names, up to n of them, and whether there are more. It is for directories that may be long, because a session
 	// can hold many handles.
 	page func(ctx context.Context, cookie uint64, n int) (es []sigma.DirEntry, more bool, err error)
-}
-
-// idOf is the id of a computed file: its path's hash, with a bit that inodes and named's numbers do not have.
-func idOf(path string) uint64 {
-	h := fnv.New64a()
-	h.Write([]byte(path))
-	return h.Sum64() | 1<<63
 }
 
 func (d *dir) Walk(ctx context.Context, names []string) (sigma.File, []sigma.FileID, error) {
@@ -65,7 +59,7 @@ func walkOn(ctx context.Context, child sigma.File, names []string) (sigma.File, 
 }
 
 func (d *dir) Stat(context.Context) (sigma.Stat, error) {
-	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: idOf(d.path)}, Name: d.path[strings.LastIndexByte(d.path, '/')+1:], Perm: 0o555, Modified: time.Unix(0, 0)}, nil
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID(d.path)}, Name: d.path[strings.LastIndexByte(d.path, '/')+1:], Perm: 0o555, Modified: time.Unix(0, 0)}, nil
 }
 
 func (d *dir) Open(ctx context.Context, f sigma.OpenFlags) error {

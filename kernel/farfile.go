@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/viewfs"
+
 	"sigmaos.dev/identity"
 	"sigmaos.dev/sigma"
 )
@@ -69,7 +71,7 @@ func (r *root) farAt(ctx context.Context, m sigma.MachineID, names ...string) (*
 	if !ok {
 		return nil, sigma.Errorf(op, sigma.KindUnsupported, "the session's root is no remote file")
 	}
-	return &farPlace{k: k, machine: m, realm: r.realm, root: all, names: names, seed: idOf(path + "@" + string(m)), path: path}, nil
+	return &farPlace{k: k, machine: m, realm: r.realm, root: all, names: names, seed: viewfs.PathID(path + "@" + string(m)), path: path}, nil
 }
 
 // fail makes an error speak of the machine, if it is about that.

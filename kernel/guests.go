@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/kernel/viewfs"
+
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/session"
@@ -364,7 +366,7 @@ func (k *Kernel) guestTree(g *granted) (*tree, error) {
 		return nil, err
 	}
 	t := &tree{k: k, granted: g, principal: sigma.Principal{Realm: g.presented.Realm, Proc: sigma.NewProcID(), Machine: k.cfg.Machine}}
-	t.view = &viewer{tree: t, table: table, read: map[string]bool{}, entered: map[string]*entered{}}
+	t.view = t.viewer(viewfs.Config{Table: table, Role: g.role.String()})
 	if err := k.guests.enter(t); err != nil {
 		return nil, err
 	}

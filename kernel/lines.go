@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"sigmaos.dev/kernel/viewfs"
+
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/treekit"
 )
@@ -27,7 +29,7 @@ type lines[C any] struct {
 
 // linesFile makes a file of /sys or /proc.
 func linesFile[C any](path, name string, perm uint32, page func(ctx context.Context, after C) ([]byte, C, bool, error)) *lines[C] {
-	return &lines[C]{Callable: treekit.Callable{Name: name, ID: idOf(path)}, perm: perm, page: page}
+	return &lines[C]{Callable: treekit.Callable{Name: name, ID: viewfs.PathID(path)}, perm: perm, page: page}
 }
 
 // stateFile is linesFile of one page.

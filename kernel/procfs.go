@@ -5,6 +5,8 @@ import (
 	"context"
 	"slices"
 
+	"sigmaos.dev/kernel/viewfs"
+
 	"sigmaos.dev/identity"
 	"sigmaos.dev/output"
 	"sigmaos.dev/sigma"
@@ -84,7 +86,7 @@ func (r *root) procsHere(after uint64, n int) (es []sigma.DirEntry, more bool) {
 		if len(es) == min(n, listProcs) {
 			return es, true
 		}
-		es = append(es, sigma.DirEntry{Name: string(p.ID), ID: sigma.FileID{Kind: sigma.KindDir, Path: idOf(sigma.JoinPath(sigma.NameProc, string(p.ID)))}, Next: seq})
+		es = append(es, sigma.DirEntry{Name: string(p.ID), ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID(sigma.JoinPath(sigma.NameProc, string(p.ID)))}, Next: seq})
 	}
 	return es, false
 }
@@ -109,7 +111,7 @@ func (r *root) procsAt(ctx context.Context, m sigma.MachineID, after uint64, n i
 		return nil, false
 	}
 	for i := range es {
-		es[i].ID = sigma.FileID{Kind: sigma.KindDir, Path: idOf(sigma.JoinPath(sigma.NameProc, es[i].Name))}
+		es[i].ID = sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID(sigma.JoinPath(sigma.NameProc, es[i].Name))}
 	}
 	return es, more
 }
@@ -171,7 +173,7 @@ func (r *root) oneProcDir(id sigma.ProcID) sigma.File {
 }
 
 func emptyFile(dir, name string) sigma.File {
-	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindFile, Path: idOf(dir + "/" + name)}, Name: name, Perm: 0o444, Content: func(context.Context) ([]byte, error) { return nil, nil }}
+	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindFile, Path: viewfs.PathID(dir + "/" + name)}, Name: name, Perm: 0o444, Content: func(context.Context) ([]byte, error) { return nil, nil }}
 }
 
 // procFile is a file of /proc/PID that is here.
@@ -229,13 +231,13 @@ func (r *root) procFile(id sigma.ProcID, name string) (sigma.File, error) {
 	}
 	switch name {
 	case procStdout:
-		return l.out.File(name, idOf(file)), nil
+		return l.out.File(name, viewfs.PathID(file)), nil
 	case procLog:
-		return l.both.File(name, idOf(file)), nil
+		return l.both.File(name, viewfs.PathID(file)), nil
 	case procTimes:
 		return stateFile(file, name, 0o444, func(context.Context) ([]byte, error) { return l.times() }), nil
 	}
-	return l.err.File(name, idOf(file)), nil
+	return l.err.File(name, viewfs.PathID(file)), nil
 }
 
 // times are the lines of /proc/PID/times.

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sigmaos.dev/kernel/viewfs"
+
 	"sigmaos.dev/names"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
@@ -17,9 +19,9 @@ import (
 type tree struct {
 	k         *Kernel
 	principal sigma.Principal
-	view      *viewer  // of a proc that does not see all of its realm; nil = it does
-	granted   *granted // of a guest; nil = the session was not begun with a credential
-	far       bool     // another machine's sigmad asks: it is shown only what is of this machine (attachFar)
+	view      *viewfs.Viewer // of a proc that does not see all of its realm; nil = it does
+	granted   *granted       // of a guest; nil = the session was not begun with a credential
+	far       bool           // another machine's sigmad asks: it is shown only what is of this machine (attachFar)
 
 	quota  *quota                 // nil = the session is not counted
 	end    context.CancelFunc     // ends the session
@@ -71,7 +73,7 @@ func (t *tree) Attach(ctx context.Context, p sigma.Principal, name string) (sigm
 	}
 	t.realms[realm] = true
 	if t.view != nil {
-		return t.view.root(), nil
+		return t.view.Root(), nil
 	}
 	return r, nil
 }
@@ -84,7 +86,7 @@ func (t *tree) release() {
 	t.leases = nil
 	t.mu.Unlock()
 	if t.view != nil {
-		t.view.release()
+		t.view.Release()
 	}
 	if len(leases) == 0 {
 		return
@@ -255,7 +257,7 @@ func (r *root) Stat(ctx context.Context) (sigma.Stat, error) {
 	n, err := r.named(ctx)
 	if err != nil {
 		if r.realm == sigma.SystemRealm {
-			return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: idOf("/")}, Perm: 0o555, Modified: time.Unix(0, 0)}, nil
+			return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID("/")}, Perm: 0o555, Modified: time.Unix(0, 0)}, nil
 		}
 		return sigma.Stat{}, err
 	}
@@ -512,7 +514,7 @@ func (l *storeLink) Walk(_ context.Context, names []string) (sigma.File, []sigma
 }
 
 func (l *storeLink) Stat(context.Context) (sigma.Stat, error) {
-	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindEndpoint, Path: idOf("/" + l.name)}, Name: l.name, Perm: 0o555, Modified: time.Unix(0, 0)}, nil
+	return sigma.Stat{ID: sigma.FileID{Kind: sigma.KindEndpoint, Path: viewfs.PathID("/" + l.name)}, Name: l.name, Perm: 0o555, Modified: time.Unix(0, 0)}, nil
 }
 
 func (l *storeLink) ReadLink(ctx context.Context) (string, error) {

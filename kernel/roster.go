@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"sigmaos.dev/kernel/viewfs"
+
 	"sigmaos.dev/machines"
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/treekit"
@@ -20,7 +22,7 @@ const nameRoster = "roster"
 const rosterMax = 2 * time.Second
 
 func (r *root) rosterFile() sigma.File {
-	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: idOf("/sys/" + nameRoster)}, Name: nameRoster, Perm: 0o444, Content: r.tree.k.rosterText}
+	return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: viewfs.PathID("/sys/" + nameRoster)}, Name: nameRoster, Perm: 0o444, Content: r.tree.k.rosterText}
 }
 
 // rosterText is one line a machine: name, state, and key=value words.

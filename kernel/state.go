@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/viewfs"
+
 	"sigmaos.dev/kernel/meter"
 
 	"sigmaos.dev/besched"
@@ -69,7 +71,7 @@ func (r *root) machineLines() *lines[struct{}] {
 // realmsFile is /sys/realms: calls of the provider, and lines.
 func (r *root) realmsFile() sigma.File {
 	k := r.tree.k
-	calls := treekit.RealmsFile(sigmap.FileRealms, idOf("/sys/"+sigmap.FileRealms), k.realms(r.tree), r.tree.principal.System)
+	calls := treekit.RealmsFile(sigmap.FileRealms, viewfs.PathID("/sys/"+sigmap.FileRealms), k.realms(r.tree), r.tree.principal.System)
 	return r.sysState(sigmap.FileRealms, func(ctx context.Context) ([]byte, error) {
 		infos, err := r.realmInfos(ctx)
 		if err != nil {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"sigmaos.dev/kernel/viewfs"
+
 	"sigmaos.dev/dialproxy"
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
@@ -98,13 +100,13 @@ func (r *root) sysFile(name string) sigma.File {
 	case nameLimits:
 		return r.limitsFile()
 	case nameMetrics:
-		return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: idOf("/sys/" + name)}, Name: name, Perm: 0o400, Content: r.tree.k.metricsText}
+		return &treekit.Blob{ID: sigma.FileID{Kind: sigma.KindDevice, Path: viewfs.PathID("/sys/" + name)}, Name: name, Perm: 0o400, Content: r.tree.k.metricsText}
 	}
 	return nil
 }
 
 func (r *root) callable(name string, methods map[string]handler) sigma.File {
-	return &treekit.Callable{Name: name, ID: idOf("/sys/" + name), Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
+	return &treekit.Callable{Name: name, ID: viewfs.PathID("/sys/" + name), Handle: func(ctx context.Context, method string, payload []byte) ([]byte, []*os.File, error) {
 		h := methods[method]
 		if h == nil {
 			return nil, nil, treekit.NoMethod(name, method)
@@ -359,7 +361,7 @@ func (r *root) endpointCalls() map[string]handler {
 				return nil, nil, err
 			}
 			if v := r.tree.view; v != nil {
-				if err := v.mayDial(e); err != nil {
+				if err := v.MayDial(e); err != nil {
 					return nil, nil, err
 				}
 			}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 
+	"sigmaos.dev/kernel/viewfs"
+
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/treekit"
 )
@@ -90,7 +92,7 @@ func (d *uxDir) Open(ctx context.Context, f sigma.OpenFlags) error {
 	d.list = make([]sigma.DirEntry, len(names))
 	slices.Sort(names)
 	for i, n := range names {
-		d.list[i] = sigma.DirEntry{Name: n, ID: sigma.FileID{Kind: sigma.KindDir, Path: idOf(sigma.JoinPath(sigma.NameUX, n))}, Next: uint64(i + 1)}
+		d.list[i] = sigma.DirEntry{Name: n, ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID(sigma.JoinPath(sigma.NameUX, n))}, Next: uint64(i + 1)}
 	}
 	return nil
 }

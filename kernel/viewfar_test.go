@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"sigmaos.dev/kernel/viewfs"
+
 	"sigmaos.dev/sigma"
 	"sigmaos.dev/sigmap"
 )
@@ -99,11 +101,11 @@ func TestViewBounds(t *testing.T) {
 	if _, err := child.Put(ctx, "/workdir/circle", []byte(circle.text), sigma.PutOptions{Kind: sigma.KindEndpoint}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := child.Stat(ctx, "/workdir/circle"+strings.Repeat("/x", hopsMost+1)); sigma.KindOf(err) != sigma.KindLoop {
+	if _, err := child.Stat(ctx, "/workdir/circle"+strings.Repeat("/x", viewfs.HopsMost+1)); sigma.KindOf(err) != sigma.KindLoop {
 		t.Errorf("a path of endpoints without end: %v", err)
 	}
 	var err error
-	for i := 0; i <= enteredMost && err == nil; i++ {
+	for i := 0; i <= viewfs.EnteredMost && err == nil; i++ {
 		path := fmt.Sprintf("/workdir/t%d", i)
 		if err = publish(ctx, child, path, child.serveTree(t, &lying{text: "nothing"})); err != nil {
 			t.Fatal(err)
@@ -113,7 +115,7 @@ func TestViewBounds(t *testing.T) {
 	if sigma.KindOf(err) != sigma.KindBusy {
 		t.Errorf("trees without end: %v", err)
 	}
-	if caps, err := c.m.connect(sigma.DefaultRealm).Caps(ctx, child.id); err != nil || caps.Entered != enteredMost || len(caps.Listens) != enteredMost+1 || caps.All {
+	if caps, err := c.m.connect(sigma.DefaultRealm).Caps(ctx, child.id); err != nil || caps.Entered != viewfs.EnteredMost || len(caps.Listens) != viewfs.EnteredMost+1 || caps.All {
 		t.Errorf("it has %+v, %v", caps, err)
 	}
 	child.p.exit(0)

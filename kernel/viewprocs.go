@@ -4,25 +4,24 @@ import (
 	"context"
 	"slices"
 
+	"sigmaos.dev/kernel/viewfs"
+
 	"sigmaos.dev/schedd"
 	"sigmaos.dev/sigma"
 )
-
-// allProcs are the rights that a view gives to all procs of the realm.
-func (v *viewer) allProcs() sigma.Rights { return v.table.Grants([]string{sigma.NameProc}) }
 
 // kin are the ancestors with views of what the session's proc spawns: itself, if it has a view, and its own.
 func (t *tree) kin() []sigma.ProcID {
 	if t.view == nil || t.granted != nil {
 		return nil
 	}
-	kin := append([]sigma.ProcID{t.principal.Proc}, t.view.kin...)
+	kin := append([]sigma.ProcID{t.principal.Proc}, t.view.Kin()...)
 	return kin[:min(len(kin), schedd.KinMax)]
 }
 
 // ownKin is the proc if it sees only itself and its descendants, else "".
 func (r *root) ownKin() sigma.ProcID {
-	if v := r.tree.view; v != nil && v.allProcs()&sigma.RightRead == 0 {
+	if v := r.tree.view; v != nil && v.AllProcs()&sigma.RightRead == 0 {
 		return r.tree.principal.Proc
 	}
 	return ""
@@ -35,7 +34,7 @@ func (r *root) mayProc(ctx context.Context, id sigma.ProcID, need sigma.Rights) 
 	if v == nil || r.tree.principal.Proc == id {
 		return nil
 	}
-	granted := v.allProcs()
+	granted := v.AllProcs()
 	if granted&need == need {
 		return nil
 	}
@@ -57,7 +56,7 @@ func (r *root) kinAt(ctx context.Context, m sigma.MachineID, after uint64, of si
 	}
 	for i := range infos {
 		name := string(infos[i].ID)
-		es = append(es, sigma.DirEntry{Name: name, ID: sigma.FileID{Kind: sigma.KindDir, Path: idOf(sigma.JoinPath(sigma.NameProc, name))}, Next: seqs[i]})
+		es = append(es, sigma.DirEntry{Name: name, ID: sigma.FileID{Kind: sigma.KindDir, Path: viewfs.PathID(sigma.JoinPath(sigma.NameProc, name))}, Next: seqs[i]})
 	}
 	return es, more
 }

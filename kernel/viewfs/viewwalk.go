@@ -1,4 +1,4 @@
-package kernel
+package viewfs
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 
 // way is a walk for a proc with a view: names from a file, of which the first lead to the place of an entry and the others are the proc's own. On the first no symlink is followed; one on the others is the proc's to follow, in its view.
 type way struct {
-	v     *viewer
+	v     *Viewer
 	f     sigma.File // the file from which names are walked
 	own   bool       // whether f is to be closed
 	by    sigma.ProcID
@@ -77,7 +77,7 @@ func (w *way) run(ctx context.Context, op func(f sigma.File, names []string) (*s
 
 // tell lets the proc dial an endpoint, unless the proc itself says that it is one.
 func (w *way) tell(text string) {
-	if w.by == "" || w.by != w.v.tree.principal.Proc {
+	if w.by == "" || w.by != w.v.cfg.Who.Proc {
 		w.v.note(text)
 	}
 }
@@ -104,8 +104,8 @@ func (w *way) step(ctx context.Context, op func(f sigma.File, names []string) (*
 
 // enter goes on in the tree behind an endpoint.
 func (w *way) enter(ctx context.Context, stop *sigma.Stopped) error {
-	if w.hops++; w.hops > hopsMost {
-		return sigma.Errorf("kernel.view", sigma.KindLoop, "there are more than %d endpoints on the path", hopsMost)
+	if w.hops++; w.hops > HopsMost {
+		return sigma.Errorf("kernel.view", sigma.KindLoop, "there are more than %d endpoints on the path", HopsMost)
 	}
 	e, err := w.v.enter(ctx, stop.Target)
 	if err != nil {

@@ -1,4 +1,4 @@
-package kernel
+package viewfs
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 
 // viewFile is a file as a proc with a view sees it: a file of the realm with the rights of the entry by which it was reached, or a directory that is there only because entries are below it.
 type viewFile struct {
-	v     *viewer
+	v     *Viewer
 	at    []string     // where it is in the view, if entries may be below; else nil: then the handle alone counts
 	entry *view.Entry  // whose rights hold; nil of a directory that is made up
 	inner sigma.File   // nil of a directory that is made up
@@ -48,8 +48,8 @@ func (f *viewFile) path() string {
 }
 
 func (f *viewFile) refuse(op, name string) error {
-	if g := f.v.tree.granted; g != nil {
-		return &sigma.Error{Op: "kernel.view." + op, Path: name, Kind: sigma.KindPermission, Msg: "the credential's role " + g.role.String() + " does not allow it", Hint: "a developer may change names and files; ask an owner of the realm"}
+	if role := f.v.cfg.Role; role != "" {
+		return &sigma.Error{Op: "kernel.view." + op, Path: name, Kind: sigma.KindPermission, Msg: "the credential's role " + role + " does not allow it", Hint: "a developer may change names and files; ask an owner of the realm"}
 	}
 	msg := "the proc's view does not allow it"
 	if f.entry != nil {
@@ -82,8 +82,8 @@ func (f *viewFile) locate(op string, names []string) (spot, error) {
 		return spot{entry: f.entry, way: &way{v: v, f: f.inner, by: f.by, names: names}}, nil
 	}
 	at := append(slices.Clip(f.at), names...) // not nil, also at the root
-	e, rest, found := v.table.Lookup(at)
-	below := len(v.table.Below(at)) > 0
+	e, rest, found := v.Table().Lookup(at)
+	below := len(v.Table().Below(at)) > 0
 	s := spot{entry: e, below: below}
 	if below || len(at) == 0 {
 		s.at = at
@@ -91,13 +91,13 @@ func (f *viewFile) locate(op string, names []string) (spot, error) {
 	real := found && e.Rights != sigma.RightsNone && slices.Equal(slices.Concat(e.Target, rest), at) // the realm's own place of that name
 	if len(at) > 0 && (at[0] == sigma.NameSys || at[0] == sigma.NameProc && !real) {
 		own := &view.Entry{Path: at[:1], Target: at[:1], Rights: sigma.RightsCall} // as the system makes it for the proc; the calls see to the rest
-		return spot{entry: own, way: &way{v: v, f: v.base(), names: at, real: 1}, made: max(0, 1-len(f.at))}, nil
+		return spot{entry: own, way: &way{v: v, f: v.cfg.Root(), names: at, real: 1}, made: max(0, 1-len(f.at))}, nil
 	}
 	switch {
 	case found && e.Rights != sigma.RightsNone && e == f.entry:
 		s.way = &way{v: v, f: f.inner, by: f.by, names: names}
 	case found && e.Rights != sigma.RightsNone:
-		s.way = &way{v: v, f: v.base(), names: slices.Concat(e.Target, rest), real: len(e.Target)}
+		s.way = &way{v: v, f: v.cfg.Root(), names: slices.Concat(e.Target, rest), real: len(e.Target)}
 		s.made = max(0, len(names)-len(rest))
 	case below, len(at) == 0:
 		s.entry, s.made = nil, len(names)
@@ -125,7 +125,7 @@ func (w *way) atDir(file sigma.File, err error) bool {
 }
 
 func madeID(at []string) sigma.FileID {
-	return sigma.FileID{Kind: sigma.KindDir, Path: idOf("view:" + sigma.JoinPath(at...))}
+	return sigma.FileID{Kind: sigma.KindDir, Path: PathID("view:" + sigma.JoinPath(at...))}
 }
 
 // Walk implements sigma.File. Trees behind endpoints are gone through.
@@ -174,9 +174,9 @@ func (f *viewFile) partly(names []string, err error) (sigma.File, []sigma.FileID
 		return nil, nil, err
 	}
 	for n := len(names) - 1; n > 0; n-- {
-		if at := slices.Concat(f.at, names[:n]); len(f.v.table.Below(at)) > 0 {
+		if at := slices.Concat(f.at, names[:n]); len(f.v.Table().Below(at)) > 0 {
 			return nil, f.madeIDs(names[:n]), nil
-		} else if e, rest, ok := f.v.table.Lookup(at); ok && len(rest) == 0 && e.Rights != sigma.RightsNone {
+		} else if e, rest, ok := f.v.Table().Lookup(at); ok && len(rest) == 0 && e.Rights != sigma.RightsNone {
 			return nil, f.madeIDs(names[:n]), nil
 		}
 	}
@@ -239,7 +239,7 @@ func (f *viewFile) Open(ctx context.Context, flags sigma.OpenFlags) error {
 
 // shown are the names of entries here, and at the root those of the system, without those that hide.
 func (f *viewFile) shown() []string {
-	names := slices.DeleteFunc(f.v.table.Below(f.at), func(n string) bool { return f.hidden(n) })
+	names := slices.DeleteFunc(f.v.Table().Below(f.at), func(n string) bool { return f.hidden(n) })
 	if len(f.at) == 0 {
 		names = append(names, sigma.NameProc, sigma.NameSys)
 	}
@@ -249,8 +249,8 @@ func (f *viewFile) shown() []string {
 
 func (f *viewFile) hidden(name string) bool {
 	at := slices.Concat(f.at, []string{name})
-	e, rest, ok := f.v.table.Lookup(at)
-	return ok && len(rest) == 0 && e.Rights == sigma.RightsNone && len(f.v.table.Below(at)) == 0
+	e, rest, ok := f.v.Table().Lookup(at)
+	return ok && len(rest) == 0 && e.Rights == sigma.RightsNone && len(f.v.Table().Below(at)) == 0
 }
 
 // covered reports whether a name here is not inner's.
@@ -258,7 +258,7 @@ func (f *viewFile) covered(name string) bool {
 	if f.at == nil {
 		return false
 	}
-	return slices.Contains(f.v.table.Below(f.at), name) || len(f.at) == 0 && (name == sigma.NameProc || name == sigma.NameSys)
+	return slices.Contains(f.v.Table().Below(f.at), name) || len(f.at) == 0 && (name == sigma.NameProc || name == sigma.NameSys)
 }
 
 // viewCookies marks cookies of the part of a listing that is inner's, which comes after the view's own.
@@ -418,7 +418,7 @@ func (f *viewFile) Call(ctx context.Context, method string, payload []byte, file
 		return nil, nil, err
 	}
 	reply, back, err := c.Call(ctx, method, payload, nil)
-	if f.v.tree.granted != nil { // what a proc answers with would outlive a guest's credential
+	if f.v.cfg.Role != "" { // what a proc answers with would outlive a guest's credential
 		session.CloseFiles(back)
 		back = nil
 	}
@@ -428,7 +428,7 @@ func (f *viewFile) Call(ctx context.Context, method string, payload []byte, file
 // PassBulk implements sigma.BulkPasser. What can be done by it is what the file was opened for.
 func (f *viewFile) PassBulk(ctx context.Context) (*os.File, error) {
 	p, ok := f.inner.(sigma.BulkPasser)
-	if !ok || f.v.tree.granted != nil { // it would outlive a guest's credential
+	if !ok || f.v.cfg.Role != "" { // it would outlive a guest's credential
 		return nil, treekit.Unsupported("a stream")
 	}
 	ctx, err := f.v.fenced(ctx)
@@ -441,7 +441,7 @@ func (f *viewFile) PassBulk(ctx context.Context) (*os.File, error) {
 // PassFile implements sigma.FilePasser. What is passed was opened for reading only, unless the proc made the file; a server of a tenant's might say so and pass another.
 func (f *viewFile) PassFile(ctx context.Context) (*os.File, error) {
 	p, ok := f.inner.(sigma.FilePasser)
-	if !ok || f.v.tree.granted != nil { // as for PassBulk
+	if !ok || f.v.cfg.Role != "" { // as for PassBulk
 		return nil, treekit.Unsupported("passing a file descriptor")
 	}
 	ctx, err := f.v.fenced(ctx)

@@ -1,4 +1,4 @@
-package kernel
+package viewfs
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 )
 
 // fenced looks at the fence that a request may carry. Its name is a path in the proc's view: the realm knows it by where that leads. A fence of a file that the proc may not change would let it depose others.
-func (v *viewer) fenced(ctx context.Context) (context.Context, error) {
+func (v *Viewer) fenced(ctx context.Context) (context.Context, error) {
 	fence := sigma.FenceOf(ctx)
 	if fence.Name == "" {
 		return ctx, nil
@@ -20,7 +20,7 @@ func (v *viewer) fenced(ctx context.Context) (context.Context, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, rest, ok := v.table.Lookup(names)
+	e, rest, ok := v.Table().Lookup(names)
 	if !ok || e.Rights&sigma.RightWrite == 0 {
 		return nil, &sigma.Error{Op: "kernel.view.Fence", Path: fence.Name, Kind: sigma.KindPermission, Msg: "the proc's view does not let it change the fence's file"}
 	}
@@ -73,7 +73,7 @@ func (f *viewFile) entryAt(name string) *view.Entry {
 	if f.at == nil {
 		return nil
 	}
-	e, rest, ok := f.v.table.Lookup(slices.Concat(f.at, []string{name}))
+	e, rest, ok := f.v.Table().Lookup(slices.Concat(f.at, []string{name}))
 	if !ok || len(rest) > 0 || len(e.Target) == 0 || e.Rights&sigma.RightWrite == 0 {
 		return nil
 	}
@@ -81,9 +81,9 @@ func (f *viewFile) entryAt(name string) *view.Entry {
 }
 
 // parentOf returns the directory, of the realm, in which the last of names is, with the rights of an entry. The caller closes it.
-func (v *viewer) parentOf(ctx context.Context, e *view.Entry, names []string) (dir *viewFile, last string, err error) {
+func (v *Viewer) parentOf(ctx context.Context, e *view.Entry, names []string) (dir *viewFile, last string, err error) {
 	n := len(names) - 1
-	w := &way{v: v, f: v.base(), names: names[:n], real: n}
+	w := &way{v: v, f: v.cfg.Root(), names: names[:n], real: n}
 	inner, err := w.walk(ctx)
 	if err != nil || inner == nil {
 		return nil, "", orNotFound(err)
@@ -92,7 +92,7 @@ func (v *viewer) parentOf(ctx context.Context, e *view.Entry, names []string) (d
 }
 
 // mkdirAt makes a directory of the realm with the rights of an entry that leads there, and the directories on the way to it that are missing: whoever gave the entry named all of them.
-func (v *viewer) mkdirAt(ctx context.Context, e *view.Entry, names []string, perm uint32) error {
+func (v *Viewer) mkdirAt(ctx context.Context, e *view.Entry, names []string, perm uint32) error {
 	dir, last, err := v.parentOf(ctx, e, names)
 	if err != nil && sigma.KindOf(err) == sigma.KindNotFound && len(names) > 1 {
 		if err := v.mkdirAt(ctx, e, names[:len(names)-1], perm); err != nil && sigma.KindOf(err) != sigma.KindExists {
@@ -194,7 +194,7 @@ func (f *viewFile) Put(ctx context.Context, names []string, data []byte, o sigma
 }
 
 // mayPublish says whether a proc may make such a file: of an endpoint, one that it may dial, or else it could read there what it was not told; with a lease, its own.
-func (v *viewer) mayPublish(o sigma.PutOptions, data []byte) error {
+func (v *Viewer) mayPublish(o sigma.PutOptions, data []byte) error {
 	if o.Kind == sigma.KindEndpoint {
 		e, err := sigma.ParseEndpoint(string(data))
 		if err != nil {
@@ -211,11 +211,8 @@ func (v *viewer) mayPublish(o sigma.PutOptions, data []byte) error {
 }
 
 // holds reports whether the proc was granted a lease.
-func (v *viewer) holds(id sigma.LeaseID) bool {
-	v.tree.mu.Lock()
-	defer v.tree.mu.Unlock()
-	_, ok := v.tree.leases[id]
-	return ok
+func (v *Viewer) holds(id sigma.LeaseID) bool {
+	return v.cfg.Holds(id)
 }
 
 // Remembers implements sigma.Rememberer. What is made up passes on to the root of the realm, which says yes.
@@ -229,10 +226,10 @@ func (f *viewFile) Lease(ctx context.Context, ttl time.Duration) (sigma.LeaseID,
 	if f.at == nil || len(f.at) > 0 {
 		return 0, treekit.Unsupported("lease")
 	}
-	if !f.v.table.Writes() {
+	if !f.v.Table().Writes() {
 		return 0, f.refuse("Lease", "/")
 	}
-	return f.v.base().Lease(ctx, ttl)
+	return f.v.cfg.Root().Lease(ctx, ttl)
 }
 
 // Renew implements sigma.Leaser.
@@ -240,7 +237,7 @@ func (f *viewFile) Renew(ctx context.Context, id sigma.LeaseID) error {
 	if !f.v.holds(id) {
 		return noLease(id)
 	}
-	return f.v.base().Renew(ctx, id)
+	return f.v.cfg.Root().Renew(ctx, id)
 }
 
 // Revoke implements sigma.Leaser.
@@ -248,7 +245,7 @@ func (f *viewFile) Revoke(ctx context.Context, id sigma.LeaseID) error {
 	if !f.v.holds(id) {
 		return noLease(id)
 	}
-	return f.v.base().Revoke(ctx, id)
+	return f.v.cfg.Root().Revoke(ctx, id)
 }
 
 func noLease(id sigma.LeaseID) error {

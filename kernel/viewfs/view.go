@@ -1,0 +1,258 @@
+package viewfs
+
+import (
+	"context"
+	"hash/fnv"
+	"os"
+	"sync"
+	"time"
+
+	"sigmaos.dev/session"
+	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
+	"sigmaos.dev/view"
+)
+
+// Limits of one proc that has a view. What it reaches beyond its machine's own places is reached by sigmad for it.
+const (
+	EnteredMost = 16   // trees behind endpoints that sigmad has entered for it
+	readMost    = 1024 // endpoints that it has read and may dial; of more, all are forgotten and have to be read again
+	enterMost   = 5 * time.Second
+	HopsMost    = 40 // endpoints on one path, as for links
+)
+
+// Viewer is the session of a proc that does not see all of its realm: what decides about each of its requests (docs/reference/views.md). The files that it hands out are viewFiles, so that the rights of an entry go
+// with whatever is reached by it. Of symlinks it tells the client, who goes on at the root of its own view; through trees behind endpoints it walks itself.
+//
+// A proc that sees all has none, and pays nothing for those that have.
+type Viewer struct {
+	cfg Config
+
+	mu      sync.Mutex
+	read    map[string]bool     // mu; texts of stream endpoints
+	entered map[string]*entered // mu; by the endpoint's text
+	over    bool                // mu
+}
+
+// entered is the tree behind an endpoint.
+type entered struct {
+	ready  chan struct{} // closed when what follows is set
+	client *session.Client
+	root   sigma.File
+	id     sigma.FileID
+	by     sigma.ProcID // who serves it; "" = the system
+	err    error
+}
+
+// Realm is the root of a realm as a session without a view has it.
+type Realm interface {
+	sigma.File
+	sigma.Leaser
+}
+
+// Config says whose session it is and what it reaches. The functions are safe for concurrent use.
+type Config struct {
+	Who   sigma.Principal
+	Table *view.Table    // what the session sees
+	Kin   []sigma.ProcID // ancestors of the proc that have views
+	// Role is that of the credential by which a program outside has the session; "" = it is a proc's.
+	Role string
+	// Root gives the root of the realm. Its calls know of the view.
+	Root func() Realm
+	// Dial connects to an endpoint as the session's principal.
+	Dial func(ctx context.Context, e sigma.Endpoint) (*os.File, error)
+	// Holds reports whether the session was granted the lease.
+	Holds func(id sigma.LeaseID) bool
+}
+
+// New makes the session's viewer. Release ends it.
+func New(cfg Config) *Viewer {
+	return &Viewer{cfg: cfg, read: map[string]bool{}, entered: map[string]*entered{}}
+}
+
+// Table is what the session sees.
+func (v *Viewer) Table() *view.Table { return v.cfg.Table }
+
+// Kin are the ancestors of the proc that have views.
+func (v *Viewer) Kin() []sigma.ProcID { return v.cfg.Kin }
+
+// Caps tells what the proc has come to by its view.
+func (v *Viewer) Caps(c *sigmap.Caps) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	c.Entered += uint32(len(v.entered))
+	for text := range v.read {
+		if e, err := sigma.ParseEndpoint(text); err == nil {
+			c.Read = append(c.Read, e)
+		}
+	}
+}
+
+// Root is what the proc's paths start at.
+func (v *Viewer) Root() sigma.File {
+	return &viewFile{v: v, at: []string{}, id: sigma.FileID{Kind: sigma.KindDir, Path: PathID("/")}}
+}
+
+// note lets the proc dial an endpoint whose text it was told.
+func (v *Viewer) note(text string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.read) >= readMost {
+		clear(v.read)
+	}
+	v.read[text] = true
+}
+
+// knows reports whether the proc made the endpoint or was told of it by its view.
+func (v *Viewer) knows(e sigma.Endpoint) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return e.Proc == v.cfg.Who.Proc || v.read[e.String()]
+}
+
+// MayDial says whether the proc may connect to an endpoint.
+func (v *Viewer) MayDial(e sigma.Endpoint) error {
+	const op = "kernel.Dial"
+	switch {
+	case e.Form == sigma.FormTree:
+		return &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: "a proc with a view does not dial trees", Hint: "walk through the endpoint's file"}
+	case !v.knows(e):
+		return &sigma.Error{Op: op, Kind: sigma.KindPermission, Msg: "the endpoint was not read in this proc's view", Hint: "read its file first, also after a restart of sigmad"}
+	}
+	return nil
+}
+
+// enter gives the root of the tree behind an endpoint. Sessions are kept until they end, or the proc's does.
+func (v *Viewer) enter(ctx context.Context, text string) (*entered, error) {
+	const op = "kernel.view"
+	ep, err := sigma.ParseEndpoint(text)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		v.mu.Lock()
+		if v.over {
+			v.mu.Unlock()
+			return nil, sigma.Errorf(op, sigma.KindLost, "the session has ended")
+		}
+		e := v.entered[text]
+		if e == nil || e.ended() {
+			break
+		}
+		v.mu.Unlock()
+		select {
+		case <-e.ready:
+		case <-ctx.Done():
+			return nil, sigma.Wrap(op, "", ctx.Err())
+		}
+		if kind := sigma.KindOf(e.err); e.err == nil || kind != sigma.KindCanceled && kind != sigma.KindTimeout {
+			return e, e.err
+		} // else somebody else gave up
+	}
+	for key, e := range v.entered {
+		if e.ended() {
+			delete(v.entered, key)
+		}
+	}
+	if len(v.entered) >= EnteredMost {
+		v.mu.Unlock()
+		return nil, sigma.Errorf(op, sigma.KindBusy, "the proc walks through %d endpoints at a time; more are not allowed with a view", EnteredMost)
+	}
+	e := &entered{ready: make(chan struct{})}
+	if ep.Realm != sigma.SystemRealm {
+		e.by = ep.Proc
+	}
+	v.entered[text] = e
+	v.mu.Unlock()
+	e.client, e.root, e.id, e.err = v.attach(ctx, ep)
+	v.mu.Lock()
+	if e.err != nil {
+		delete(v.entered, text)
+	}
+	over := v.over
+	v.mu.Unlock()
+	close(e.ready)
+	if over && e.client != nil {
+		e.client.Close()
+	}
+	return e, e.err
+}
+
+// attach is what the proc would do itself if it could dial trees: it is who the server sees.
+func (v *Viewer) attach(ctx context.Context, e sigma.Endpoint) (*session.Client, sigma.File, sigma.FileID, error) {
+	ctx, cancel := context.WithTimeout(ctx, enterMost)
+	defer cancel()
+	fail := func(err error) (*session.Client, sigma.File, sigma.FileID, error) {
+		if ctx.Err() == context.DeadlineExceeded {
+			err = sigma.Errorf("kernel.view", sigma.KindUnavailable, "the server behind an endpoint of the path does not answer")
+		}
+		return nil, nil, sigma.FileID{}, err
+	}
+	socket, err := v.cfg.Dial(ctx, e)
+	if err != nil {
+		return fail(err)
+	}
+	conn, err := session.FromFile(socket)
+	if err != nil {
+		return fail(err)
+	}
+	c, err := session.Dial(ctx, conn)
+	if err != nil {
+		return fail(err)
+	}
+	root, err := c.Attach(ctx, "")
+	if err == nil {
+		var st sigma.Stat
+		if st, err = root.Stat(ctx); err == nil {
+			return c, root, st.ID, nil
+		}
+	}
+	c.Close()
+	return fail(err)
+}
+
+// ended says whether the tree was lost. One that is being entered was not.
+func (e *entered) ended() bool {
+	select {
+	case <-e.ready:
+	default:
+		return false
+	}
+	if e.client == nil {
+		return true
+	}
+	select {
+	case <-e.client.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// Release ends what sigmad entered for the proc.
+func (v *Viewer) Release() {
+	v.mu.Lock()
+	v.over = true
+	all := v.entered
+	v.entered = map[string]*entered{}
+	v.mu.Unlock()
+	for _, e := range all {
+		select {
+		case <-e.ready:
+			if e.client != nil {
+				e.client.Close()
+			}
+		default: // enter sees that it is over
+		}
+	}
+}
+
+// AllProcs are the rights that a view gives to all procs of the realm.
+func (v *Viewer) AllProcs() sigma.Rights { return v.Table().Grants([]string{sigma.NameProc}) }
+
+// PathID is the id of a computed file: the hash of its path, with a bit that inodes and named's numbers do not have.
+func PathID(path string) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(path))
+	return h.Sum64() | 1<<63
+}
