@@ -64,6 +64,7 @@ bench: setup build sudo ## all benches, quick; bin/bench list names them
 
 lint: ## format, vet, our own rules, clippy
 	@$(TESTRUN) gofmt vet
+	go test -v -run TestCount ./internal/tidy
 	go test ./internal/tidy
 	cd launcher && cargo fmt --check && cargo clippy --quiet --release --locked --all-targets -- -D warnings
 

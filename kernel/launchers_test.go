@@ -85,7 +85,10 @@ func TestNoLauncherNoOffers(t *testing.T) {
 	}
 	m2.launcher()
 	offers(1)
-	m1.spawn(c, sigma.Descriptor{})
+	m1.k.mu.Lock()
+	more := m1.k.core.Free() + 1 // than m1 has: a home that knows that nobody waits places what it has room for
+	m1.k.mu.Unlock()
+	m1.spawn(c, sigma.Descriptor{Memory: more})
 	runs(m2).exit(0)
 }
 

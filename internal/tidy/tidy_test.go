@@ -1,7 +1,9 @@
 package tidy
 
 import (
+	"cmp"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,6 +30,7 @@ var rules = []struct {
 	{"passing", CheckPassing},
 	{"clock", CheckClock},
 	{"size", CheckSizes},
+	{"package-size", CheckPackageSizes},
 	{"task", CheckTasks},
 	{"machine-path", func(t *Tree) []Finding { return CheckPaths(t, nil) }},
 	{"unsafe", CheckUnsafe},
@@ -79,6 +82,21 @@ func TestRepository(t *testing.T) {
 		}
 		report(t, found)
 	})
+}
+
+// TestCount prints the code lines of each package, largest first (make lint).
+func TestCount(t *testing.T) {
+	of := Count(load(t, os.DirFS(root)))
+	dirs := slices.SortedFunc(maps.Keys(of), func(a, b string) int { return cmp.Compare(of[b], of[a]) })
+	all := 0
+	for _, dir := range dirs {
+		t.Logf("%6d %s", of[dir], dir)
+		all += of[dir]
+	}
+	t.Logf("%6d in all", all)
+	if n := codeLines("package p\n\n// words\nvar s = `a\nb`\n"); n != 3 {
+		t.Errorf("%d lines of code are counted, not 3", n)
+	}
 }
 
 // Goal: every rule can fail, and says so at the right line. Method: each file of testdata/bad is a small tree, "-- name --" before each file, with
