@@ -56,6 +56,7 @@ func (k *Kernel) startServices(ctx context.Context) error {
 	if err := k.joinNames(ctx); err != nil {
 		return err
 	}
+	k.own.started.Store(true)
 	for _, s := range k.serviceList() {
 		k.sessions.Go(func() { s.supervise(k.ctx) })
 	}

@@ -409,8 +409,19 @@ func (k *Kernel) judge(ctx context.Context, f func(context.Context, *machines.Cl
 // enroller takes machines in for the machined that decides.
 type enroller struct{ k *Kernel }
 
+// booting is an error while this control machine has not begun its own life. If others boot too, and ask it before they start their part of the control plane, each would wait for the others; and links with it are made anew when its life begins.
+func (e enroller) booting() error {
+	if e.k.local(serviceMachined) == nil || e.k.own.started.Load() && !e.k.own.between.Load() {
+		return nil
+	}
+	return sigma.Errorf("kernel.enrol", sigma.KindUnavailable, "control machine %s is booting itself", e.k.cfg.Machine)
+}
+
 // Challenge implements link.Enroller.
 func (e enroller) Challenge(ctx context.Context) (ch identity.Challenge, err error) {
+	if err := e.booting(); err != nil {
+		return ch, err
+	}
 	err = e.k.judge(ctx, func(ctx context.Context, c *machines.Client) (err error) {
 		ch, err = c.Challenge(ctx)
 		return err

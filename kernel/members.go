@@ -26,6 +26,7 @@ type membership struct {
 	timing machines.Timing
 
 	between atomic.Bool           // a life is over and the next has not begun; changed by setBetween
+	started atomic.Bool           // its part of the control plane, if it has one, is being started or runs
 	drains  atomic.Bool           // drain is under way
 	lives   atomic.Uint64         // that ended
 	refusal atomic.Pointer[error] // why this machine is not registered, if it is refused; changed by noteRefusal

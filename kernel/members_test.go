@@ -315,3 +315,22 @@ func TestCordonWithoutCredits(t *testing.T) {
 		return err == nil && acts
 	})
 }
+
+// Goal: while a control machine has not begun its own life it lets nobody in, and says so at once: else control machines that boot together would wait for each other.
+func TestBootingControlMachinesDoNotWaitForEachOther(t *testing.T) {
+	w := newWorld(t, part{name: "m1", control: true, services: []string{serviceNamed, serviceBesched, serviceS3, serviceMachined}})
+	k := w.machines["m1"].k
+	refused := func() bool {
+		_, err := enroller{k}.Challenge(t.Context())
+		return err != nil && sigma.KindOf(err) == sigma.KindUnavailable && strings.Contains(err.Error(), "is booting itself")
+	}
+	k.own.setBetween(true)
+	if !refused() {
+		t.Error("it lets others in before it was registered")
+	}
+	k.own.setBetween(false)
+	k.own.started.Store(false)
+	if !refused() {
+		t.Error("it lets others in before it has started its part of the control plane")
+	}
+}
