@@ -4,7 +4,10 @@ package cluster
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,5 +57,41 @@ func TestDownOfSeveral(t *testing.T) {
 	var log []states.Instance
 	if err := json.Unmarshal([]byte(all("init", "log", "--json", "web")), &log); err != nil || len(log) != 2 {
 		t.Errorf("log of the registered one: %+v, %v", log, err)
+	}
+}
+
+// Goal: a part of the control plane can be taken from the machine that decides about membership, in the way that the refusal says.
+func TestControlOffOfTheDecidingMachine(t *testing.T) {
+	c := testenv.NewCluster(t, testenv.ClusterOptions{Kind: testenv.Local, Machines: 3, Control: 3})
+	m1, m2 := c.Machine(0), c.Machine(1)
+	_, errs, code := m2.CLI(t, "machine", "control", "m1", "off")
+	if code == 0 || !strings.Contains(errs, "machine m1 decides about membership") || !strings.Contains(errs, "hint: stop sigmaOS there (sigma down)") {
+		t.Errorf("refused with code %d, %q", code, errs)
+	}
+	m1.Must(t, "down")
+	testenv.Eventually(t, "another decides, and takes it", func() error {
+		if _, errs, code := m2.CLI(t, "machine", "control", "m1", "off"); code != 0 {
+			return errors.New(errs)
+		}
+		return nil
+	})
+	m1.Must(t, "--data", c.Data(), "up", "--detach")
+	testenv.Eventually(t, "it is an ordinary machine", func() error {
+		var ms []struct {
+			Name, State string
+			Control     bool
+		}
+		if err := json.Unmarshal([]byte(m2.Must(t, "machine", "ls", "--json")), &ms); err != nil {
+			return err
+		}
+		for _, m := range ms {
+			if m.State != "alive" || m.Control != (m.Name != "m1") {
+				return fmt.Errorf("machines are %+v", ms)
+			}
+		}
+		return nil
+	})
+	if got := m1.Must(t, "ls", "/"); got == "" {
+		t.Error("nothing is seen there")
 	}
 }
