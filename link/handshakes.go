@@ -94,6 +94,9 @@ func (s *handshakes) prove(m sigma.MachineID, conn net.Conn) {
 
 // hearLocked makes members anew if the roster has changed.
 func (s *handshakes) hearLocked() {
+	if s.roster == nil {
+		return
+	}
 	epoch := s.roster.Epoch()
 	if epoch == s.epoch {
 		return
@@ -136,6 +139,21 @@ func (s *handshakes) dropLocked(p *handshake) {
 	if !p.member {
 		s.strangers--
 	}
+}
+
+// Strangers bounds the connections of a server that knows no members: those whose peer has not shown yet that it may be there. Safe for concurrent use.
+type Strangers struct{ places *handshakes }
+
+// NewStrangers makes one that nobody has a place of.
+func NewStrangers() *Strangers { return &Strangers{newHandshakes(nil)} }
+
+// Admit gives a connection a place until give is called, and closes the one that has to end for it, if there is one.
+func (s *Strangers) Admit(conn net.Conn) (give func()) {
+	p, ended := s.places.take(conn)
+	if ended != nil {
+		ended.conn.Close()
+	}
+	return func() { s.places.give(p) }
 }
 
 // addrOf is the address at the other end; the zero one if it has none.

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/files"
+	"sigmaos.dev/link"
 	"sigmaos.dev/namespace"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/session"
@@ -24,7 +25,7 @@ import (
 )
 
 const (
-	// serveMax is how many clients are served at once. Each has a connection to sigmad of its own, so that none can use up what another needs.
+	// serveMax is how many clients are served at once. Each has a connection to sigmad of its own, from when it has shown the token, so that none can use up what another needs.
 	serveMax = 64
 	// attachMax is how long a client that came over TCP may take to show the token.
 	attachMax = 10 * time.Second
@@ -164,7 +165,7 @@ func removeSocket(file string) error {
 func (a *app) accept9P(ctx context.Context, l net.Listener, g gate) {
 	var clients sync.WaitGroup
 	defer clients.Wait()
-	slots := make(chan struct{}, serveMax)
+	slots, strangers := make(chan struct{}, serveMax), link.NewStrangers()
 	for ctx.Err() == nil {
 		c, err := l.Accept()
 		if err != nil {
@@ -174,15 +175,10 @@ func (a *app) accept9P(ctx context.Context, l net.Listener, g gate) {
 			}
 			continue
 		}
-		select {
-		case slots <- struct{}{}:
-		default: // better none than one that waits without knowing why
-			c.Close()
-			continue
-		}
+		known := strangers.Admit(c)
 		clients.Go(func() {
-			defer func() { <-slots }()
-			if err := a.serveClient(ctx, c, g); err != nil && ctx.Err() == nil {
+			defer known()
+			if err := a.serveClient(ctx, c, &gated{gate: g, app: a, conn: c, slots: slots, known: known}); err != nil && ctx.Err() == nil {
 				a.remark("client %s: %v", c.RemoteAddr(), err)
 			}
 		})
@@ -190,7 +186,7 @@ func (a *app) accept9P(ctx context.Context, l net.Listener, g gate) {
 }
 
 // serveClient serves one connection, which it owns.
-func (a *app) serveClient(ctx context.Context, c net.Conn, g gate) error {
+func (a *app) serveClient(ctx context.Context, c net.Conn, g *gated) error {
 	defer c.Close()
 	if u, ok := c.(*net.UnixConn); ok {
 		if err := ownPeer(u); err != nil {
@@ -199,22 +195,12 @@ func (a *app) serveClient(ctx context.Context, c net.Conn, g gate) error {
 	} else {
 		c.SetDeadline(time.Now().Add(attachMax))
 	}
-	s, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	go func() {
-		select {
-		case <-s.Lost(): // sigmad is gone: a client finds out at once, and connects again
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return treekit.Serve(ctx, session.NewStreamConn(c), treekit.Config{Tree: &gated{gate: g, client: s, conn: c}})
+	g.ctx, g.cancel = ctx, cancel
+	defer g.close()
+	return treekit.Serve(ctx, session.NewStreamConn(c), treekit.Config{Tree: g})
 }
 
 // ownPeer refuses who is neither this user nor root, should the socket's mode have been changed.
@@ -237,8 +223,54 @@ func ownPeer(c *net.UnixConn) error {
 // gated is the tree that is served to one client.
 type gated struct {
 	gate
-	client *sdk.Client
+	app    *app
 	conn   net.Conn
+	ctx    context.Context // of the connection
+	cancel context.CancelFunc
+	slots  chan struct{} // a token for each client that is served
+	known  func()        // it is no stranger any more
+
+	mu     sync.Mutex
+	client *sdk.Client // mu; nil until somebody has attached
+}
+
+// open connects to sigmad for a client that may attach.
+func (g *gated) open() (*sdk.Client, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.client != nil {
+		return g.client, nil
+	}
+	select {
+	case g.slots <- struct{}{}:
+	default: // better none than one that waits without knowing why
+		return nil, sigma.Errorf("sigma.serve9P", sigma.KindBusy, "%d clients are served, which is the limit", serveMax)
+	}
+	s, err := g.app.connect(g.ctx)
+	if err != nil {
+		<-g.slots
+		return nil, err
+	}
+	g.client = s
+	g.known()
+	go func() {
+		select {
+		case <-s.Lost(): // sigmad is gone: a client finds out at once, and connects again
+			g.cancel()
+		case <-g.ctx.Done():
+		}
+	}()
+	return s, nil
+}
+
+// close ends what open began.
+func (g *gated) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.client != nil {
+		g.client.Close()
+		<-g.slots
+	}
 }
 
 // Attach gives the root. name is the token where one is needed, and means nothing otherwise.
@@ -247,7 +279,11 @@ func (g *gated) Attach(ctx context.Context, p sigma.Principal, name string) (sig
 		g.conn.SetReadDeadline(time.Now()) // there is no second guess on a connection
 		return nil, sigma.Errorf("sigma.serve9P", sigma.KindPermission, "the name that is attached to is not the token")
 	}
-	root, err := namespace.Through{Tree: g.client.Tree, At: g.at}.Attach(ctx, p, "")
+	s, err := g.open()
+	if err != nil {
+		return nil, err
+	}
+	root, err := namespace.Through{Tree: s.Tree, At: g.at}.Attach(ctx, p, "")
 	if err == nil {
 		g.conn.SetDeadline(time.Time{})
 	}

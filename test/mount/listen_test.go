@@ -127,3 +127,31 @@ func TestClientLibrary(t *testing.T) {
 		t.Errorf("after others' junk: %v", err)
 	}
 }
+
+// Goal: strangers keep no client of the token out, nor reach sigmad: not by more silent connections than are served at once, nor by ones that begin and do not attach. Who has attached goes on.
+func TestStrangersOfServe(t *testing.T) {
+	s := shared.Get(t)
+	addr, token := listening(t, s, "127.0.0.1:0")
+	first, err := attached(t, "tcp", addr, token)
+	must(t, err)
+	for i := range 200 {
+		c, err := net.Dial("tcp", addr)
+		must(t, err)
+		t.Cleanup(func() { c.Close() })
+		if i%2 == 0 {
+			_, err = io.WriteString(c, "\x13\x00\x00\x00\x64\xff\xff")
+			must(t, err)
+		}
+	}
+	for range 3 {
+		if _, err := attached(t, "tcp", addr, token); err != nil {
+			t.Errorf("beside 200 strangers: %v", err)
+		}
+	}
+	if _, err := attached(t, "tcp", addr, token+"x"); err == nil {
+		t.Error("a stranger attaches")
+	}
+	if _, _, _, err := first.GetAttr(p9.AttrMaskAll); err != nil {
+		t.Errorf("who had attached: %v", err)
+	}
+}
