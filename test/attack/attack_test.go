@@ -31,7 +31,8 @@ func TestAttacks(t *testing.T) {
 	group("everybody", func(t *testing.T) { attackEverybody(ctx, t, s, p, plain) })
 	group("messages", func(t *testing.T) { attackByMessages(ctx, t, s, p, plain) })
 	group("requests", func(t *testing.T) { attackByRequests(ctx, t, s, plain) })
-	if counted := s.report(t); counted < 100 && s.groups == 9 {
+	group("former", func(t *testing.T) { attackByFormer(ctx, t, s, plain) })
+	if counted := s.report(t); counted < 100 && s.groups == 10 {
 		t.Errorf("%d attempts are too few to mean anything", counted)
 	}
 }

@@ -4,6 +4,7 @@ package attack
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"testing"
 
@@ -39,5 +40,52 @@ func attackByRequests(ctx context.Context, t *testing.T, s *score, plain *arena)
 				s.control(t, what(a), err == nil, fmt.Sprint("by the provider: ", err))
 			}
 		}
+	}
+}
+
+// attackByFormer goes, in a realm that was made anew, for what the realm of that name had which was removed, also when there is the same again. Its control does so in that realm, before.
+func attackByFormer(ctx context.Context, t *testing.T, s *score, plain *arena) {
+	const realm = "again"
+	plain.Must(t, "realm", "create", realm)
+	c := plain.Connect(ctx, t, realm)
+	install := func() { plain.Install(ctx, t, c, plain.programs.forger) }
+	install()
+	had := plain.hold(ctx, t, c)
+	tell, err := json.Marshal(forge.Env{Other: had})
+	if err != nil {
+		t.Fatal(err)
+	}
+	try := func() []line {
+		ids, err := c.Spawn(ctx, sigma.Descriptor{Program: plain.forge, Args: []string{"former"}, Env: []string{"FORGE=" + string(tell)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := c.WaitExit(ctx, ids[0])
+		out, _, gerr := c.Get(ctx, sigma.JoinPath("proc", string(ids[0]), "stdout"))
+		ls := lines(t, string(out))
+		if err != nil || gerr != nil || len(ls) != 9 {
+			t.Fatalf("it ended as %+v, %v, %v: %s", st, err, gerr, out)
+		}
+		return ls
+	}
+	for _, l := range try() {
+		if l.name != forge.ListenAtFormer { // which requests controls
+			s.control(t, l.act, l.result != "blocked", l.detail)
+		}
+	}
+	plain.Must(t, "realm", "rm", "--force", realm)
+	plain.Must(t, "realm", "create", realm)
+	c = plain.Connect(ctx, t, realm)
+	install()
+	for _, l := range try() {
+		if l.name != forge.ListenAtFormer {
+			s.tried(t, l.act, l.result != "blocked", l.detail)
+		} else if l.result != "blocked" {
+			t.Errorf("a proc listens where one of the former realm did: %s", l.detail)
+		}
+	}
+	plain.hold(ctx, t, c)
+	for _, l := range try() {
+		s.again(t, l.act, l.result != "blocked", l.detail)
 	}
 }

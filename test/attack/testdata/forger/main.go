@@ -7,6 +7,7 @@
 //	forger descriptor [F]   misuses a passed descriptor, or as a control the file F
 //	forger socket           misuses a socket that was passed to it by its dialling itself
 //	forger mapped [N]       writes to its own pages of a passed file, N times all of it or without end
+//	forger former           tries forge.Former with what FORGE tells of the former realm
 //	forger count FILE...    counts words by passed descriptors
 //	forger hoard            keeps as many connections and files as it gets, and prints how many
 //	forger listen           listens, prints what it has of a forge.World, and accepts nobody
@@ -58,6 +59,8 @@ func run(ctx context.Context, args []string) error {
 		return listen(ctx, c)
 	case "attack":
 		return attack(ctx, c)
+	case "former":
+		return former(ctx, c)
 	case "count":
 		return count(ctx, c, args[1:])
 	case "hoard":
@@ -147,6 +150,19 @@ func attack(ctx context.Context, c *sdk.Client) error {
 		if a.Own != nil {
 			tell(out, what, bounded(ctx, ownMax, func(ctx context.Context) error { return a.Own(ctx, &e) }), "control failed")
 		}
+	}
+	return nil
+}
+
+func former(ctx context.Context, c *sdk.Client) error {
+	e := forge.Env{C: c}
+	if err := json.Unmarshal([]byte(os.Getenv("FORGE")), &e); err != nil {
+		return err
+	}
+	out := bufio.NewWriter(os.Stdout)
+	defer out.Flush()
+	for name, err := range forge.Former(ctx, &e) {
+		tell(out, act{name, "use what a former realm of the name had", "a former realm"}, err, "blocked")
 	}
 	return nil
 }
