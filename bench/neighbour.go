@@ -4,8 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,18 +17,19 @@ import (
 )
 
 // neighbourBench: what does a flood by one realm cost another? Two procs of one realm (programs/flood) ask for as much of one kind as they can, in 32 loops each, while a latency-critical proc of another realm (programs/probe) reads a name and starts
-// best-effort procs, one after the other. Each flood has a realm of its own, which is removed after it. theirs is the same measured before the flood; ratio is quiet by beside, so that 0.33 is three times as long. Expected: the flood's own programs take processor time, of which the other realm has its
+// best-effort procs, one after the other; beside SQL it asks a database of its realm too. Each flood has a realm of its own, which is removed after it. theirs is the same measured before the flood; ratio is quiet by beside, so that 0.33 is three times as long. Expected: the flood's own programs take processor time, of which the other realm has its
 // part; beyond that, requests of one realm do not wait for more than a turn of the other's (ADR 34), so that no p99 is beyond 3 times quiet.
 func neighbourBench() Bench {
 	b := Bench{Name: "neighbour", Question: "how much longer do a realm's reads and starts take beside a flood by another realm?", Parts: neighbourFloods, run: runNeighbour}
 	for _, f := range neighbourFloods {
 		b.Metrics = append(b.Metrics, f+"_get_p99_ms", f+"_spawn_p99_ms")
 	}
+	b.Metrics = append(b.Metrics, "sql_select_p99_ms")
 	return b
 }
 
 // neighbourFloods are the kinds of programs/flood, and sessions, which the bench makes.
-var neighbourFloods = []string{"lc", "be", "dial", "names", "leases", "s3", "sql", "list", "sessions"}
+var neighbourFloods = []string{"lc", "be", "dial", "names", "leases", "fences", "events", "watches", "s3", "sql", "list", "sessions"}
 
 // neighbour is one run of the bench.
 type neighbour struct {
@@ -58,7 +62,10 @@ func runNeighbour(ctx context.Context, r *Run) (err error) {
 	if n.probe, err = n.s.install(ctx, filepath.Join(r.dir, "probe"), "probe"); err != nil {
 		return err
 	}
-	if _, _, err := n.measure(ctx, "warm"); err != nil {
+	if err := n.s.command(ctx, "sql", "create", "probe"); err != nil {
+		return err
+	}
+	if _, err := n.measure(ctx, "warm", "sql"); err != nil {
 		return err
 	}
 	for _, flood := range neighbourFloods {
@@ -72,35 +79,37 @@ func runNeighbour(ctx context.Context, r *Run) (err error) {
 	return nil
 }
 
-// measure gives the 99th percentiles of a window, in ms.
-func (n *neighbour) measure(ctx context.Context, arm string) (get, spawn float64, err error) {
-	ids, err := n.s.Spawn(ctx, sigma.Descriptor{Program: n.probe, Args: []string{n.window.String(), n.start}, Class: sigma.LatencyCritical, CPU: probeCPU, Memory: probeMemory})
+// measure gives the 99th percentiles of a window, in ms, by metric.
+func (n *neighbour) measure(ctx context.Context, arm, flood string) (map[string]float64, error) {
+	args := []string{n.window.String(), n.start}
+	if flood == "sql" {
+		args = append(args, "/db/probe")
+	}
+	ids, err := n.s.Spawn(ctx, sigma.Descriptor{Program: n.probe, Args: args, Class: sigma.LatencyCritical, CPU: probeCPU, Memory: probeMemory})
 	if err != nil {
-		return 0, 0, err
+		return nil, err
 	}
 	st, err := n.s.WaitExit(ctx, ids[0])
 	if err != nil || !st.OK() {
 		said, _, _ := n.s.Get(ctx, "/proc/"+string(ids[0])+"/stderr")
-		return 0, 0, fmt.Errorf("the probe ended with %+v, %w: %s", st, err, said)
+		return nil, fmt.Errorf("the probe ended with %+v, %w: %s", st, err, said)
 	}
 	said, _, err := n.s.Get(ctx, "/proc/"+string(ids[0])+"/stdout")
-	var took struct {
-		Get   []float64 `json:"get_ms"`
-		Spawn []float64 `json:"spawn_ms"`
-	}
+	var took map[string][]float64
 	if err == nil {
 		err = json.Unmarshal(said, &took)
 	}
 	if err != nil {
-		return 0, 0, err
+		return nil, err
 	}
-	for _, ms := range took.Get {
-		n.r.sample(arm, "get_ms", ms)
+	p99 := map[string]float64{}
+	for metric, all := range took {
+		for _, ms := range all {
+			n.r.sample(arm, metric, ms)
+		}
+		p99[metric] = quantile(all, 0.99)
 	}
-	for _, ms := range took.Spawn {
-		n.r.sample(arm, "spawn_ms", ms)
-	}
-	return quantile(took.Get, 0.99), quantile(took.Spawn, 0.99), nil
+	return p99, nil
 }
 
 // Of the proc that measures, which asks for one thing at a time.
@@ -114,16 +123,17 @@ func (n *neighbour) beside(ctx context.Context, flood string) error {
 	if err := awaitIdle(ctx); err != nil {
 		return err
 	}
-	quietGet, quietSpawn, err := n.measure(ctx, "quiet")
+	quiet, err := n.measure(ctx, "quiet", flood)
 	if err != nil {
 		return err
 	}
 	end, err := n.flood(ctx, flood)
 	if err == nil {
-		var get, spawn float64
-		if get, spawn, err = n.measure(ctx, flood); err == nil {
-			for _, l := range []Line{{Metric: flood + "_get_p99_ms", Ours: get, Theirs: &quietGet}, {Metric: flood + "_spawn_p99_ms", Ours: spawn, Theirs: &quietSpawn}} {
-				l.Unit, l.Peer, l.Ratio, l.N = "ms", "quiet", pointer(*l.Theirs/l.Ours), 1
+		var beside map[string]float64
+		if beside, err = n.measure(ctx, flood, flood); err == nil {
+			for _, metric := range slices.Sorted(maps.Keys(quiet)) {
+				q := quiet[metric]
+				l := Line{Metric: flood + "_" + strings.TrimSuffix(metric, "_ms") + "_p99_ms", Ours: beside[metric], Theirs: &q, Unit: "ms", Peer: "quiet", Ratio: pointer(q / beside[metric]), N: 1}
 				if err = n.r.print(l); err != nil {
 					break
 				}

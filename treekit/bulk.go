@@ -84,16 +84,21 @@ func (s *server) stream(f *fid) func(net.Conn) {
 		s.mu.Lock()
 		s.bulks--
 		s.mu.Unlock()
+		s.gone(1)
 		f.bulks.Done()
 		s.put(f)
 	}
 }
 
-// beginBulk counts a stream, unless the fid is gone, or there are too many.
+// beginBulk counts a stream, as a handle too, unless the fid is gone, or there are too many.
 func (s *server) beginBulk(f *fid) (context.Context, bool) {
+	if s.cfg.Handles != nil && s.cfg.Handles.Take() != nil {
+		return nil, false
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.isOver() || f.ended || s.bulks >= bulksMax {
+		s.gone(1)
 		return nil, false
 	}
 	if f.end == nil {

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -124,7 +126,7 @@ func TestBulk(t *testing.T) {
 		t.Errorf("a write by what was opened for reading: %v", err)
 	}
 	r.Close()
-	for err = nil; err == nil; { // the clunk is not waited for
+	for err = nil; err == nil || sigma.KindOf(err) == sigma.KindCanceled; { // the clunk is not waited for; a read that is under way is told so
 		_, err = c.ReadAt(got[:9], 0)
 	}
 	if !errors.Is(err, bulk.ErrBroken) {
@@ -152,6 +154,62 @@ func TestBulk(t *testing.T) {
 	if _, err := streamOf(t, f); sigma.KindOf(err) != sigma.KindUnsupported {
 		t.Errorf("of a server that passes no files: %v", err)
 	}
+}
+
+// few lets so many handles be had, in all sessions.
+type few struct{ left atomic.Int64 }
+
+func (f *few) Take() error {
+	if f.left.Add(-1) >= 0 {
+		return nil
+	}
+	f.left.Add(1)
+	return sigma.Errorf("few.Take", sigma.KindNoSpace, "no more")
+}
+
+func (f *few) Give(n int) { f.left.Add(int64(n)) }
+
+// Streams that nobody reads count as handles, so that a realm has no more of them than its limit says, in however many sessions; what they took is given back.
+func TestStreamsAreHandles(t *testing.T) {
+	tree, err := ux.New(ux.Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(tree.Close)
+	handles := &few{}
+	handles.left.Store(10)
+	left := func(want int64) {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); handles.left.Load() != want; runtime.Gosched() {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d handles are left, want %d", handles.left.Load(), want)
+			}
+		}
+	}
+	var files []sigma.File
+	for range 2 {
+		f, err := attach(t, tree, treekit.Config{Handles: handles}).Create(t.Context(), fmt.Sprint(len(files)), sigma.OpenReadWrite, 0o644)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, f)
+	}
+	held := 10 - handles.left.Load()
+	for n := range 10 {
+		c, err := streamOf(t, files[n%2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.ReadAt(make([]byte, 1), 0)
+		if broken := errors.Is(err, bulk.ErrBroken); broken != (int64(n) >= 10-held) {
+			t.Errorf("stream %d beside %d handles: %v", n, held, err)
+		}
+	}
+	left(0)
+	for _, f := range files {
+		f.Close()
+	}
+	left(10 - held + 2)
 }
 
 // TestBulkTicket: where no sockets are passed a ticket leads to the file.

@@ -82,6 +82,21 @@ func kinds(ctx context.Context, c *sdk.Client, program string) map[string]func(w
 			c.Watch(within, path, 1<<62)
 		},
 		"leases": func(w, i int) { c.Lease(ctx, time.Minute) },
+		"fences": func(w, i int) { // a new one each time, until there are as many as may be; then newer epochs of them
+			within := sigma.WithFence(ctx, sigma.Fence{Name: fmt.Sprint("/fence-", w, "-", i%128), Epoch: sigma.Epoch(i/128 + 1)})
+			c.Put(within, "/ux/~local"+here, nil, sigma.PutOptions{Perm: 0o644})
+		},
+		"events": func(w, i int) { c.Get(ctx, "/sys/events") },
+		"watches": func(w, i int) { // as many as may be wait all the time
+			go func() {
+				within, cancel := context.WithTimeout(ctx, time.Second)
+				defer cancel()
+				c.Watch(within, here+"-watched", 1<<62)
+			}()
+			if i%64 == 63 {
+				time.Sleep(time.Millisecond)
+			}
+		},
 		"s3": func(w, i int) {
 			c.Put(ctx, fmt.Sprint("/s3/flood", here, "-", w, "-", i%64), object, sigma.PutOptions{Perm: 0o644})
 		},
