@@ -25,8 +25,8 @@ import (
 )
 
 // The server of a mount reads what tenants say, for root. So it has no rights (docs/adr/0044), and asks its keeper, by
-// the socket that it was started with, for the four things that need them. A request is one byte, and a socket that the
-// answer goes to, so that none waits for another; descriptors go with either.
+// the socket that it was started with, for the four things that need them. With a request goes a socket for the
+// answer, so that none waits for another; hostUnback has no answer.
 
 // mountHostFD is where the server has its socket to the keeper.
 const mountHostFD = mountReadyFD + 1
@@ -105,7 +105,12 @@ func (h *mountHost) run(server int) {
 				return
 			}
 			var ask hostAsk
-			if json.Unmarshal(b[:n], &ask) != nil || len(files) == 0 {
+			err = json.Unmarshal(b[:n], &ask)
+			if err == nil && len(files) == 0 && ask.What == hostUnback {
+				h.unback(ask.ID)
+				continue
+			}
+			if err != nil || len(files) == 0 {
 				session.CloseFiles(files)
 				continue
 			}
@@ -139,8 +144,6 @@ func (h *mountHost) do(ask hostAsk, files []*os.File) {
 		with, err = h.attach()
 	case ask.What == hostBack && len(files) == 2:
 		answer.ID, err = h.back(files[1])
-	case ask.What == hostUnback:
-		err = h.unback(ask.ID)
 	default:
 		err = sigma.Errorf("sigma.mount", sigma.KindInvalid, "the server of the mount asks for nothing that there is")
 	}
@@ -289,11 +292,8 @@ func (h *mountAsker) Back(fd *os.File) (int32, error) {
 	return answer.ID, err
 }
 
-// Unback implements mount.Host.
-func (h *mountAsker) Unback(id int32) error {
-	_, _, err := h.quickly(hostAsk{What: hostUnback, ID: id})
-	return err
-}
+// Unback implements mount.Host. It waits for no answer.
+func (h *mountAsker) Unback(id int32) error { return send(h.keeper, hostAsk{What: hostUnback, ID: id}) }
 
 // connect connects to the realm by a connection that the keeper dialled.
 func (h *mountAsker) connect(ctx context.Context) (*sdk.Client, error) {

@@ -22,7 +22,11 @@ func (h *mountHost) startSpare() error {
 	if err != nil {
 		return sigma.Wrap("sigma.mount", "", err)
 	}
-	h.spare = exec.Command(self, "mount", "--spare", "--device", deviceOf(h.cfg.Dir), "--cgroup", h.cgroup, "--", h.cfg.Dir)
+	args := []string{"mount", "--spare", "--device", deviceOf(h.cfg.Dir)}
+	if h.cgroup != "" {
+		args = append(args, "--cgroup", h.cgroup)
+	}
+	h.spare = exec.Command(self, append(args, "--", h.cfg.Dir)...)
 	h.spare.Dir, h.spare.SysProcAttr = "/", &syscall.SysProcAttr{Setsid: true}
 	if h.open, err = h.spare.StdinPipe(); err == nil {
 		err = h.spare.Start()

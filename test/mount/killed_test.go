@@ -125,7 +125,7 @@ func leftOf(t *testing.T, dir string) error {
 	return nil
 }
 
-// argument is what follows a flag on the command line of a process.
+// argument is what follows a flag on the command line of a process; "" if it has none.
 func argument(t *testing.T, pid int, flag string) string {
 	t.Helper()
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -133,7 +133,7 @@ func argument(t *testing.T, pid int, flag string) string {
 	args := strings.Split(string(line), "\x00")
 	at := slices.Index(args, flag)
 	if at < 0 || at+1 == len(args) {
-		t.Fatalf("process %d has no %s: %q", pid, flag, args)
+		return ""
 	}
 	return args[at+1]
 }
