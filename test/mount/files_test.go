@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sigmaos.dev/internal/testenv"
+	"sigmaos.dev/sigma"
 )
 
 // What open(2), rename(2) and the like promise holds, and what is refused has the errno that programs expect.
@@ -234,6 +236,37 @@ func TestLocksAndMaps(t *testing.T) {
 	}
 	if out := shared.Get(t).Must(t, "cat", "/ux/~local/"+t.Name()+"/f"); !strings.HasPrefix(out[5000:], "mapped") {
 		t.Errorf("what was written to shared memory is not in the file")
+	}
+}
+
+// A change elsewhere that leaves the size as it was, of mode, time or bytes, is seen.
+func TestChangesOfOneSizeElsewhere(t *testing.T) {
+	s := shared.Get(t)
+	_, work := mounted(t, s)
+	name, path := filepath.Join(work, "f"), "/ux/~local/"+t.Name()+"/f"
+	must(t, os.WriteFile(name, []byte("one"), 0o644))
+	shows := func(what string, is func(fs.FileInfo) bool) {
+		t.Helper()
+		testenv.Eventually(t, "the mount shows "+what, func() error {
+			st, err := os.Stat(name)
+			if err == nil && !is(st) {
+				err = fmt.Errorf("%v %d %v", st.Mode(), st.Size(), st.ModTime())
+			}
+			return err
+		})
+	}
+	at := time.Now().Add(-time.Hour).Truncate(time.Second)
+	must(t, os.Chtimes(name, at, at))
+	shows("the time that was set", func(st fs.FileInfo) bool { return st.ModTime().Equal(at) })
+	s.Must(t, "chmod", "600", path)
+	shows("the mode", func(st fs.FileInfo) bool { return st.Mode() == 0o600 })
+	_, err := s.Connect(testContext(t), t, "default").Put(testContext(t), path, []byte("two"), sigma.PutOptions{})
+	must(t, err)
+	shows("the time of the change", func(st fs.FileInfo) bool { return st.ModTime().After(at) && st.Size() == 3 })
+	got, err := os.ReadFile(name)
+	must(t, err)
+	if string(got) != "two" {
+		t.Errorf("it reads as %q", got)
 	}
 }
 
