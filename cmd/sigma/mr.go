@@ -34,13 +34,14 @@ within each part; a word is in one part only. Symbolic links below the input dir
 are not followed.
 
 The output directory must be missing or empty. ^C kills the job's procs and removes what
-they wrote. A proc that fails is run again, up to five times; so is the coordinator, which
+they wrote, within 20 s; a second ^C does not hasten it. A proc that fails is run again, up to five times; so is the coordinator, which
 then goes on where it was.`,
 		Example: `  sudo sigma mkdir /s3/in
   sudo sigma put -r texts /s3/in/texts
   sudo sigma mr wordcount --input /s3/in/texts --output /s3/in/counts
   sudo sigma cat /s3/in/counts/part-00000`,
-		Args: between(0, 0),
+		Args:        between(0, 0),
+		Annotations: map[string]string{tidiesUp: ""},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, name := range []string{"input", "output"} {
 				if !cmd.Flags().Changed(name) {

@@ -162,6 +162,9 @@ func editDistance(a, b string) int {
 // ownSignals marks commands that look after SIGINT and SIGTERM themselves; for all others the first of them ends the context and a second one the program.
 const ownSignals = "own-signals"
 
+// tidiesUp marks commands that remove what they made when they are stopped, which takes a bounded time. A second signal does not keep them from it.
+const tidiesUp = "tidies-up"
+
 // checkFlags says which flag has an empty value, which is a mistake, such as a variable of a script that is not set, and not the same as no flag; and whether --realm is a name.
 func checkFlags(cmd *cobra.Command) (err error) {
 	for c := cmd; c != nil; c = c.Parent() { // each has those that stand before the next word
@@ -185,9 +188,12 @@ func (a *app) before(cmd *cobra.Command, args []string) error {
 		ctx, stop := context.WithCancel(cmd.Context())
 		signals := make(chan os.Signal, 1)
 		signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+		_, tidies := cmd.Annotations[tidiesUp]
 		go func() {
 			s := <-signals
-			signal.Stop(signals)
+			if !tidies {
+				signal.Stop(signals)
+			}
 			a.signal.Store(int32(s.(syscall.Signal)))
 			stop()
 		}()

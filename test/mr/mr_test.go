@@ -76,6 +76,62 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// Who interrupts a job again and again still finds nothing of it: no record, no intermediate file, no output, no proc.
+func TestInterruptedTwice(t *testing.T) {
+	s := testenv.Boot(t, testenv.Options{})
+	ctx := t.Context()
+	c := s.Connect(ctx, t, sigma.DefaultRealm)
+	if err := c.Mkdir(ctx, "/s3/in", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	text, _ := block()
+	if _, err := c.Put(ctx, "/s3/in/text", bytes.Repeat(text, copies), sigma.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	job := s.Command(ctx, "mr", "wordcount", "--input", "/s3/in", "--output", "/s3/out")
+	if err := job.Start(); err != nil {
+		t.Fatal(err)
+	}
+	left := func(dir string) (names []string) {
+		entries, _ := c.ReadDir(ctx, dir)
+		for _, e := range entries {
+			names = append(names, e.Name)
+		}
+		return names
+	}
+	testenv.Eventually(t, "the job has a record", func() error {
+		if len(left("/mr")) == 0 {
+			return fmt.Errorf("there is none")
+		}
+		return nil
+	})
+	ended := make(chan error, 1)
+	go func() { ended <- job.Wait() }()
+	testenv.Eventually(t, "the interrupted job ends", func() error {
+		job.Process.Signal(syscall.SIGINT)
+		select {
+		case err := <-ended:
+			if err == nil {
+				t.Error("it was not interrupted")
+			}
+			return nil
+		default:
+			return fmt.Errorf("it tidies up")
+		}
+	})
+	for _, dir := range []string{"/mr", "/ux/~local/mr", "/s3/out"} {
+		if names := left(dir); len(names) > 0 {
+			t.Errorf("%s has %q", dir, names)
+		}
+	}
+	if _, err := c.Stat(ctx, "/s3/out"); sigma.KindOf(err) != sigma.KindNotFound {
+		t.Errorf("the output directory is left: %v", err)
+	}
+	if procs, err := c.List(ctx, false); err != nil || len(procs) > 0 {
+		t.Errorf("procs are left: %v %v", procs, err)
+	}
+}
+
 func binDir(t *testing.T) string {
 	if dir := os.Getenv("SIGMA_TEST_BIN"); dir != "" {
 		return dir
