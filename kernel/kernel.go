@@ -164,6 +164,7 @@ type Kernel struct {
 	adopted   func(n int)                         // says that what ran before this sigmad is known: n procs
 	known     chan struct{}                       // closed then
 	launcher  *launch.Launcher                    // mu; nil between the death of one and the start of the next
+	launched  sigmap.Service                      // mu; the last launcher, as status tells of it
 	comes     chan struct{}                       // mu; closed when there is a launcher
 	core      *schedd.Core                        // mu
 	wake      map[sigma.ProcID]chan struct{}      // mu; closed at the next change of a proc
@@ -234,7 +235,7 @@ func New(cfg Config) (*Kernel, error) {
 		return nil, sigma.Wrap("kernel.New", "", os.NewSyscallError("getrlimit", err))
 	}
 	passed := inflight.New(int(min(files.Cur, 1<<20)))
-	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine, passed), passed: passed, startMax: startMax, awaited: map[uint64]*time.Timer{}, ux: scratch, uxQuotas: uxQuotas, services: map[string]*service{}, meters: newQuestions(metersMax), sockets: newQuestions(socketsAtOnce), freezes: newQuestions(1), start: time.Now(), startMono: monotonic(),
+	k := &Kernel{cfg: cfg, keeper: cfg.Keeper, comes: make(chan struct{}), proxy: dialproxy.New(cfg.Machine, passed), passed: passed, startMax: startMax, awaited: map[uint64]*time.Timer{}, ux: scratch, uxQuotas: uxQuotas, services: map[string]*service{}, meters: newQuestions(metersMax), sockets: newQuestions(socketsAtOnce), freezes: newQuestions(1), start: time.Now(), launched: sigmap.Service{Name: serviceLauncher, State: "starting", Since: time.Now()}, startMono: monotonic(),
 		core: schedd.NewCore(cfg.Machine, cfg.Memory), wake: map[sigma.ProcID]chan struct{}{}, notice: map[sigma.ProcID]chan struct{}{}, timers: map[sigma.ProcID]*time.Timer{}, fetching: map[sigma.ProcID]context.CancelFunc{}, logs: map[sigma.ProcID]*procLogs{},
 		budgets: map[sigma.RealmID]*output.Budget{}, children: map[uint64]func(launch.Event){}, names: map[sigma.RealmID]*names.Realm{}, quotas: map[sigma.RealmID]*quota{}, recalled: &cache.Budget{Bytes: recalledMax}, trees: map[sigma.RealmID]*realmTree{}, stores: map[sigma.RealmID]*session.Client{},
 		removing: map[sigma.RealmID]bool{}, open: map[*tree]bool{}, gids: map[sigma.RealmID]uint32{}}

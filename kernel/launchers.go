@@ -7,6 +7,7 @@ import (
 
 	"sigmaos.dev/launch"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
 )
 
@@ -39,6 +40,7 @@ func (k *Kernel) launchers(ctx context.Context) error {
 			k.shares.classes(l, k.cpu())
 			k.mu.Lock()
 			k.launcher = l
+			k.launched = sigmap.Service{Name: serviceLauncher, State: "running", Since: l.Since(), Restarts: l.Before()}
 			close(k.comes)
 			k.mu.Unlock()
 			k.sched.launches(true)
@@ -48,6 +50,7 @@ func (k *Kernel) launchers(ctx context.Context) error {
 		k.mu.Lock()
 		if k.launcher != nil {
 			k.launcher, k.comes = nil, make(chan struct{})
+			k.launched.State, k.launched.Since = "restarting", time.Now()
 		}
 		lost := k.children
 		k.children = map[uint64]func(launch.Event){}
@@ -66,7 +69,7 @@ func (k *Kernel) launchers(ctx context.Context) error {
 		}
 		if ctx.Err() == nil {
 			k.cfg.Log.Warn("the launcher died", "lost", len(lost))
-			k.tellDaemon(state.EventDaemonEnded, "launcher", "")
+			k.tellDaemon(state.EventDaemonEnded, serviceLauncher, "")
 		}
 	}
 }

@@ -30,7 +30,7 @@ func TestLauncherDies(t *testing.T) {
 		}
 		m.launcher()
 		eventually(t, "the services run", func() bool {
-			for _, s := range m.k.status() {
+			for _, s := range m.k.status(t.Context()) {
 				if s.State != "running" {
 					return false
 				}
@@ -107,7 +107,7 @@ func TestStartIsNeverAnswered(t *testing.T) {
 	m.die()
 	m.launcher()
 	restarts := func() (n, running int) {
-		for _, s := range m.k.status() {
+		for _, s := range m.k.status(t.Context()) {
 			if n += int(s.Restarts); s.State == "running" && s.Proc != "" {
 				running++
 			}

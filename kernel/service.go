@@ -15,7 +15,6 @@ import (
 	"sigmaos.dev/launch"
 	"sigmaos.dev/session"
 	"sigmaos.dev/sigma"
-	"sigmaos.dev/sigmap"
 	"sigmaos.dev/state"
 )
 
@@ -364,13 +363,4 @@ func (k *Kernel) service(p sigma.Principal) *service {
 		}
 	}
 	return nil
-}
-
-func (k *Kernel) status() (out []sigmap.Service) {
-	for _, s := range k.serviceList() {
-		s.mu.Lock()
-		out = append(out, sigmap.Service{Name: s.name, Proc: s.id, State: s.state, Since: s.since, Restarts: s.k.launches.restarts(s.name)})
-		s.mu.Unlock()
-	}
-	return append(out, sigmap.Service{Name: serviceSigmad, State: "running", Since: k.start, Restarts: k.launches.restarts(serviceSigmad)})
 }

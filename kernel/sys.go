@@ -481,8 +481,8 @@ func (r *root) machineCalls() map[string]handler {
 		sigmap.CallServer:   provider(k.servers.setCall),
 		sigmap.CallSetStore: provider(k.setStoreCall),
 		sigmap.CallStores:   provider(k.storesCall),
-		sigmap.CallStatus: provider(func(context.Context, []byte) ([]byte, []*os.File, error) {
-			ss := k.status()
+		sigmap.CallStatus: provider(func(ctx context.Context, _ []byte) ([]byte, []*os.File, error) {
+			ss := k.status(ctx)
 			reply, err := sigmap.Payload(func(c *sigmap.Coder) { c.Services(&ss) })
 			return reply, nil, err
 		}),

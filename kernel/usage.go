@@ -172,7 +172,7 @@ func (k *Kernel) usageOf(ctx context.Context, realm sigma.RealmID, id sigma.Proc
 	return u, nil
 }
 
-// servicesUsage tells what the services use that status lists, in its order. One that is being restarted uses nothing; of one that cannot be asked now, or not before ctx ends, it tells what was measured last.
+// servicesUsage tells what the services and sigmad use that status lists, in its order, the launcher left out. One that is being restarted uses nothing; of one that cannot be asked now, or not before ctx ends, it tells what was measured last.
 func (k *Kernel) servicesUsage(ctx context.Context) (out []sigma.Usage) {
 	l := k.living()
 	for _, s := range k.serviceList() {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"syscall"
+	"time"
 
 	"sigmaos.dev/sigma"
 )
@@ -32,6 +33,12 @@ func (l *Launcher) Keep(id uint64, label []byte, fds ...int) error {
 	return l.send(b, fds...)
 }
 
+// Before is how many launchers the keeper had before this one, which is known after Adopt.
+func (l *Launcher) Before() uint32 { return l.before }
+
+// Since is when this launcher began, to the second, which is known after Adopt.
+func (l *Launcher) Since() time.Time { return l.since }
+
 // Adopt hands to handle what the launcher runs already, and what has ended lately. It must come before Run, once.
 func (l *Launcher) Adopt(handle func(Event)) error {
 	buf, oob := make([]byte, messageMax), make([]byte, syscall.CmsgSpace(4*8))
@@ -43,7 +50,8 @@ func (l *Launcher) Adopt(handle func(Event)) error {
 		}
 		fds := received(oob[:oobn])
 		switch typ := binary.LittleEndian.Uint16(buf); {
-		case typ == 26:
+		case typ == 26 && n == 12:
+			l.before, l.since = binary.LittleEndian.Uint32(buf[4:]), time.Now().Add(-time.Duration(binary.LittleEndian.Uint32(buf[8:]))*time.Second)
 			return nil
 		case typ == 25 && n >= 18 && n == 18+int(binary.LittleEndian.Uint16(buf[16:])):
 			handle(Adopted{ID: binary.LittleEndian.Uint64(buf[4:]), Label: append([]byte(nil), buf[18:n]...), FDs: fds})

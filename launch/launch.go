@@ -167,6 +167,8 @@ type Launcher struct {
 	mu       sync.Mutex      // orders senders
 	passing  inflight.Queue
 	patience time.Duration // sendMax
+	before   uint32        // set by Adopt, as is since
+	since    time.Time
 }
 
 // New wraps the control socket.

@@ -11,8 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -44,9 +42,6 @@ const (
 	findingDown    = "down"    // a part of the system that runs does not answer
 )
 
-// partsMax bounds how long doctor waits for the parts of a running system. With the checks of the host the answer is there within 2 s.
-const partsMax = 1500 * time.Millisecond
-
 func newDoctorCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor",
@@ -61,8 +56,8 @@ with its other machines and what expires when. Each line is
   missing   sigmaOS does not run without it
 
 and those that are not ok say how to get more. It needs no running system and changes
-nothing. A part that has not answered after 1.5 s is down. Exit code 1 if something is
-missing or down.`,
+nothing. A part that has not answered after 1.2 s is down, and so is a machine that is
+lost. Exit code 1 if something is missing or down.`,
 		Example: `  sigma doctor
   sigma doctor --json | jq '.[] | select(.state != "ok")'`,
 		Args: between(0, 0),
@@ -72,11 +67,19 @@ missing or down.`,
 
 func (a *app) doctor(ctx context.Context) error {
 	m := thisMachine()
+	asked := make(chan parts, 1) // while this machine is looked at
+	go func() {
+		var p parts
+		if a.runs() {
+			p = a.askParts(ctx)
+		}
+		asked <- p
+	}()
 	findings := []finding{m.platform(), m.kernel(), m.root(), rootlessFinding(), m.landlock(), m.seccomp(), m.cgroups(), m.namespaces(), m.memory(), a.disk(), programsFinding(), a.active(m)}
 	findings = append(findings, mountFindings()...)
 	findings = append(findings, a.uplinkFindings()...)
 	findings = append(findings, a.realmSocketFindings()...)
-	findings = append(findings, a.partFindings(ctx)...)
+	findings = append(findings, (<-asked).found...)
 	findings = append(findings, m.features()...)
 	code := exitOf(findings)
 	if a.json {
@@ -85,6 +88,13 @@ func (a *app) doctor(ctx context.Context) error {
 		}
 		return exitCodeOrNil(code)
 	}
+	if err := a.printFindings(findings); err != nil {
+		return err
+	}
+	return exitCodeOrNil(code)
+}
+
+func (a *app) printFindings(findings []finding) error {
 	t := newTable(a.out)
 	for _, f := range findings {
 		found := f.Found
@@ -93,10 +103,7 @@ func (a *app) doctor(ctx context.Context) error {
 		}
 		t.row(f.State, f.Check, found)
 	}
-	if err := t.print(); err != nil {
-		return err
-	}
-	return exitCodeOrNil(code)
+	return t.print()
 }
 
 func exitOf(findings []finding) int {
@@ -104,18 +111,6 @@ func exitOf(findings []finding) int {
 		return exitFailure
 	}
 	return exitOK
-}
-
-// partFindings asks the parts of a running system, all at once, for at most partsMax.
-func (a *app) partFindings(ctx context.Context) []finding {
-	ctx, cancel := context.WithTimeout(ctx, partsMax)
-	defer cancel()
-	var members, stores []finding
-	var asking sync.WaitGroup
-	asking.Go(func() { members = a.memberFindings(ctx) })
-	asking.Go(func() { stores = a.storeFindings(ctx) })
-	asking.Wait()
-	return append(members, stores...)
 }
 
 // unknown is for a part of the system that runs and did not say how it is.

@@ -12,6 +12,7 @@ import (
 
 	"sigmaos.dev/machines"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // host is a machine of made-up files.
@@ -150,7 +151,36 @@ func TestDoctorTellsOutages(t *testing.T) {
 	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 1, Controls: 3, Voting: 1}, "m1"); exitOf(found) != exitFailure {
 		t.Errorf("without a majority doctor finds %+v", found)
 	}
-	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 2, Controls: 3, Voting: 2}, "m1"); exitOf(found) != exitOK {
-		t.Errorf("with a majority doctor finds %+v", found)
+	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 2, Controls: 3, Voting: 2}, "m1"); exitOf(found) != exitFailure || found[1].State != findingWeak {
+		t.Errorf("with one of three control machines lost doctor finds %+v", found)
+	}
+	if found := memberWords(machines.Membership{System: "s", Machines: 3, Alive: 3, Controls: 3, Voting: 3}, "m1"); exitOf(found) != exitOK {
+		t.Errorf("with all machines doctor finds %+v", found)
+	}
+}
+
+// Goal: doctor tells of each service that does not run or does not answer, also in the moments in which one that dies again and again runs.
+func TestServiceWords(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		state    string
+		age      time.Duration
+		restarts uint32
+		want     string // state of the finding
+	}{
+		{"running", time.Minute, 0, findingOK},
+		{"running", time.Second, 0, findingOK},
+		{"running", time.Minute, 7, findingOK},
+		{"running", time.Second, 7, findingWeak},
+		{"starting", time.Second, 0, findingOK},
+		{"starting", time.Second, 7, findingDown},
+		{"restarting", time.Second, 0, findingDown},
+		{"silent", time.Minute, 0, findingDown},
+		{"disk full", time.Minute, 0, findingDown},
+	} {
+		found := serviceWords([]sigmap.Service{{Name: "besched", State: c.state, Since: now.Add(-c.age), Restarts: c.restarts}}, now)
+		if len(found) != 1 || found[0].State != c.want || c.want != findingOK && (!strings.Contains(found[0].Found, "besched") || found[0].Advice == "") {
+			t.Errorf("%s for %v after %d restarts: %+v, want %s", c.state, c.age, c.restarts, found, c.want)
+		}
 	}
 }

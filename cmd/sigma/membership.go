@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"sigmaos.dev/machines"
@@ -88,28 +86,6 @@ func left(at time.Time) string {
 	return "no time, since " + at.UTC().Format(time.RFC3339)
 }
 
-// memberFindings are doctor's lines about the system that runs here, none if none does.
-func (a *app) memberFindings(ctx context.Context) []finding {
-	if _, err := os.Stat(a.socket()); err != nil {
-		return nil
-	}
-	const check = "membership"
-	m, err := a.members(ctx)
-	if err != nil {
-		var e *sigma.Error
-		if errors.As(err, &e) && e.Kind == sigma.KindUnavailable && ctx.Err() == nil {
-			return nil // the socket of a system that has ended
-		}
-		return []finding{unknown(ctx, check, err)}
-	}
-	defer m.close()
-	now, err := m.membership(ctx)
-	if err != nil {
-		return []finding{unknown(ctx, check, err)}
-	}
-	return memberWords(now, m.self)
-}
-
 // memberWords judges a membership.
 func memberWords(m machines.Membership, self sigma.MachineID) (out []finding) {
 	if m.System == "" {
@@ -117,7 +93,7 @@ func memberWords(m machines.Membership, self sigma.MachineID) (out []finding) {
 	}
 	found := fmt.Sprintf("machine %s of system %s, life %d, %d of %s alive", self, m.System, m.Incarnation, m.Alive, count(int(m.Machines), "machine"))
 	if m.Alive < m.Machines {
-		out = append(out, weak("membership", found, "sigma machine ls shows which are lost; those that do not come back: sigma machine rm"))
+		out = append(out, finding{"membership", findingDown, found, "sigma machine ls shows which are lost; those that do not come back: sigma machine rm"})
 	} else {
 		out = append(out, ok("membership", found))
 	}

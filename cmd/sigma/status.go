@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 type statusJSON struct {
@@ -18,6 +19,7 @@ type statusJSON struct {
 	Version  string          `json:"version,omitempty"`
 	Services []serviceJSON   `json:"services"`
 	Member   *membershipJSON `json:"membership,omitempty"`
+	Down     []finding       `json:"down"` // as sigma doctor says it
 }
 
 type serviceJSON struct {
@@ -33,8 +35,9 @@ func newStatusCommand(a *app) *cobra.Command {
 		Use:   "status",
 		Short: "Show what runs of the system on this machine",
 		Long: `Show the system on this machine: its version, its machine name, how it stands with the
-other machines of its system, how long its certificate is good, and its services.
-The exit code is 1 if no system is running.`,
+other machines of its system, how long its certificate is good, its services, and what
+of the system does not answer. The exit code is 1 if no system is running, or if its
+sigmad does not answer within 1.2 s; of what else is wrong sigma doctor has an exit code.`,
 		Example: `  sudo sigma status
   sudo sigma status --json`,
 		Args: between(0, 0),
@@ -43,7 +46,7 @@ The exit code is 1 if no system is running.`,
 }
 
 func (a *app) status(ctx context.Context) error {
-	st := statusJSON{Services: []serviceJSON{}}
+	st := statusJSON{Services: []serviceJSON{}, Down: []finding{}}
 	if a.addr == "" { // the socket of another place says nothing about our DATA
 		dir, err := a.dataDir()
 		if err != nil {
@@ -60,39 +63,38 @@ func (a *app) status(ctx context.Context) error {
 			return notRunning(dir)
 		}
 	}
-	c, err := a.connectTo(ctx, sigma.SystemRealm)
-	if err != nil {
-		return err
+	p := a.askParts(ctx)
+	if p.err != nil && (a.addr != "" || len(p.down()) == 0) { // nobody knows that it runs, or it answered and refused
+		return p.err
 	}
-	defer c.Close()
-	services, err := c.Services(ctx)
-	if err != nil {
-		return err
+	st.Running, st.Machine, st.Version, st.Member, st.Down = true, string(p.machine), p.version, membershipToJSON(p.member), p.down()
+	if p.err != nil {
+		p.services = []sigmap.Service{{Name: "sigmad", State: "silent"}}
 	}
-	st.Running, st.Machine, st.Version = true, string(c.Info().Principal.Machine), c.Info().Version
-	for _, s := range services {
+	for _, s := range p.services {
 		st.Services = append(st.Services, serviceJSON{s.Name, s.State, s.Since, s.Restarts, string(s.Proc)})
 	}
-	m, err := a.members(ctx)
-	if err != nil {
-		return err
-	}
-	defer m.close()
-	member, err := m.membership(ctx)
-	if err != nil {
-		return err
-	}
-	st.Member = membershipToJSON(member)
 	if a.json {
+		if p.err != nil {
+			return withCodeOnly(exitFailure, a.printJSON(st))
+		}
 		return a.printJSON(st)
 	}
-	fmt.Fprintf(a.out, "sigmaOS %s is running as machine %s on %s\n", st.Version, st.Machine, orElse(st.Data, a.socket()))
-	a.printMembership(member)
+	at := orElse(st.Data, a.socket())
+	if p.err != nil {
+		return &sigma.Error{Op: "sigma.status", Kind: sigma.KindUnavailable, Msg: fmt.Sprintf("sigmaOS runs on %s, and its sigmad does not answer: %s", at, st.Down[0].Found), Hint: st.Down[0].Advice}
+	}
+	fmt.Fprintf(a.out, "sigmaOS %s is running as machine %s on %s\n", st.Version, st.Machine, at)
+	a.printMembership(p.member)
 	t := a.table("SERVICE", "STATE", "SINCE", "RESTARTS")
 	for _, s := range st.Services {
 		t.row(s.Name, s.State, ago(s.Since), s.Restarts)
 	}
-	return t.print()
+	if err := t.print(); err != nil || len(st.Down) == 0 {
+		return err
+	}
+	fmt.Fprintln(a.out)
+	return a.printFindings(st.Down)
 }
 
 // withCodeOnly is for an outcome that was told as an answer and still is a failure.

@@ -308,9 +308,10 @@ func (t *topView) sampleServices(ctx context.Context, c *sdk.Client, p *picture,
 		if info.ID == "" {
 			info.ID = sigma.ProcID(s.Name)
 		}
-		if i < len(us) {
-			info.Usage = us[i]
+		if i >= len(us) { // the launcher, which nobody measures
+			break
 		}
+		info.Usage = us[i]
 		t.count(&r, p, info, true, seen)
 	}
 	p.Realms = append(p.Realms, r)

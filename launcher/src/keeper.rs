@@ -71,6 +71,8 @@ struct Keeper<'a> {
     sigmad: Option<Proc>,
     to_sigmad: Option<OwnedFd>,
     launcher: Option<Launcher>,
+    /// How many launchers were started.
+    launchers: u32,
     /// When another sigmad is to be started.
     sigmad_at: Option<u64>,
     /// When another launcher is.
@@ -159,6 +161,7 @@ impl<'a> Keeper<'a> {
             sigmad: None,
             to_sigmad: None,
             launcher: None,
+            launchers: 0,
             sigmad_at: None,
             launcher_at: None,
             born: sys::monotonic_ns(),
@@ -207,12 +210,15 @@ impl<'a> Keeper<'a> {
                     sys::exit(EXIT_START);
                 }
                 sys::set_name(c"launcher");
-                sys::exit(supervisor::run(self.config, from).unwrap_or_else(|error| {
+                sys::exit(supervisor::run(self.config, from, self.launchers).unwrap_or_else(|error| {
                     log(&chain(&error));
                     EXIT_START
                 }))
             }
-            pid => self.launcher = Some(Launcher { pid, to }),
+            pid => {
+                self.launcher = Some(Launcher { pid, to });
+                self.launchers = self.launchers.saturating_add(1);
+            }
         }
         Ok(())
     }

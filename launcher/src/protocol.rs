@@ -295,11 +295,9 @@ pub fn adopt(id: u64, pid: u32, label: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Tells a new sigmad that it has heard of all.
-pub fn done() -> Vec<u8> {
-    let mut out = Vec::new();
-    head(&mut out, 26, 0);
-    out
+/// Tells a new sigmad that it has heard of all, how many launchers the keeper had before, and the age of this one.
+pub fn done(before: u32, age_s: u32) -> Vec<u8> {
+    [&26u16.to_le_bytes()[..], &VERSION.to_le_bytes(), &before.to_le_bytes(), &age_s.to_le_bytes()].concat()
 }
 
 /// The keeper's record that a control socket comes with, to sigmad and to the launcher.
@@ -407,7 +405,7 @@ mod tests {
         want.extend([9, 0, 0, 0, 3, 0]);
         want.extend(b"abc");
         assert_eq!(adopt(7, 9, b"abc"), want);
-        assert_eq!(done(), [&[26, 0, 1, 0][..], &[0; 8]].concat());
+        assert_eq!(done(2, 300), [26, 0, 1, 0, 2, 0, 0, 0, 44, 1, 0, 0]);
     }
 
     #[test]

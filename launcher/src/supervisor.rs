@@ -98,14 +98,17 @@ pub struct Supervisor {
     quiet: bool,
     code: i32,
     buffer: Vec<u8>,
+    /// How many launchers the keeper had before this one.
+    before: u32,
+    born: u64,
 }
 
-/// Runs until the keeper ends it. Returns the exit code.
-pub fn run(config: &Config, keeper: OwnedFd) -> Result<i32, Error> {
+/// Runs until the keeper, which had so many launchers before, ends it. Returns the exit code.
+pub fn run(config: &Config, keeper: OwnedFd, before: u32) -> Result<i32, Error> {
     // When a program has been executed the launcher is woken, often on the CPU on which the program now runs.
     // As an equal it would wait for the end of the program's slice, some 0.3 ms, before it could say so.
     sys::go_first();
-    let mut supervisor = Supervisor::new(config, keeper)?;
+    let mut supervisor = Supervisor::new(config, keeper, before)?;
     let result = supervisor.serve();
     supervisor.kill_all();
     supervisor.factory.end_space();
@@ -113,7 +116,7 @@ pub fn run(config: &Config, keeper: OwnedFd) -> Result<i32, Error> {
 }
 
 impl Supervisor {
-    fn new(config: &Config, keeper: OwnedFd) -> Result<Supervisor, Error> {
+    fn new(config: &Config, keeper: OwnedFd, before: u32) -> Result<Supervisor, Error> {
         let cgroups = Cgroups::open(&config.instance, &Place::of(config.rootless.as_ref()), Some(boot::GROUP))?;
         let bounds = boot::bounds(config);
         let (status, reporter) = sys::pipe().map_err(Error::Loop)?;
@@ -146,6 +149,8 @@ impl Supervisor {
             quiet: false,
             code: 0,
             buffer: vec![0; MESSAGE_MAX],
+            before,
+            born: sys::monotonic_ns(),
         })
     }
 
@@ -672,7 +677,8 @@ impl Supervisor {
             self.outbox
                 .push_back((protocol::adopt(proc.id, proc.main.unwrap_or(0) as u32, &kept.label), kept.files.clone()));
         }
-        self.outbox.push_back((protocol::done(), Rc::default()));
+        let age_s = (sys::monotonic_ns() - self.born) / SECOND;
+        self.outbox.push_back((protocol::done(self.before, age_s as u32), Rc::default()));
         self.flush();
     }
 

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"sigmaos.dev/internal/s3server"
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sigma"
 )
@@ -26,6 +27,9 @@ const testMax = 5 * time.Minute
 
 // victim, in the environment, makes the test program one that is to be killed (TestVictim).
 const victim = "SIGMA_CLUSTER_VICTIM"
+
+// TestMain lets the test program be the object store of a test, too.
+func TestMain(m *testing.M) { os.Exit(s3server.Main(m)) }
 
 func testContext(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), testMax*testenv.Slow())

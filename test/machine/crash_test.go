@@ -20,6 +20,7 @@ import (
 	"sigmaos.dev/internal/testenv"
 	"sigmaos.dev/sdk"
 	"sigmaos.dev/sigma"
+	"sigmaos.dev/sigmap"
 )
 
 // writers is how many write at once (Done when 5 of the first slice).
@@ -309,20 +310,44 @@ func TestKillStores(t *testing.T) {
 }
 
 // restarted checks that a service runs and says that it was started again.
-func (r *realm) restarted(name string) {
-	r.t.Helper()
-	testenv.Eventually(r.t, name+" runs again", func() error {
-		list, err := r.Services(r.ctx)
-		if err != nil {
-			return err
-		}
+func (r *realm) restarted(name string) { r.t.Helper(); runsAfter(r.t, r.Client, name, 1) }
+
+// runsAfter waits until a service runs and was started again so often at least, and returns what is told of it.
+func runsAfter(t *testing.T, c *sdk.Client, name string, restarts uint32) (out sigmap.Service) {
+	t.Helper()
+	testenv.Eventually(t, name+" runs again", func() error {
+		list, err := c.Services(t.Context())
 		for _, s := range list {
-			if s.Name == name && (s.State != "running" || s.Restarts == 0) {
-				return fmt.Errorf("it is %s after %d restarts", s.State, s.Restarts)
+			if out = s; s.Name == name && s.State == "running" && s.Restarts >= restarts {
+				return nil
 			}
 		}
-		return nil
+		return fmt.Errorf("%+v, %w", list, err)
 	})
+	return out
+}
+
+// RESTARTS of the launcher counts its deaths, one that no sigmad saw too, and no death of sigmad.
+func TestLauncherIsCounted(t *testing.T) {
+	s := testenv.Boot(t, testenv.Options{})
+	c := s.Connect(testContext(t), t, sigma.DefaultRealm)
+	s.Kill9(t, "launcher")
+	was := runsAfter(t, c, "launcher", 1)
+	s.Kill9(t, "sigmad")
+	runsAfter(t, c, "sigmad", 1)
+	if is := runsAfter(t, c, "launcher", 1); is.Restarts != 1 || is.Since.Sub(was.Since).Abs() > 2*time.Second {
+		t.Errorf("the launcher had %d restarts and runs since %v; after a death of sigmad %+v", was.Restarts, was.Since, is)
+	}
+	if err := syscall.Kill(s.PID("sigmad"), syscall.SIGSTOP); err != nil { // so that it does not see it
+		t.Fatal(err)
+	}
+	s.Kill9(t, "launcher")
+	s.Kill9(t, "sigmad")
+	runsAfter(t, c, "sigmad", 2)
+	if is := runsAfter(t, c, "launcher", 2); is.Restarts != 2 {
+		t.Errorf("after two deaths of the launcher, one with sigmad, %+v", is)
+	}
+	runsAfter(t, c, "named", 2)
 }
 
 // The queue dies with besched, and what was in it is queued again, in order; what runs goes on.
