@@ -149,7 +149,9 @@ func (k *Kernel) realmMade(realm sigma.RealmID) (time.Time, bool) {
 	if ok {
 		return made, true
 	}
-	all, err := k.realmList()
+	ctx, cancel := k.asked()
+	defer cancel()
+	all, err := realms{k, nil}.list(ctx) // what is remembered for readers of /sys may be older than the realm
 	if err != nil {
 		return time.Time{}, false
 	}
